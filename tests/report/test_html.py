@@ -69,7 +69,7 @@ def load(page: Path, folder: Path, width: int = 1200) -> dict[str, Any]:
     )
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr
-    return json.loads(unescape(found[1]))
+    return dict(json.loads(unescape(found[1])))
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,11 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -206,20 +208,16 @@ def test_metrics_are_those_of_this_start_by_name(tmp_path: Path) -> None:
         (32.0, {"kind": ["step"], "loss": 7.0}),
         (1000.0, {"loss": 0.1}),
     )
+    about: Callable[[float], Any] = pytest.approx
     assert found == {
-        "loss": [(pytest.approx(10.0), 2.0), (pytest.approx(30.0), 1.0)],
-        "val/accuracy": [(pytest.approx(25.0), 0.5)],
-        "top5": [(pytest.approx(26.0), 0.7)],
+        "loss": [(about(10.0), 2.0), (about(30.0), 1.0)],
+        "val/accuracy": [(about(25.0), 0.5)],
+        "top5": [(about(26.0), 0.7)],
     }
     first = read(folder).not_finite
     assert first is not None
-    assert (first.name, first.value, first.step, first.at_s) == (
-        "loss",
-        "nan",
-        1,
-        pytest.approx(20.0),
-    )
-    assert metrics(folder, (10.0, {"lr": 0.1})) == {"lr": [(pytest.approx(10.0), 0.1)]}
+    assert (first.name, first.value, first.step, first.at_s) == ("loss", "nan", 1, about(20.0))
+    assert metrics(folder, (10.0, {"lr": 0.1})) == {"lr": [(about(10.0), 0.1)]}
     assert metrics(folder) == {}
     (folder / "metrics.jsonl").unlink()
     (folder / "metrics.jsonl").symlink_to(tmp_path / "gone")
@@ -230,7 +228,9 @@ def test_metrics_of_a_huge_file_leave_steps_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("srunddp.report.run._MANY", 1000)
-    steps = [(float(at % 40), {"loss": 1.0}) for at in range(100)]
+    steps: list[tuple[float, dict[str, object]]] = [
+        (float(at % 40), {"loss": 1.0}) for at in range(100)
+    ]
     found = metrics(
         RUN.write(tmp_path), *steps, *[(30.0, {"kind": "evaluation", "accuracy": 0.5})] * 3
     )

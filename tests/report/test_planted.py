@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +22,7 @@ from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import GIB, MadeUp
 
 ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus=32)
-RING = {"chosen_link": 1e3, "other_link": 60e6}
+RING: dict[str, Any] = {"chosen_link": 1e3, "other_link": 60e6}
 
 
 def noted(made_up: MadeUp, folder: Path) -> tuple[Advice, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_rank_s_processes_do_what_those_of_plain_python_do(tmp_path: Path, met
     """And they start no MPI, as the one that they have the variables of is their rank's."""
     starts = write_mpi4py(tmp_path)
     shutil.copy(PROGRAMS / "children.py", tmp_path)
-    step = slurm(0, 1, PROBE="of the launcher")
+    step: dict[str, Any] = slurm(0, 1, PROBE="of the launcher")
     plain = python("children.py", method, folder=tmp_path, **step)
     starts.unlink()
     with started("--quiet", "children.py", method, folder=tmp_path, **step) as rank:

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from srunddp.cli import main
 from srunddp.sbatch import cli
+from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.slurm_options import OPTIONS
 from tests.support.facts import tells
 from tests.support.starting import srunddp, write
@@ -197,7 +198,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
     for name in ("VIRTUAL_ENV", *(name for name in os.environ if name.startswith("SBATCH_"))):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(cli, "DEFAULTS", (str(tmp_path / "site.yaml"), str(tmp_path / "user.yaml")))
-    monkeypatch.setattr(cli.slurm, "check", lambda *_: [])
+    monkeypatch.setattr(slurm, "check", lambda *_: [])
     notes = io.StringIO()
     monkeypatch.setattr(cli, "write_stderr", notes.write)
 
@@ -233,9 +234,9 @@ def test_every_option_of_sbatch_gets_through_by_its_names(called: Callable[..., 
     letters = {name: option.letter for name, option in OPTIONS.items() if option.letter}
     # All of 22.05 but our own, -m, -h and -V.
     assert {*letters.values()} == {*"aAbBCdDeFGHikLMnoOpqQsStvwWx"}
-    words = [f"-{letter}{values[name].removeprefix('=')}" for name, letter in letters.items()]
+    short = [f"-{letter}{values[name].removeprefix('=')}" for name, letter in letters.items()]
     assert {f"--{name}{values[name]}" for name in letters} <= {
-        *directives(called(*words, "train.py"))
+        *directives(called(*short, "train.py"))
     }
 
 
@@ -321,7 +322,7 @@ def test_an_option_after_the_script_is_noted(called: Callable[..., Result]) -> N
 def test_submit_takes_an_unseen_script_if_that_is_meant(
     called: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.slurm, "submit", lambda *_, **__: ("4711", 0))
+    monkeypatch.setattr(slurm, "submit", lambda *_, **__: ("4711", 0))
     for words in (("--force",), ("--container=a.sif",), ("--stage", "--venv=env")):
         assert called("--submit", *words, "job.py").stdout == "4711\n"
 

@@ -233,12 +233,17 @@ def test_hash_changes_with_what_is_packed(project: Path, tmp_path: Path) -> None
 
     seen = [sha256(project)]
     assert sha256(tmp_path / "copy") == seen[0]
+
+    def link_elsewhere() -> None:
+        (project / "near").unlink()
+        (project / "near").symlink_to("empty")
+
     changes: list[Callable[[], object]] = [
         lambda: (project / "empty").write_text("x"),
         lambda: os.utime(project / "empty", (1, 1)),
         lambda: (project / "empty").chmod(0o755),
         lambda: (project / "new").mkdir(),
-        lambda: ((project / "near").unlink(), (project / "near").symlink_to("empty")),
+        link_elsewhere,
     ]
     for change in changes:
         change()

@@ -137,11 +137,21 @@ def test_launcher_starts_staged_environment(tmp_path: Path, job: Path) -> None:
     assert shown.stdout == f"{copy} {job} run\n{copy}/bin/srunddp\n"
 
 
+def for_everybody(job: Path) -> None:
+    job.mkdir()
+    job.chmod(0o777)
+
+
+def for_another_user(job: Path) -> None:
+    job.mkdir(0o700)
+    os.chown(job, OTHER, OTHER)
+
+
 PLANTED: dict[str, Callable[[Path], object]] = {
     "link": lambda job: job.symlink_to(job.parent / "victim"),
     "file": Path.touch,
-    "mode": lambda job: (job.mkdir(), job.chmod(0o777)),
-    "owner": lambda job: (job.mkdir(0o700), os.chown(job, OTHER, OTHER)),
+    "mode": for_everybody,
+    "owner": for_another_user,
     "base": lambda job: job.parent.chmod(0o777),
 }
 

@@ -314,9 +314,12 @@ def test_folder_removed_while_it_is_locked_is_refused(
     copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock = fcntl.flock
-    monkeypatch.setattr(
-        fcntl, "flock", lambda *how: ((copies.folder / "lock").unlink(), flock(*how))
-    )
+
+    def lock_too_late(file: int, how: int) -> None:
+        (copies.folder / "lock").unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_too_late)
     with pytest.raises(ConfigError, match="staged is being removed"):
         lock_copy(str(copies.folder))
 

@@ -16,8 +16,9 @@ from srunddp.triage.diagnose import diagnose
 from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.render import lines, record
 from srunddp.triage.rules import PEER, RULES
+from tests.conftest import ROOT
 from tests.support.facts import tells
-from tests.support.starting import ROOT, write
+from tests.support.starting import write
 
 SHORT = yaml.safe_load((Path(__file__).parent / "short_logs.yaml").read_text(encoding="utf-8"))
 CHECK = """\

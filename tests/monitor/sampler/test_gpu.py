@@ -150,11 +150,14 @@ def test_what_a_gpu_does_not_know_is_empty_and_not_asked_again(
     gpus = fake({"uuid": "GPU-a", "trace": [few]})
     import pynvml
 
-    asked = []
+    asked: list[str] = []
     say = pynvml._said
-    monkeypatch.setattr(
-        pynvml, "_said", lambda handle, what: asked.append(what) or say(handle, what)
-    )
+
+    def said(handle: dict[str, Any], what: str) -> Any:
+        asked.append(what)
+        return say(handle, what)
+
+    monkeypatch.setattr(pynvml, "_said", said)
     (row,) = sampled(gpus)
     empty = {column for column in ROW if not row[column]}
     assert empty >= {
@@ -215,7 +218,7 @@ def test_without_nvml_there_are_none(fake: Put, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_sampler_writes_their_file_where_there_are_some(fake: Put, tmp_path: Path) -> None:
     fake({"uuid": "GPU-a", "trace": [BUSY]}, {"uuid": "GPU-b", "trace": [BUSY]})
-    wanted = {
+    wanted: dict[str, Any] = {
         "FAKE_NVML": str(tmp_path / "nvml.json"),
         "CUDA_VISIBLE_DEVICES": "1",
         "PYTHONPATH": f"{FAKE}:{ROOT}",
