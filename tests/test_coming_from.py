@@ -62,7 +62,7 @@ def ours(words: list[str]) -> list[list[str]]:
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command of srunddp, and what follows its name."""
-    command = main
+    command: click.Command = main
     rest = list(words)
     while isinstance(command, click.Group):
         known = command.get_command(click.Context(command), rest[0])
@@ -70,8 +70,9 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
             command = known
             rest = rest[1:]
         else:
-            command = command.get_command(click.Context(command), "run")
-            rest = rest
+            run = command.get_command(click.Context(command), "run")
+            assert run
+            command = run
     return command, rest
 
 

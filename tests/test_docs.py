@@ -25,7 +25,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page) -> None:
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         if "://" in target:
@@ -227,7 +227,7 @@ def names(found: object) -> set[str]:
     if isinstance(found, dict):
         inner = list(found.values())
     elif isinstance(found, list | tuple):
-        inner = found
+        inner = list(found)
     else:
         inner = []
     if isinstance(found, dict):

@@ -108,8 +108,8 @@ def test_without_a_supervisor_a_heartbeat_does_nothing(ours: TelemetryPage) -> N
 
 def test_events_outlive_the_worker_with_their_time_and_figure(recording: TelemetryPage) -> None:
     began = time.time()
-    events = [partial(telemetry.event, "epoch", 3), partial(telemetry.event, "evaluation")]
-    assert in_child(*events, lambda: os.kill(os.getpid(), signal.SIGKILL)) == signal.SIGKILL
+    tell = [partial(telemetry.event, "epoch", 3), partial(telemetry.event, "evaluation")]
+    assert in_child(*tell, lambda: os.kill(os.getpid(), signal.SIGKILL)) == signal.SIGKILL
     events, seen = recording.events(0)
     assert ([event.name for event in events], seen) == (["epoch", "evaluation"], 2)
     assert events[0].value == 3
@@ -150,7 +150,8 @@ def test_the_longest_step_is_reset_when_it_was_read(recording: TelemetryPage) ->
 def test_what_is_suspended_is_no_step_and_no_limit_counts(ours: TelemetryPage) -> None:
     """Before the first step, and after the last one, it leaves things as they are."""
     seen = []
-    for before in (lambda: None, heartbeat, last):
+    steps: tuple[Callable[[], object], ...] = (lambda: None, heartbeat, last)
+    for before in steps:
         before()
         with stall_limit_suspended():
             seen.append(ours.read())
