@@ -33,7 +33,12 @@ def test_messages_arrive_as_they_were_sent(ends: Ends) -> None:
     for message in sent:
         ours.send(message)
     arrived: list[object] = []
-    until(lambda: arrived.extend(far.read()) or len(arrived) == 2)
+
+    def both_arrived() -> bool:
+        arrived.extend(far.read())
+        return len(arrived) == 2
+
+    until(both_arrived)
     assert arrived == sent
 
 

@@ -43,12 +43,8 @@ def planned(
     show_ranks: str | None = None,
     **changes: Any,
 ) -> OutputTarget:
-    return output_target(
-        log_dir,
-        prefix,
-        show_ranks,
-        **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes,
-    )
+    place: dict[str, Any] = {"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"}
+    return output_target(log_dir, prefix, show_ranks, **place | changes)
 
 
 @dataclass
@@ -97,8 +93,8 @@ def start(tmp_path: Path) -> Iterator[Any]:
             str(PROGRAMS / "logged.py"),
             json.dumps(order),
         ]
-        standard = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(
+        standard: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process: subprocess.Popen[bytes] = subprocess.Popen(
             command, env=bare({"PYTHONPATH": str(ROOT)}), cwd=tmp_path, bufsize=0, **standard | how
         )
         ranks.append(Rank(log, report, process))
