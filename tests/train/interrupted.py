@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,7 @@ def signals(folder: Path, number: int, arguments: tuple[str, ...]) -> str:
         while code != 0:
             near = training.step() > steps[training.ranks] - 60
             started = training.begin(harmless=near)
-            assert near or until(lambda started=started: all(map(catches, started)))
+            assert near or until(partial(all_catch, started))
             limit = LONG
             if counts["signals"] < number:
                 send_some(training, started, draw, counts)
@@ -317,6 +318,10 @@ def catches(rank: Rank) -> bool:
     return all(mask >> (number - 1) & 1 for number in SIGNALS)
 
 
+def all_catch(ranks: Sequence[Rank]) -> bool:
+    return all(map(catches, ranks))
+
+
 def trainings(folder: Path, arguments: tuple[str, ...]) -> Any:
     """Endless; each is deleted once the next one is asked for."""
     number = 0
@@ -346,7 +351,7 @@ def signalled_amid_evaluation(
                 os.kill(os.getpid(), number)
             return super().forward(inputs)
 
-    resumable.Network = Signalled
+    resumable.Network = Signalled  # type: ignore[misc]
     preemption.MOST_STEPS = 1
     return go_on(world, folder, arguments, harmless=False)
 

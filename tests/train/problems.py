@@ -62,10 +62,12 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def settings(**changes: Any) -> Config:
     """One epoch of batches of 4, read in the rank itself."""
-    return Config(
-        **{"epochs": 1, "batch_size": BATCH_PER_RANK, "dataloader": DataLoaderConfig(num_workers=0)}
-        | changes
-    )
+    usual: dict[str, Any] = {
+        "epochs": 1,
+        "batch_size": BATCH_PER_RANK,
+        "dataloader": DataLoaderConfig(num_workers=0),
+    }
+    return Config(**usual | changes)
 
 
 def trainer_of(
@@ -87,6 +89,12 @@ def trainer_of(
     return Trainer(
         model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks
     )
+
+
+def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
+    """The only one."""
+    assert isinstance(trainer.optimizer, torch.optim.Optimizer)
+    return trainer.optimizer
 
 
 class OnStep(Callback):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -39,7 +40,7 @@ def main(method: str) -> None:
         worker_init_fn=initialise,
     )
     with Preemption(LocalWorld(), environ={}) as preemption:
-        batches = preemption.iterate(loader)
+        batches: Any = preemption.iterate(loader)
         next(batches)
         print("reading", flush=True)
         sys.stdin.readline()

@@ -7,6 +7,8 @@ from __future__ import annotations
 import multiprocessing
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 from srunddp.train import Callback, CheckpointConfig, DataLoaderConfig, Trainer
 from srunddp.train.progress import EpochRecord
@@ -29,9 +31,10 @@ class Terminates(Callback):
 
 
 def terminated(method: str, *, at_once: bool) -> int | None:
-    context = multiprocessing.get_context(method)
+    # Each context has a Process, which the type of what they derive from does not say.
+    context: Any = multiprocessing.get_context(method)
     reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=wait_for_ever, args=(writer,))
+    process: BaseProcess = context.Process(target=wait_for_ever, args=(writer,))
     process.start()
     if not at_once:
         assert reader.poll(LONG)

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as lrs
 from srunddp.train import Callback, Trainer
 from srunddp.train.schedulers import warmup_then_cosine
 from tests.train import problems
-from tests.train.problems import classes, message
+from tests.train.problems import classes, message, optimizer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,7 +33,7 @@ class Rates(Callback):
         self.momenta: list[float] = []
 
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
-        group = trainer.optimizer.param_groups[0]
+        group = optimizer_of(trainer).param_groups[0]
         self.rates.append(float(group["lr"]))
         self.momenta.append(group["momentum"])
 

@@ -54,11 +54,12 @@ class Change(Callback):
             self.change(trainer)
 
     def change(self, trainer: Trainer) -> None:
-        layer = trainer.model[0]
+        layer = trainer.model.get_submodule("0")
         layer.requires_grad_(not self.frozen)
-        known = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+        optimizer = problems.optimizer_of(trainer)
+        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not self.frozen and id(layer.weight) not in known:
-            trainer.optimizer.add_param_group({"params": list(layer.parameters()), "lr": 0.05})
+            optimizer.add_param_group({"params": list(layer.parameters()), "lr": 0.05})
 
 
 def trained(
@@ -114,7 +115,7 @@ def test_what_is_frozen_or_unfrozen_amid_a_run_is_trained_as_alone(
 def test_a_run_is_resumed_after_its_change(kind: str, ranks: int, tmp_path: Path) -> None:
     """With what was trained then, and in which groups, whatever the script begins with."""
     folder = str(tmp_path / "run")
-    settings = {"output_dir": folder, "resume": "auto"}
+    settings: dict[str, Any] = {"output_dir": folder, "resume": "auto"}
     world = LocalWorld()
     if ranks == 1:
         whole = trained(world, kind)
@@ -188,7 +189,7 @@ def test_a_rank_that_changes_alone_after_a_step_is_refused(tmp_path: Path) -> No
 
 class ChangeAmidAStep(Callback):
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
-        trainer.model[0].requires_grad_(False)
+        trainer.model.get_submodule("0").requires_grad_(False)
 
 
 def changed_amid_a_step(world: LocalWorld) -> str:
@@ -245,9 +246,10 @@ def test_a_rate_that_is_scaled_is_that_of_an_added_group_too() -> None:
 
     def add(trainer: Trainer, step: int) -> None:
         if step == 1:
-            trainer.optimizer.add_param_group({"params": [model[0].weight]})
-            model[0].weight.requires_grad_(True)
-            added.extend(group["lr"] for group in trainer.optimizer.param_groups)
+            optimizer = problems.optimizer_of(trainer)
+            optimizer.add_param_group({"params": [model.get_parameter("0.weight")]})
+            model.get_parameter("0.weight").requires_grad_(True)
+            added.extend(group["lr"] for group in optimizer.param_groups)
 
     trainer = problems.trainer_of(
         problems.OnStep(add),
@@ -275,6 +277,7 @@ def trained_twice(world: LocalWorld) -> list[Tensor]:
 
 def test_an_average_and_another_module_are_refused() -> None:
     def replace(trainer: Trainer, step: int) -> None:
+        assert isinstance(trainer.model, nn.Sequential)
         trainer.model[3] = nn.Linear(8, 4).double()
 
     trainer = problems.trainer_of(
@@ -298,8 +301,9 @@ class Layers(nn.Module):
         self.double()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        last = self.b if hasattr(self, "b") else self.c
-        return last(self.a(inputs))
+        last = self.get_submodule("b" if hasattr(self, "b") else "c")
+        outputs: Tensor = last(self.get_submodule("a")(inputs))
+        return outputs
 
 
 def resumed(*names: str, folder: Path, epochs: int, fused: bool = True) -> nn.Module:
@@ -321,8 +325,9 @@ def test_layers_in_another_order_keep_their_own_state(fused: bool, tmp_path: Pat
     whole = resumed("a", "b", folder=tmp_path / "whole", epochs=4, fused=fused)
     resumed("a", "b", folder=tmp_path / "part", epochs=2, fused=fused)
     other = resumed("b", "a", folder=tmp_path / "part", epochs=4, fused=fused)
-    assert (whole.a.weight - other.a.weight).abs().max() < CLOSE
-    assert (whole.b.weight - other.b.weight).abs().max() < CLOSE
+    for name in ("a.weight", "b.weight"):
+        apart = whole.get_parameter(name) - other.get_parameter(name)
+        assert apart.abs().max() < CLOSE
 
 
 def test_renamed_parameters_are_refused_with_both_names(tmp_path: Path) -> None:
@@ -345,8 +350,8 @@ class EvalOfBatchNorm(Callback):
         self.means: list[Tensor] = []
 
     def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
-        trainer.model[1].eval()
-        self.means.append(trainer.model[1].running_mean.clone())
+        trainer.model.get_submodule("1").eval()
+        self.means.append(trainer.model.get_buffer("1.running_mean").clone())
 
 
 def test_a_module_that_a_callback_puts_into_evaluation_stays_so() -> None:
@@ -364,7 +369,7 @@ def test_a_module_that_a_callback_puts_into_evaluation_stays_so() -> None:
 def test_evaluate_leaves_each_module_as_it_was(training: bool, ema_decay: float | None) -> None:
     trainer = problems.trainer_of(model=normalised(), ema_decay=ema_decay)
     trainer.model.train(training)
-    trainer.model[2].train(not training)
+    trainer.model.get_submodule("2").train(not training)
     before = [module.training for module in trainer.model.modules()]
     trainer.evaluate(classes(16))
     assert [module.training for module in trainer.model.modules()] == before
@@ -379,7 +384,8 @@ def test_a_model_that_a_callback_leaves_in_evaluation_is_trained_on() -> None:
     """As that of from_pretrained is: nobody means to train without dropout after an epoch."""
     trainer = problems.trainer_of(EvaluatesByItself(), model=normalised(), epochs=2)
     modes = []
-    trainer.model[2].register_forward_hook(lambda module, *_: modes.append(module.training))
+    dropout = trainer.model.get_submodule("2")
+    dropout.register_forward_hook(lambda module, *_: modes.append(module.training))
     trainer.fit(classes(16))
     assert all(modes)
 

@@ -131,7 +131,7 @@ def test_a_plateau_scheduler_of_the_other_direction_is_refused(
 def test_another_figure_begins_anew_at_a_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"output_dir": str(tmp_path), "resume": "auto", "patience": 2}
+    options: dict[str, Any] = {"output_dir": str(tmp_path), "resume": "auto", "patience": 2}
     trainer_with(monitor="accuracy", epochs=3, **options).fit(classes(64), classes(64))
     capsys.readouterr()
     trainer = trainer_with(monitor="loss", epochs=6, **options)
@@ -149,7 +149,11 @@ def test_another_figure_begins_anew_at_a_resume(
 def test_the_same_figure_goes_on_at_a_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"output_dir": str(tmp_path), "resume": "auto", "monitor": "accuracy"}
+    options: dict[str, Any] = {
+        "output_dir": str(tmp_path),
+        "resume": "auto",
+        "monitor": "accuracy",
+    }
     first = trainer_with(epochs=2, **options)
     first.fit(classes(64), classes(64))
     second = trainer_with(epochs=3, **options)

@@ -73,6 +73,7 @@ class StepRecorder(Callback):
 
     def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         self.losses.append(float("nan") if loss is None else float(loss))
+        assert isinstance(trainer.model, IndexRecorder)
         self.samples[step] = trainer.model.indices
         if step == self.stop:
             raise KeyboardInterrupt
@@ -126,7 +127,7 @@ def test_another_number_of_ranks_sees_the_rest_of_the_epoch_once(
     kind: Any, ranks: int, tmp_path: Path
 ) -> None:
     checkpoint = CheckpointConfig(every_steps=3)
-    options = {
+    options: dict[str, Any] = {
         "epochs": 1,
         "batch_size": 2,
         "output_dir": str(tmp_path),

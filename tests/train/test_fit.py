@@ -41,9 +41,10 @@ from srunddp.train import (
 )
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.data.order import Sequential
+from srunddp.train.progress import EpochRecord
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.metrics.test_logger import lines
-from tests.train.problems import OnStep, Stop, classes, same, settings, trainer_of
+from tests.train.problems import OnStep, Stop, classes, optimizer_of, same, settings, trainer_of
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
 
@@ -63,7 +64,7 @@ class EventRecorder(Callback):
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
         self.events.append(("gradient", trainer.model.weight.grad is not None))
 
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         self.trainers.add(id(trainer))
         self.events.append(("step", step))
 
@@ -139,6 +140,8 @@ def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) ->
 class Drawing(nn.Linear):
     """Draws in training and in evaluation from all three kinds of random numbers."""
 
+    drawn: list[float]
+
     def forward(self, inputs: Tensor) -> Tensor:
         value = torch.rand(()).item() + random.random() + numpy.random.random()
         if self.training:
@@ -213,7 +216,7 @@ def test_the_best_is_the_least_or_the_most_that_is_a_number(
 
 def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     score_after({5: 2.0}, monkeypatch)
-    options = {"epochs": 9, "patience": 1, "output_dir": str(tmp_path)}
+    options: dict[str, Any] = {"epochs": 9, "patience": 1, "output_dir": str(tmp_path)}
     first = trainer_of(**options).fit(classes(20), classes(8))
     recorder = EventRecorder()
     again = trainer_of(recorder, **options, resume="auto").fit(classes(20), classes(8))
@@ -225,10 +228,12 @@ def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     score_after({5: 3.0, 10: 3.0, 15: 1.0, 20: 1.0}, monkeypatch)
     rates: list[float] = []
+
+    def note(trainer: Trainer, record: EpochRecord) -> None:
+        rates.append(optimizer_of(trainer).param_groups[0]["lr"])
+
     callback = Callback()
-    callback.on_epoch = lambda trainer, record: rates.append(
-        trainer.optimizer.param_groups[0]["lr"]
-    )
+    callback.on_epoch = note  # type: ignore[method-assign]  # of this object, as a user may
     plateau = partial(ReduceLROnPlateau, factor=0.1, patience=0)
     trainer = trainer_of(callback, scheduler=plateau)
     trainer.config = settings(epochs=4, monitor="loss", mode="min", tensorboard=False)
@@ -360,7 +365,7 @@ def test_callbacks_are_called_at_their_moments_in_their_order(
     first = EventRecorder()
     second = EventRecorder()
     second.events = first.events
-    options = {
+    options: dict[str, Any] = {
         "batch_size": 10,
         "max_grad_norm": 1.0,
         "output_dir": str(tmp_path),
@@ -379,7 +384,7 @@ def test_callbacks_are_called_at_their_moments_in_their_order(
 
 def test_the_lines_of_figures(tmp_path: Path) -> None:
     """And the settings, which are there to be read again."""
-    changes = {
+    changes: dict[str, Any] = {
         "epochs": 2,
         "log_every": 2,
         "evaluate_every_steps": 3,
@@ -466,7 +471,7 @@ def interrupted(folder: Path, **changes: Any) -> dict[str, Any]:
     with.
     """
     checkpoint = CheckpointConfig(every_epochs=0, every_steps=3, keep_last=3)
-    options = {"epochs": 2, "output_dir": str(folder), "checkpoint": checkpoint}
+    options: dict[str, Any] = {"epochs": 2, "output_dir": str(folder), "checkpoint": checkpoint}
     with pytest.raises(KeyboardInterrupt):
         trainer_of(Stop(7), **options | changes).fit(classes(20), classes(8))
     for thread in threading.enumerate():  # it is written beside training
@@ -512,11 +517,11 @@ def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -
 
 def test_a_run_from_another_folder_saves_in_its_own(tmp_path: Path) -> None:
     """Also where nothing is left to do."""
-    for folder, changes in (
-        ("first", {}),
-        ("second", {"resume": str(tmp_path / "first/checkpoints/step-00000005.pt")}),
+    for folder, resume in (
+        ("first", "never"),
+        ("second", str(tmp_path / "first/checkpoints/step-00000005.pt")),
     ):
-        trainer_of(output_dir=str(tmp_path / folder), **changes).fit(classes(20))
+        trainer_of(output_dir=str(tmp_path / folder), resume=resume).fit(classes(20))
         assert steps_kept(tmp_path / folder) == [5]
 
 
@@ -527,8 +532,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) 
     model = nn.Linear(8, 4) if change != "model" else nn.Linear(8, 5)
     trainer = trainer_of(model=model, **options, resume=str(path))
     if change == "groups":
-        bias = trainer.optimizer.param_groups[0]["params"].pop()
-        trainer.optimizer.add_param_group({"params": [bias]})
+        optimizer = optimizer_of(trainer)
+        bias = optimizer.param_groups[0]["params"].pop()
+        optimizer.add_param_group({"params": [bias]})
     if change == "other file":
         save_checkpoint(path, {"model": model.state_dict()})
     if change == "version":
@@ -566,7 +572,7 @@ def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> 
     trainer = trainer_of(**options | {"fused": True, "precision": "fp16"}, resume="auto")
     trainer.fit(classes(20), classes(8))
     assert trainer.state.step == 10
-    assert trainer.optimizer.param_groups[0]["fused"]
+    assert optimizer_of(trainer).param_groups[0]["fused"]
 
 
 # Data.
@@ -596,7 +602,7 @@ def test_validation_data_of_a_sharded_stream_may_have_indices() -> None:
 def test_a_stream_with_a_length_can_have_a_cosine() -> None:
     trainer = trainer_of(schedule="cosine", epochs=2)
     trainer.fit(Sized(20))
-    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert optimizer_of(trainer).param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(
         ConfigError,
         match=(

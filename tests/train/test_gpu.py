@@ -44,9 +44,9 @@ def world() -> LocalWorld:
     return LocalWorld(device=GPU)
 
 
-def network() -> nn.Module:
+def network(dropout: float = 0.1) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 4))
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, 4))
 
 
 def trainer_of(model: nn.Module, *callbacks: Callback, **changes: Any) -> Trainer:
@@ -65,15 +65,14 @@ def test_each_precision_learns(precision: str) -> None:
     assert all(
         parameter.is_cuda and parameter.dtype == torch.float32 for parameter in model.parameters()
     )
-    assert trainer.optimizer.param_groups[0]["fused"]
+    assert problems.optimizer_of(trainer).param_groups[0]["fused"]
     assert records[-1].device == "cuda"
 
 
 def test_a_step_in_bf16_is_that_of_a_hand_written_loop() -> None:
     inputs, targets = (tensor.to(GPU) for tensor in classes(64).tensors)
-    ours = network()
-    theirs = network().to(GPU)
-    ours[2].p = theirs[2].p = 0.0
+    ours = network(dropout=0.0)
+    theirs = network(dropout=0.0).to(GPU)
     trainer_of(ours, precision="bf16", batch_size=16, epochs=1).fit(classes(64))
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, fused=True)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
@@ -90,8 +89,7 @@ def test_a_step_in_bf16_is_that_of_a_hand_written_loop() -> None:
 def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
     losses = []
     for compile in (False, True):
-        model = network()
-        model[2].p = 0.0
+        model = network(dropout=0.0)
         options = {"output_dir": str(tmp_path / str(compile)), "compile": compile, "ema_decay": 0.5}
         records = trainer_of(model, **options).fit(classes(64), classes(16))
         losses.append(
@@ -187,7 +185,7 @@ def test_batchnorm_over_all_ranks_on_gpus() -> None:
         nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
     )
     trainer_of(model, epochs=1).fit(classes(32))
-    assert int(model[1].num_batches_tracked) == 8
+    assert int(model.get_buffer("1.num_batches_tracked")) == 8
 
 
 def test_a_snapshot_is_of_the_moment_it_was_taken() -> None:
@@ -245,6 +243,8 @@ def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None
         interrupted.fit(classes(64))
     again = trainer_of(network(), **options, resume="auto")
     again.fit(classes(64))
+    assert again.averaged is not None
+    assert whole.averaged is not None
     for mine, other in [(again.model, whole.model), (again.averaged, whole.averaged)]:
         for ours, theirs in zip(mine.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

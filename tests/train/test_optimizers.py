@@ -27,7 +27,7 @@ def test_a_learning_rate_is_scaled_once_however_many_trainers_have_it(fits: bool
     """A second one evaluates, or trains on for another phase."""
     model = nn.Linear(8, 4)
     optimizer = SGD(model.parameters(), lr=0.01)
-    options = {"scale_lr": "linear", "base_batch_size": 1}
+    options: dict[str, Any] = {"scale_lr": "linear", "base_batch_size": 1}
     for _ in range(3):
         trainer = problems.trainer_of(model=model, optimizer=optimizer, **options)
         if fits:
@@ -52,7 +52,7 @@ class Norms(Callback):
         self.seen: list[Tensor] = []
 
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
-        gradient = trainer.model[0].weight.grad
+        gradient = trainer.model.get_parameter("0.weight").grad
         assert gradient is not None
         self.seen.append(gradient.clone())
 
@@ -79,7 +79,7 @@ def test_gradients_of_what_is_not_stepped_are_those_of_one_step() -> None:
 def test_what_is_not_stepped_does_not_count_in_the_norm() -> None:
     frozen, _ = partly_stepped(True, lr=0.5, max_grad_norm=0.01)
     forgotten, _ = partly_stepped(False, lr=0.5, max_grad_norm=0.01)
-    assert torch.allclose(frozen[2].weight, forgotten[2].weight)
+    assert torch.allclose(frozen.get_parameter("2.weight"), forgotten.get_parameter("2.weight"))
 
 
 class TwoSets(SGD):
@@ -105,9 +105,9 @@ class TwoSets(SGD):
             for parameter in group["params"]:
                 parameter += by
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         assert self.training
-        super().step(closure)
+        return super().step(closure)
 
     def state_dict(self) -> dict[str, Any]:
         found = super().state_dict()

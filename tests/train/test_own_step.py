@@ -30,7 +30,7 @@ BOUND = 1e-12
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Sentences(torch.utils.data.Dataset[list[int]]):
+class Sentences(torch.utils.data.Dataset[Tensor]):
     """Lists of words, of 2 and of 2001 words in turn: of two ranks the one has a thousand times the
     other's targets.
     """
@@ -105,15 +105,17 @@ def train_at_once(collate: Any, sentences: int) -> Any:
         optimizer.zero_grad()
         batches = [collate([data[index]]) for index in range(start, start + sentences)]
         sums = [next_word(model, batch)[0] * tokens(batch) for batch in batches if tokens(batch)]
-        (sum(sums) / sum(map(tokens, batches))).backward()
+        loss = sum(sums) / sum(map(tokens, batches))
+        assert isinstance(loss, Tensor)
+        loss.backward()
         optimizer.step()
     with torch.no_grad():
         batches = [collate([data[index]]) for index in range(len(data))]
         kept = [batch for batch in batches if tokens(batch)]
-        loss = sum(next_word(model, batch)[0] * tokens(batch) for batch in kept) / sum(
+        mean = sum(next_word(model, batch)[0] * tokens(batch) for batch in kept) / sum(
             map(tokens, kept)
         )
-    return model.state_dict(), float(loss)
+    return model.state_dict(), float(mean)
 
 
 @pytest.mark.parametrize("collate", [padded, masked])
@@ -158,7 +160,7 @@ def test_a_model_that_returns_its_loss_needs_no_wrapper() -> None:
         (None, OwnLoss(), named),
         (nn.CrossEntropyLoss(), nn.Linear(8, 4), None),
     ):
-        layer = getattr(model, "layer", model)
+        layer: Any = getattr(model, "layer", model)
         with torch.no_grad():
             layer.weight.fill_(0.1)
             layer.bias.zero_()
@@ -203,7 +205,7 @@ def test_a_step_without_a_mean_loss_is_refused(options: dict[str, Any], words: s
 
 def test_losses_that_are_means_by_another_name_are_taken() -> None:
     """KLDivLoss's mean over samples; and any loss's own attribute of that name."""
-    own = nn.Linear(4, 4)
+    own: Any = nn.Linear(4, 4)
     own.reduction = "none"
     for loss in (nn.KLDivLoss(reduction="batchmean"), lambda outputs, targets: own(outputs).mean()):
         trainer_of(loss_function=loss)
@@ -212,8 +214,8 @@ def test_losses_that_are_means_by_another_name_are_taken() -> None:
 def test_several_optimizers_step_with_their_own_schedulers() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-    others = [model[0].bias, *model[1].parameters()]  # Muon is for matrices
-    optimizers = [torch.optim.Muon([model[0].weight], lr=0.1), torch.optim.AdamW(others, lr=0.2)]
+    matrix, *others = model.parameters()  # Muon is for matrices
+    optimizers = [torch.optim.Muon([matrix], lr=0.1), torch.optim.AdamW(others, lr=0.2)]
     schedulers = [
         lambda optimizer, size=size: StepLR(optimizer, size, gamma=0.5) for size in (1, 2)
     ]
@@ -269,6 +271,8 @@ def test_max_steps_ends_the_run_whatever_epochs_says(steps: int, epochs: int) ->
 class Centre(nn.Module):
     """A loss with a state that no gradient reaches, as a running centre has."""
 
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(()))
@@ -296,7 +300,11 @@ def test_losses_and_callbacks_keep_their_state(tmp_path: Path) -> None:
     for epochs in (1, 2):
         counter = Counter()
         loss = Centre()
-        options = {"epochs": epochs, "output_dir": str(tmp_path), "resume": "auto"}
+        options: dict[str, Any] = {
+            "epochs": epochs,
+            "output_dir": str(tmp_path),
+            "resume": "auto",
+        }
         trainer_of(counter, loss_function=loss, **options).fit(classes(8))
         assert (counter.steps, int(loss.calls)) == (2 * epochs, 2 * epochs)
 
@@ -310,10 +318,10 @@ def test_frozen_modules_stay_in_evaluation_mode() -> None:
     trainer_of(model=model, epochs=2).fit(classes(8), classes(8))
     assert not backbone[1].training
     assert model[2].training
-    assert torch.equal(backbone[1].running_mean, torch.zeros(8))
+    assert torch.equal(backbone.get_buffer("1.running_mean"), torch.zeros(8))
     whole = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)).eval()
     trainer_of(model=whole).fit(classes(8))
-    assert not torch.equal(whole[1].running_mean, torch.zeros(4))
+    assert not torch.equal(whole.get_buffer("1.running_mean"), torch.zeros(4))
 
 
 def test_a_checkpoints_learning_rate_goes_before_the_scripts(tmp_path: Path, capsys: Any) -> None:

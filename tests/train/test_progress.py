@@ -23,6 +23,9 @@ from srunddp.train.progress import EpochRecord, Progress, SilentProgress, descri
 from tests.support.cost import in_empty_calls
 
 TRAIN = {"loss": 0.23456, "accuracy": 0.92341}
+# For tensors of no dimension: they are read by float() as well, and need no torch.
+HALF: Any = 0.5
+QUARTER: Any = 0.25
 
 
 class Clock:
@@ -80,7 +83,7 @@ def test_throughput_is_of_the_epochs_samples_and_training_alone(kind: type[Silen
     for epoch in (1, 2):
         clock.now += 100
         progress.start_epoch(epoch, 2, 4, 2)
-        progress.step(30, 0.5)
+        progress.step(30, HALF)
         clock.now += 2
         with progress.paused():
             clock.now += 50
@@ -97,7 +100,7 @@ def test_throughput_is_of_the_epochs_samples_and_training_alone(kind: type[Silen
 def test_a_step_without_output_costs_some_empty_calls(kind: type[SilentProgress]) -> None:
     progress = kind()
     progress.start_epoch(1, 1, None, 0)
-    assert in_empty_calls(lambda: progress.step(64, 0.5)) < 20
+    assert in_empty_calls(lambda: progress.step(64, HALF)) < 20
 
 
 # Lines.
@@ -111,7 +114,7 @@ def test_without_a_terminal_a_line_comes_each_30_s_at_most(
     progress.start_epoch(2, 3, 1000, 100)
     for _ in range(100):
         clock.now += 1
-        progress.step(64, 0.25)
+        progress.step(64, QUARTER)
     progress.end_epoch(EpochRecord(2, TRAIN))
     out, err = capsys.readouterr()
     assert err.splitlines() == [
@@ -141,7 +144,7 @@ def test_of_what_is_not_known_nothing_is_said(capsys: pytest.CaptureFixture[str]
 def run_through(progress: Progress, clock: Clock) -> None:
     progress.start_epoch(1, 1, 10, 0)
     clock.now += 30  # a line is due
-    progress.step(1, 0.5)
+    progress.step(1, HALF)
     progress.log("hello")
     progress.end_epoch(EpochRecord(1, TRAIN))
     progress.close()
@@ -230,9 +233,9 @@ def test_a_terminal_shows_a_bar(terminal: Terminal, monkeypatch: pytest.MonkeyPa
     progress = started(terminal, monkeypatch, clock, done=2)
     assert terminal.shows(r"\repoch 1/3:  20%\|.*\| 2/10 ")
     assert os.listdir("/proc/self/task") == threads
-    progress.step(64, 0.5)
+    progress.step(64, HALF)
     clock.now += 1
-    progress.step(64, 0.25)
+    progress.step(64, QUARTER)
     assert terminal.shows(r"\repoch 1/3:  40%\|.*\| 4/10 .*loss 0.2500, 128 sam")
     assert " 3/10 " not in terminal.shown  # nothing was due yet
     progress.close()

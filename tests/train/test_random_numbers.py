@@ -68,7 +68,7 @@ class DrawingCallback(Callback):
         self.drawn: list[Drawn] = []
         self.extra = extra
 
-    def _draw(self, *_: Any) -> None:
+    def _draw(self, *_: Any, **__: Any) -> None:
         self.drawn.append(draw())
 
     on_fit_start = on_before_optimizer_step = on_evaluation = on_epoch = on_fit_end = _draw

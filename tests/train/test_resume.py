@@ -101,7 +101,7 @@ class Signalling(nn.Linear):
 
 def test_a_stop_in_the_evaluation_of_an_epoch_repeats_no_step(tmp_path: Path) -> None:
     whole = trainer_of(epochs=2)
-    options = {"epochs": 2, "output_dir": str(tmp_path), "resume": "auto"}
+    options: dict[str, Any] = {"epochs": 2, "output_dir": str(tmp_path), "resume": "auto"}
     torch.manual_seed(0)
     with pytest.raises(Stopped, match="stopped after step 5 by SIGTERM"):
         trainer_of(model=Signalling(8, 4), **options).fit(classes(20), classes(8))
@@ -123,7 +123,7 @@ def test_more_steps_go_on_amid_the_epoch_that_fewer_have_cut(
             data = Streamed(data)
         trainer = trainer_of(max_steps=steps, output_dir=str(tmp_path / folder), resume="auto")
         records = trainer.fit(data, classes(8))
-        return trainer.model.weight.detach().clone(), records
+        return trainer.model.get_parameter("weight").detach().clone(), records
 
     run("parts", first)
     parts, records = run("parts", 13)

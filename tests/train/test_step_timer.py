@@ -53,7 +53,7 @@ class SlowCallback(Callback):
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         time.sleep(self._seconds)
         torch.save(trainer.model, io.BytesIO())
 
@@ -180,7 +180,7 @@ class Event:
 
     def record(self) -> None:
         Event.recorded += 1
-        self.at = Event.gpu.now
+        self.at: float = Event.gpu.now
 
     def query(self) -> bool:
         return Event.ready

@@ -9,6 +9,7 @@ import multiprocessing
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,7 @@ def test_the_model_is_in_the_right_mode() -> None:
     testing = (False, False)
     trainer = scale_trainer(LocalWorld())
     for epochs, val_data in enumerate((None, Numbered(6), None), start=1):
+        assert isinstance(trainer.model, Scale)
         trainer.model.modes.clear()
         trainer.config = settings(epochs=epochs, batch_size=2)
         trainer.fit(Numbered(6), val_data)
@@ -180,9 +182,11 @@ def disagreements(world: LocalWorld) -> list[str]:
         (Numbered(10), None, {"mode": "min" if first else "max"}),
         (Numbered(0), None, {}),
     ]
-    said = [
-        message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases
-    ]
+
+    def fit(train_data: Any, val_data: Any, changes: dict[str, Any]) -> None:
+        scale_trainer(world, **changes).fit(train_data, val_data)
+
+    said = [message(partial(fit, *case)) for case in cases]
     trainer = scale_trainer(world)
     trainer.config = OwnConfig(epochs=1, batch_size=4, scratch=f"/tmp/node{world.rank}")
     return [*said, message(lambda: trainer.fit(Numbered(10)))]
@@ -227,7 +231,7 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def trainer_of(**changes: Any) -> Trainer:
     model = Scale()
-    arguments = {
+    arguments: dict[str, Any] = {
         "model": model,
         "loss_function": distance,
         "config": settings(),
@@ -299,8 +303,8 @@ class Derived(OnStep):
 def test_methods_that_are_overridden_are_called_in_the_order_of_the_callbacks() -> None:
     said: list[str] = []
     own = Callback()
-    own.on_step = lambda trainer, step, loss: said.append(f"own {step}")
-    own.on_epoch = lambda trainer, record: said.append("epoch")
+    own.on_step = lambda trainer, step, loss: said.append(f"own {step}")  # type: ignore[method-assign]
+    own.on_epoch = lambda trainer, record: said.append("epoch")  # type: ignore[method-assign]
     derived = Derived(lambda trainer, step: said.append(f"derived {step}"))
     trainer = trainer_of(callbacks=(Callback(), derived, own))
     trainer.callback_runner.step(3, None)

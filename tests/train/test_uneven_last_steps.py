@@ -33,7 +33,8 @@ class TwoHeads(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         number = int(inputs[0, 0] > 0)
-        return self.heads[number](self.trunk(inputs))
+        outputs: Tensor = self.heads[number](self.trunk(inputs))
+        return outputs
 
 
 def heads(world: LocalWorld, samples: int) -> list[Tensor]:
@@ -67,8 +68,8 @@ def test_a_head_that_no_sample_of_a_step_uses_is_left_alone(samples: int, tmp_pa
     for one, other, by_one in zip(first, second, alone, strict=True):
         assert torch.equal(one, other)
         assert (one - by_one).abs().max() < CLOSE
-    assert torch.equal(first[-2], untouched.heads[2].weight)
-    assert torch.equal(first[-1], untouched.heads[2].bias)
+    assert torch.equal(first[-2], untouched.get_parameter("heads.2.weight"))
+    assert torch.equal(first[-1], untouched.get_parameter("heads.2.bias"))
 
 
 def contrast(model: nn.Module, batch: Any) -> Tensor:
@@ -77,7 +78,8 @@ def contrast(model: nn.Module, batch: Any) -> Tensor:
     mean = outputs.mean(dim=0).detach()
     if dist.is_initialized():
         dist.all_reduce(mean)
-    return (outputs - mean).square().mean()
+    apart: Tensor = outputs - mean
+    return apart.square().mean()
 
 
 def contrasted(world: LocalWorld, samples: int, drop_last: bool, fits: bool) -> Any:

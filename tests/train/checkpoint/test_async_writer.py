@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_at_any_page_loses_nothing(small_disk: Path, left: i
 
 def test_a_failure_is_raised_in_training_and_the_next_one_works(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    said = []
+    said: list[str] = []
     writer = AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), said.append)
     writer.write(1, {"step": 1})
     with pytest.raises(CheckpointError, match=r"No such file.*last whole .*none -> "):
@@ -147,24 +147,27 @@ def test_the_end_of_python_finishes_the_write(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_is_a_copy_of_all_that_may_change() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)).to(
-        memory_format=torch.channels_last
-    )
-    plain = {"rng": [torch.get_rng_state()], "pair": (1, "two", None), "deep": [{"a": [1.5]}]}
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3))
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    plain: dict[str, Any] = {
+        "rng": [torch.get_rng_state()],
+        "pair": (1, "two", None),
+        "deep": [{"a": [1.5]}],
+    }
     state: dict[str, Any] = {"model": model.state_dict(), **plain}
     taken = Snapshot().take(state)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         for value in model.state_dict().values():
             value.add_(1)
-    plain["deep"][0]["a"].append(2.5)  # type: ignore[index]
+    plain["deep"][0]["a"].append(2.5)
     assert all(torch.equal(taken["model"][name], value) for name, value in before.items())
     assert not any(value.requires_grad for value in taken["model"].values())
     assert taken["deep"] == [{"a": [1.5]}]
     assert taken["pair"] == (1, "two", None)
     assert isinstance(taken["model"], OrderedDict)
     assert taken["model"]._metadata == state["model"]._metadata  # type: ignore[attr-defined]
-    assert taken["model"]["0.weight"].stride() == model[0].weight.stride()
+    assert taken["model"]["0.weight"].stride() == model.get_parameter("0.weight").stride()
 
 
 def test_a_snapshot_keeps_tied_weights_tied_and_drops_buffers() -> None:

@@ -13,6 +13,7 @@ import pytest
 from srunddp.train import CheckpointError, load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint import directory as directory_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.checkpoint.file import verify
 from tests.support.facts import tells
 
 
@@ -68,7 +69,7 @@ def test_steps_are_numbers_not_names(tmp_path: Path) -> None:
 
 def test_broken_checkpoints_are_named_and_the_newest_one_loaded(tmp_path: Path) -> None:
     made = directory(tmp_path, 1, 2, 3, keep_last=3)
-    said = []
+    said: list[str] = []
     assert step_of_newest(made, said) == 3
     assert said == []
     damage(made.path(3))
@@ -125,7 +126,7 @@ def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = directory(tmp_path, 1, keep_last=1)
-    said = []
+    said: list[str] = []
 
     def late(path: Path, **how: Any) -> dict[str, Any]:
         monkeypatch.undo()
@@ -211,7 +212,6 @@ def test_a_run_deletes_nothing_once_another_has_begun(
     """It begins while the files are checked that are to be kept."""
     directory(tmp_path, 5, 10)
     first = begun(tmp_path)
-    verify = directory_module.verify
 
     def lose_and_verify(path: Path) -> None:
         begun(tmp_path)
@@ -230,7 +230,7 @@ def test_of_two_that_begin_at_once_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocks: tuple[int, int]
 ) -> None:
     """One begins while the other asks for the time: neither sees the other's number."""
-    between = []
+    between: list[CheckpointDirectory] = []
     times = iter(clocks)
 
     def time_ns() -> int:
@@ -254,7 +254,7 @@ def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
     newest.
     """
     first = directory(tmp_path, 10, 20)
-    said = []
+    said: list[str] = []
     (tmp_path / "late").write_bytes(first.path(20).read_bytes())
     assert step_of_newest(begun(tmp_path), said) == 20
     second = begun(tmp_path, keep_last=9)
@@ -276,7 +276,7 @@ def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
 def test_files_without_a_number_count_as_the_earliest(tmp_path: Path) -> None:
     """As those of earlier versions; a damaged number is none."""
     old = CheckpointDirectory(tmp_path, 2, 0)
-    said = []
+    said: list[str] = []
     for step in (1, 2):
         save_checkpoint(old.path(step), {"step": step})
     assert step_of_newest(begun(tmp_path), said) == 2

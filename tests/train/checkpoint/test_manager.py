@@ -99,7 +99,7 @@ def slow_and_failed(world: LocalWorld, folder: Path) -> tuple[bool, list[tuple[t
             raise OSError(errno.ENOSPC, "No space left on device")
         add(directory, step, state)
 
-    CheckpointDirectory.add = slow  # type: ignore[method-assign]
+    CheckpointDirectory.add = slow  # type: ignore[assignment, method-assign]
     manager, _ = manager_of(folder, world)
     there = manager.save(1, {"step": 1}, wait=True).exists()
     errors: list[tuple[type, int, str]] = []

@@ -8,6 +8,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,12 @@ class Shards(IterableDataset[Any]):
 
 
 def loader_of(data: Any, world: Any = None, **options: Any) -> DistributedDataLoader:
-    defaults = {"batch_size": 4, "seed": 5, "num_workers": 0, "multiprocessing_context": "fork"}
+    defaults: dict[str, Any] = {
+        "batch_size": 4,
+        "seed": 5,
+        "num_workers": 0,
+        "multiprocessing_context": "fork",
+    }
     return DistributedDataLoader(data, world or LocalWorld(), **(defaults | options))
 
 
@@ -491,9 +497,7 @@ def differing(world: LocalWorld) -> list[str]:
     other = {"seed": world.rank, "batch_size": 1 + world.rank, "order": Sequential(3 + world.rank)}
     found = [message(lambda: loader_of(data, world))]
     for name, value in other.items():
-        found.append(
-            message(lambda name=name, value=value: loader_of(Augmented(8), world, **{name: value}))
-        )
+        found.append(message(partial(loader_of, Augmented(8), world, **{name: value})))
     return found
 
 

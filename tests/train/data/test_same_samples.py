@@ -347,7 +347,7 @@ def test_a_resume_with_other_samples_says_so_once(kind: str, expected: int, tmp_
 
 def test_other_data_in_memory_are_noticed_by_one_rank_alone() -> None:
     said: list[str] = []
-    states = []
+    states: list[dict[str, Any]] = []
     for data in ([1, 2, 3], [1, 2, 3], [1, 2, 4]):
         loader = loader_of(data, log=said.append)
         if states:

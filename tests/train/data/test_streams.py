@@ -150,7 +150,8 @@ class Uneven(IterableDataset[int]):
         self.lengths = lengths
 
     def __iter__(self) -> Iterator[int]:
-        if (info := streams.get_worker_info()) is None:
+        info = streams.get_worker_info()  # type: ignore[attr-defined]  # the one that a test replaces
+        if info is None:
             worker = 0
         else:
             worker = info.id

@@ -78,13 +78,14 @@ def test_tensors_are_moved_wherever_they_are() -> None:
 def test_the_host_does_not_wait_for_the_copy_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as that can be asked for: memory that is not pinned is copied at once."""
     asked: list[bool] = []
-    to = torch.Tensor.to
+    to: Any = torch.Tensor.to
 
     def noted(
         tensor: torch.Tensor, *arguments: Any, non_blocking: bool = False, **options: Any
     ) -> torch.Tensor:
         asked.append(non_blocking)
-        return to(tensor, *arguments, non_blocking=non_blocking, **options)
+        copied: torch.Tensor = to(tensor, *arguments, non_blocking=non_blocking, **options)
+        return copied
 
     monkeypatch.setattr(torch.Tensor, "to", noted)
     moved({"images": torch.ones(2, 3, 4, 4), "labels": torch.ones(2)})
@@ -144,4 +145,5 @@ def test_samples_and_batches_may_be_of_any_structure(workers: int) -> None:
 def tokens(batch: Any) -> torch.Tensor:
     """Counted before the batch is moved: on the meta device there would be nothing to count."""
     assert batch["ids"].device.type == "cpu"
-    return (batch["ids"] != 0).sum()
+    count: torch.Tensor = (batch["ids"] != 0).sum()
+    return count

@@ -167,6 +167,8 @@ class Changing(nn.Module):
     of.
     """
 
+    flag: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 4)

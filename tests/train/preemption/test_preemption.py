@@ -137,8 +137,9 @@ def test_iterating_leaves_the_loader_as_it_was(workers: int) -> None:
     """Its batches are its own, and so is the function that initialises a worker; the rank's signals
     are not blocked.
     """
+    data: Any = torch.arange(4)  # it has a length and elements, and that is all it takes
     loader: DataLoader[Any] = DataLoader(
-        torch.arange(4), batch_size=2, num_workers=workers, worker_init_fn=print
+        data, batch_size=2, num_workers=workers, worker_init_fn=print
     )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with Preemption(LocalWorld(), environ={}) as preemption:

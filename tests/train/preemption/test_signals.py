@@ -262,11 +262,12 @@ def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None
 def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
     variables = fake_command(tmp_path, "squeue", "") | {"SLURM_JOB_ID": "1; reboot"}
     before = {*threading.enumerate()}
-    for settings in (
+    cases: tuple[dict[str, Any], ...] = (
         {"environ": variables},
         {"environ": {}},
         {"environ": variables, "lead_seconds": 0.0},
-    ):
+    )
+    for settings in cases:
         with requests(**settings):
             assert not {*threading.enumerate()} - before
     assert not (tmp_path / "calls").exists()

@@ -181,7 +181,8 @@ class LanguageModel(nn.Module):
         self.double()
 
     def forward(self, words: Tensor) -> Tensor:
-        return self.scores(self.body(self.vectors(words)).tanh())
+        outputs: Tensor = self.scores(self.body(self.vectors(words)).tanh())
+        return outputs
 
 
 class SparseVectors(nn.Module):
@@ -195,7 +196,8 @@ class SparseVectors(nn.Module):
         self.double()
 
     def forward(self, words: Tensor) -> Tensor:
-        return self.scores(self.vectors(words).sum(dim=1).tanh())
+        outputs: Tensor = self.scores(self.vectors(words).sum(dim=1).tanh())
+        return outputs
 
 
 def three_words(seed: int, samples: int) -> TensorDataset:
@@ -227,7 +229,7 @@ class HeadBySample(nn.Module):
         self.double()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        features = self.trunk(inputs).tanh()
+        features: Tensor = self.trunk(inputs).tanh()
         outputs = features.new_zeros(len(inputs), CLASSES)
         chosen = self.choices(inputs)
         for number in chosen.unique().tolist():
@@ -252,7 +254,8 @@ class DropoutByIndex(nn.Module):
         if self.training:
             masks = [drawn(int(index), 8) > -0.5 for index in inputs[:, 0]]
             hidden = hidden * torch.stack(masks) / 0.7
-        return self.layers[2](hidden)
+        outputs: Tensor = self.layers[2](hidden)
+        return outputs
 
 
 def indexed(seed: int, samples: int) -> TensorDataset:
@@ -270,7 +273,8 @@ class Block(nn.Module):
         self.norm = nn.GroupNorm(2, 8)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return inputs + self.norm(self.layer(inputs)).tanh()
+        change: Tensor = self.norm(self.layer(inputs)).tanh()
+        return inputs + change
 
 
 def blocks() -> nn.Module:
@@ -300,13 +304,15 @@ def normalised() -> nn.Sequential:
 
 def with_frozen_statistics() -> nn.Module:
     model = normalised()
-    model[1].running_mean.copy_(drawn(5, 8))
+    model.get_buffer("1.running_mean").copy_(drawn(5, 8))
     model[1].eval()
     return model
 
 
 class Counting(nn.Module):
     """A buffer counts the steps, and the outputs grow with it."""
+
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +322,8 @@ class Counting(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
             self.count += 1
-        return self.layers(inputs) * (1 + 0.05 * self.count)
+        outputs: Tensor = self.layers(inputs)
+        return outputs * (1 + 0.05 * self.count)
 
 
 class Distilled(nn.Module):
@@ -344,7 +351,8 @@ class Recurrent(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         _, last = self.states(self.vectors(words))
-        return self.scores(last[0])
+        outputs: Tensor = self.scores(last[0])
+        return outputs
 
 
 def with_spectral_norm() -> nn.Module:

@@ -369,8 +369,8 @@ class PlainLoop:
             return
         for own, new in zip(self._average.parameters(), self._model.parameters(), strict=True):
             own.copy_(decay * own + (1 - decay) * new)
-        for own, new in zip(self._average.buffers(), self._model.buffers(), strict=True):
-            own.copy_(new)
+        for kept, current in zip(self._average.buffers(), self._model.buffers(), strict=True):
+            kept.copy_(current)
 
     def _step_schedulers(self, moment: Moment, *figure: float) -> None:
         for its_moment, scheduler in self._schedulers:

@@ -339,7 +339,8 @@ def _() -> Program:
 
 def ignored_labels(config: Config, step_samples: int) -> Program:
     def labels(batch: Any) -> Tensor:
-        return (batch[1] != IGNORED).sum()
+        count: Tensor = (batch[1] != IGNORED).sum()
+        return count
 
     # All labels of a step may be ignored: then the mean is 0 / 0, and the step has no gradient.
     def mean(model: nn.Module, loss_function: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -371,7 +372,8 @@ def _() -> Program:
 @program("a weight for each sample")
 def _() -> Program:
     def importance(batch: Any) -> Tensor:
-        return batch[0][:, 0].square()
+        squares: Tensor = batch[0][:, 0].square()
+        return squares
 
     def step(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         outputs = model(batch[0])
