@@ -313,6 +313,18 @@ def test_methods_that_are_overridden_are_called_in_the_order_of_the_callbacks() 
     assert said == ["derived 3", "own 3"]
 
 
+def test_methods_that_a_callback_gets_after_the_trainer_was_made_are_called() -> None:
+    said: list[str] = []
+    own = Callback()
+    trainer = trainer_of(callbacks=(own,))
+    own.on_before_optimizer_step = lambda trainer: said.append("before")
+    own.on_step = lambda trainer, step, loss: said.append("step")
+    own.on_epoch = lambda trainer, record: said.append("epoch")
+    trainer.fit(Numbered(2))
+    assert said[:2] == ["before", "step"]
+    assert said[-1] == "epoch"
+
+
 def test_moments_that_no_callback_follows_are_known() -> None:
     trainer = trainer_of(callbacks=(Callback(), Derived(print)))
     assert trainer.callback_runner.follow_steps
