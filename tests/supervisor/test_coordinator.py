@@ -66,7 +66,7 @@ def test_four_thousand_ranks_know_of_a_failure_in_two_seconds() -> None:
 def test_the_root_cause_goes_to_all_and_they_close_first() -> None:
     it = Scene()
     it.say(1, HasFailed.about(BOOM))
-    assert it.monitor.root_cause.ranks == (1,)
+    assert it.root_cause.ranks == (1,)
     assert [it.messages_to(rank, Verdict) for rank in (1, 2)] == [[Verdict((1,), 7)]] * 2
     assert not it.monitor.finished
     for rank in (1, 2):
@@ -100,7 +100,7 @@ def test_a_doubtful_failure_waits_for_its_cause(weight: FailureKind) -> None:
     # After an abort the others are asked where they are.
     assert bool(it.monitor.root_cause) == (weight is FailureKind.SECONDARY)
     it.monitor.tick(14.0)
-    assert it.monitor.root_cause.ranks == (2,)
+    assert it.root_cause.ranks == (2,)
 
 
 def test_secondary_failures_do_not_put_the_decision_off() -> None:
@@ -108,13 +108,13 @@ def test_secondary_failures_do_not_put_the_decision_off() -> None:
     for rank, now in ((1, 10.0), (2, 10.4), (3, 10.6)):
         it.monitor.fail(failed(rank), now)
     it.monitor.tick(10.8)
-    assert it.monitor.root_cause.ranks == (1,)
+    assert it.root_cause.ranks == (1,)
 
 
 def test_a_connection_that_ends_is_a_killed_supervisor() -> None:
     it = Scene()
     it.close(2)
-    assert (it.monitor.root_cause.ranks, it.monitor.root_cause.exit_code) == ((2,), 137)
+    assert (it.root_cause.ranks, it.root_cause.exit_code) == ((2,), 137)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_lost_connection_is_a_lost_node(
     for rank in lost[:-1]:
         it.connections[rank].lost = True
     it.close(lost[-1], lost=True)
-    found = it.monitor.root_cause
+    found = it.root_cause
     assert (found.node, found.ending, found.exit_code) == (node, Ending.LOST, 69)
 
 
@@ -218,8 +218,8 @@ def test_a_silent_rank_whose_kernel_answers_is_named() -> None:
     for now in range(0, 52, 5):
         it.say(1, Ping(0), now=float(now))
         it.monitor.tick(float(now))
-    assert it.monitor.root_cause.ranks == (2,)
-    assert "silent for 39 s" in it.monitor.root_cause.cause
+    assert it.root_cause.ranks == (2,)
+    assert "silent for 39 s" in it.root_cause.cause
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -271,7 +271,7 @@ def test_a_silent_supervisor_on_a_node_that_is_down_is_one_end(
     it.say(2, Ping(0), now=60.0)
     it.monitor.tick(60.0)
     assert [len(it.messages_to(rank, Verdict)) for rank in (1, 2)] == [1, 1]
-    assert "silent" in it.monitor.root_cause.cause
+    assert "silent" in it.root_cause.cause
 
 
 # Steps that stop, and ranks that hang.
@@ -299,7 +299,7 @@ def test_the_rank_that_blocks_a_stall_is_named() -> None:
     assert it.monitor.root_cause is None
     it.say(2, Stacks(ALL_REDUCE), now=4.2)
     it.monitor.tick(4.2)
-    assert (it.monitor.root_cause.ranks, it.monitor.root_cause.exit_code) == ((1,), 124)
+    assert (it.root_cause.ranks, it.root_cause.exit_code) == ((1,), 124)
 
 
 def test_a_step_after_the_question_ends_the_stall() -> None:
@@ -383,7 +383,7 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
         if it.messages_to(rank, StacksWanted):
             it.say(rank, Stacks(stacks[rank]), now=2.1)
     it.monitor.tick(2.1)
-    found = it.monitor.root_cause
+    found = it.root_cause
     assert (found.ranks, found.exit_code) == ((culprit,), code)
     assert cause in found.cause
     assert ("in load_batch" in found.traceback) == (code == 124), "its stack"
@@ -510,7 +510,7 @@ def test_rank_0_without_an_answer_of_half_ends_itself(answer: tuple[int, ...]) -
         assert it.monitor.tick(now) <= 3.0
     cut_off = len(answer) < 2
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (cut_off, cut_off, None)
-    assert not cut_off or (it.monitor.root_cause.node, it.monitor.root_cause.exit_code) == (
+    assert not cut_off or (it.root_cause.node, it.root_cause.exit_code) == (
         "node01",
         69,
     )
@@ -653,4 +653,4 @@ def test_after_a_strange_message_the_next_is_heard(line: bytes) -> None:
     it.say(1, line)
     it.say(2, HasFailed.about(Failure(2, "node03", "IndexError: late", 9)))
     it.monitor.tick(10.0)
-    assert it.monitor.root_cause.exit_code in (1, 7, 9)
+    assert it.root_cause.exit_code in (1, 7, 9)

@@ -41,7 +41,7 @@ KILLED = "srunddp: rank 0 on node01 failed: srunddp itself was killed (exit code
 def test_rank_zero_is_obeyed_and_nothing_is_said_again(capfd: pytest.CaptureFixture[str]) -> None:
     it = Scene(1)
     it.say(0, Verdict((2,), 9))
-    found = it.monitor.root_cause
+    found = it.root_cause
     assert (found.ranks, found.exit_code, it.monitor.finished) == ((2,), 9, False)
     it.monitor.ended()
     it.close(0)
@@ -104,7 +104,7 @@ def test_of_all_that_lose_rank_zero_the_first_deputy_says_so(
         for rank in (3, 4, speaker):
             it = Scene(rank, size=5, deputies=deputies(*sockets, rank=rank))
             it.close(0, lost=lost)
-            assert it.monitor.root_cause.exit_code == (69 if lost else 137)
+            assert it.root_cause.exit_code == (69 if lost else 137)
             it.monitor.ended()
             assert capfd.readouterr().err == ((LOST if lost else KILLED) if rank == speaker else "")
 
@@ -145,7 +145,7 @@ def test_a_launcher_that_ends_the_run_is_no_failure_of_rank_zero() -> None:
     it.close(0)
     assert it.monitor.root_cause is None
     it.monitor.fail(BOOM, 1.0)
-    assert it.monitor.root_cause.ranks == (1,)
+    assert it.root_cause.ranks == (1,)
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -163,7 +163,7 @@ def test_a_silent_rank_zero_outweighs_a_secondary_failure(
         culprit = 1
     it.monitor.tick(0.5)
     it.monitor.tick(91.0)
-    assert it.monitor.root_cause.ranks == (culprit,)
+    assert it.root_cause.ranks == (culprit,)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_lost_connection_is_their_node_or_ours(
         it = Scene(1, link_is_up=lambda: link, deputies=deputies(*sockets, rank=1))
         it.close(0, lost=True)
         it.monitor.ended()
-    found = it.monitor.root_cause
+    found = it.root_cause
     assert (f"rank {found.ranks[0]} on {found.node}", found.ending, found.exit_code) == (
         lost,
         Ending.LOST,
@@ -251,7 +251,7 @@ def test_several_ends_of_rank_zero_at_once_are_one(capfd: pytest.CaptureFixture[
     it.connections[0].open = False
     it.clock.now += 500.0
     it.monitor.tick(500.0)
-    assert it.monitor.root_cause.exit_code == 137
+    assert it.root_cause.exit_code == 137
     assert not it.monitor.cut_off
     assert it.messages_to(0, LeaseHasEnded) == []
     assert capfd.readouterr().err == KILLED
@@ -281,7 +281,7 @@ def test_who_is_on_a_node_that_is_given_up_ends_with_0(
 ) -> None:
     it = spared(1)
     it.say(0, Verdict((1,), 9, restart_at, given_up))
-    assert (it.monitor.root_cause.exit_code, it.monitor.fenced) == (code, given_up)
+    assert (it.root_cause.exit_code, it.monitor.fenced) == (code, given_up)
     assert it.monitor.restart == restart_at
 
 
@@ -289,7 +289,7 @@ def test_the_first_verdict_counts() -> None:
     it = spared(1)
     it.say(0, Verdict((1,), 9, "where"))
     it.say(0, Verdict((2,), 7, "elsewhere", node_is_given_up=True))
-    assert (it.monitor.root_cause.ranks, it.monitor.restart, it.monitor.fenced) == (
+    assert (it.root_cause.ranks, it.monitor.restart, it.monitor.fenced) == (
         (1,),
         "where",
         False,
@@ -345,7 +345,7 @@ def test_of_a_verdict_that_is_none_nothing_counts(message: bytes) -> None:
     monitor = it.monitor
     assert (monitor.root_cause, monitor.restart, monitor.fenced) == (None, None, False)
     it.say(0, Verdict((2,), 9))
-    assert (monitor.root_cause.ranks, monitor.restart, monitor.fenced) == ((2,), None, False)
+    assert (it.root_cause.ranks, monitor.restart, monitor.fenced) == ((2,), None, False)
 
 
 @given(messages=st.lists(st.sampled_from(STRANGE), max_size=5), ends=st.booleans())
@@ -358,4 +358,4 @@ def test_no_garbage_from_rank_zero_ends_another(messages: list[bytes], ends: boo
     it.monitor.tick(0.5)
     it.monitor.tick(91.0)
     assert it.monitor.root_cause, "rank 0 has gone"
-    assert 0 < it.monitor.root_cause.exit_code < 256
+    assert 0 < it.root_cause.exit_code < 256

@@ -67,6 +67,9 @@ def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(tmp_path: Path) 
     with subprocess.Popen(
         [sys.executable, SRUNDDP, "--quiet", script], env=bare(), text=True, **pipes
     ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
         assert process.stdout.readline() == "here\n"
         process.send_signal(signal.SIGURG)
         assert [process.stderr.readline() for _ in shown] == shown
@@ -87,7 +90,7 @@ def test_a_wrapper_below_the_launcher_can_end_the_script(tmp_path: Path) -> None
         "child.terminate()\n"
         "print(child.wait(20))\n"
     )
-    done = python("-c", wrapper, folder=tmp_path, **slurm(0, 1))
+    done = python("-c", wrapper, folder=tmp_path, limit=LONG, **slurm(0, 1))
     assert done.stdout.splitlines() == ["signal 1", "143"], done.stderr
 
 

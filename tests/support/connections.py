@@ -17,6 +17,7 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.messages import Ping, Pong, RankMessage
 from srunddp.supervisor.participant import Participant
 from srunddp.supervisor.restart import RestartPolicy, Starts
+from srunddp.supervisor.root_cause import RootCause
 
 M = TypeVar("M", bound=RankMessage)
 IMPATIENT = Limits(deputy_answers_within=0.2)
@@ -123,6 +124,12 @@ class Scene:
             self.monitor = Participant(context, self.connections[0])
         else:
             self.monitor = Coordinator(context, self.connections)
+
+    @property
+    def root_cause(self) -> RootCause:
+        """Why all ranks leave, which is known by now."""
+        assert self.monitor.root_cause is not None
+        return self.monitor.root_cause
 
     def say(self, peer: int, message: RankMessage | bytes, now: float = 0.0) -> None:
         """The peer sends a message, or a line that may be none."""
