@@ -9,7 +9,7 @@ from typing import Any
 from srunddp.run.defaults import default_lost_after
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RunCommand:
     """The options and arguments, as they were given or by their defaults; nothing is looked at yet.
 

@@ -22,7 +22,7 @@ from srunddp.supervisor.output.redirect import OutputTarget, output_target
 from srunddp.util.atomic_file import plain
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RunPlan:
     """One rank's part in a run, or in one start of it.
 

@@ -43,7 +43,7 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     remaining: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EndedStart:
     """How a start of the run has ended on this rank, and what the next one needs to know.
 
@@ -67,7 +67,7 @@ class EndedStart:
     is_fenced: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class InheritedStart:
     """What a start finds in this process: nothing in the first, and what the one before has left.
 

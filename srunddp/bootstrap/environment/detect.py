@@ -12,7 +12,8 @@ is, what else names a rank here, and by which ways rank 0 can be found.
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, is_below_rank
@@ -397,8 +398,7 @@ def _names_of(number: str) -> Iterator[str]:
 # How this process finds rank 0.
 
 
-@dataclass(frozen=True)
-class _ChosenDiscoveries:
+class _ChosenDiscoveries(NamedTuple):
     """The ways to rank 0 that this rank uses, and why.
 
     Attributes:

@@ -88,7 +88,8 @@ class SlurmStep:
         return dict(enumerate(itertools.chain.from_iterable(slots)))
 
 
-@dataclass(frozen=True, kw_only=True)
+# Every start pays for what a dataclass generates, and Environment has both for itself.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Identity:
     """Who this process is, and which launcher said so.
 

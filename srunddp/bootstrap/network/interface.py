@@ -9,8 +9,9 @@ import fnmatch
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.ifaces_entry import (
@@ -68,8 +69,7 @@ class NetworkInterface:
 Links = tuple[NetworkInterface, ...]
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(NamedTuple):
     """An interface that is chosen by name, and not looked at yet.
 
     Attributes:
@@ -154,8 +154,7 @@ def select_interface(
     return _interface(choice, _address(link, entry, environment), entry, variables)
 
 
-@dataclass(frozen=True)
-class _Exported:
+class _Exported(NamedTuple):
     """An interface that the user has chosen, and by which variable."""
 
     name: str
@@ -245,7 +244,7 @@ def _nearest(
     gpu, unknown = pci.own_gpu(environment.local_rank, environment.local_world_size or 1, variables)
     if not gpu or not usable:
         choice = _automatic(links, environment, where)
-        return replace(choice, source=f"{choice.source}; not by distance to the GPU: {unknown}")
+        return choice._replace(source=f"{choice.source}; not by distance to the GPU: {unknown}")
     best = [link.name for link in usable if _kind(link) == min(map(_kind, usable))]
     distances = {name: pci.distance(gpu, name) for name in best}
     nearest = [name for name in best if distances[name] == min(distances.values())]

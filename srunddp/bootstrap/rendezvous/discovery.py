@@ -4,7 +4,7 @@ it.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from srunddp._version import __version__
 from srunddp.bootstrap.environment import mpi
@@ -50,8 +50,7 @@ def token_source(environment: Environment) -> str:
     return "MASTER_ADDR:MASTER_PORT"
 
 
-@dataclass(frozen=True)
-class Introduction:
+class Introduction(NamedTuple):
     """How a rank comes to rank 0, or receives others as such.
 
     Attributes:

@@ -129,10 +129,10 @@ def _introduce(setup: RankSetup, published: str) -> Introduction:
     if setup.deputy is None:
         return introduction
     port = setup.deputy.getsockname()[1]
-    return replace(introduction, hello=replace(introduction.hello, deputy_port=port))
+    return introduction._replace(hello=replace(introduction.hello, deputy_port=port))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _RankZero:
     """Rank 0's part: it waits for the other ranks, and tells them where the store is.
 
