@@ -230,7 +230,7 @@ class Explanation:
             yield Row("token", discovery.token(found), discovery.token_source(found))
         if found.discovery.publishes:
             yield Row("proof", "secret", f"carried over {found.discovery.name}")
-        elif found.world_size > 1:
+        elif found.world_size != 1:
             kind = _UNKNOWN if self.links is None else auth.choose_authenticator().kind
             yield Row("proof", kind, auth.CHOICE)
 

@@ -10,8 +10,7 @@ from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.rank_setup import DEFAULT_TIMEOUT
 from srunddp.errors import SrunddpError
-from srunddp.run.command import RunCommand
-from srunddp.run.defaults import GRACE, LOST_AFTER_HELP, RESTART_GRACE
+from srunddp.run.command import GRACE, LOST_AFTER_HELP, RESTART_GRACE, RunCommand
 from srunddp.run.last_error import leave
 from srunddp.run.plan import find_environment, make_plan
 from srunddp.run.restart import inherited_start

@@ -6,7 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from srunddp.run.defaults import default_lost_after
+from srunddp.supervisor.limits import LOST_AFTER
+
+# The defaults of options that no other command has; of others they stand beside their use.
+GRACE = 30.0
+RESTART_GRACE = 2.0
+_LOST_AFTER_WITH_SPARES = 15.0  # where another node takes over, a loss costs little more than that
+LOST_AFTER_HELP = f"[default: {LOST_AFTER:.0f}s; with --spare-nodes {_LOST_AFTER_WITH_SPARES:.0f}s]"
+
+
+def default_lost_after(spare_nodes: int) -> float:
+    """The default of ``--lost-after``, in seconds, which depends on ``--spare-nodes``."""
+    if spare_nodes:
+        return _LOST_AFTER_WITH_SPARES
+    return LOST_AFTER
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

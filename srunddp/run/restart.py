@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin
 from srunddp.errors import ConfigError
@@ -43,8 +43,7 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     remaining: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EndedStart:
+class EndedStart(NamedTuple):
     """How a start of the run has ended on this rank, and what the next one needs to know.
 
     Attributes:

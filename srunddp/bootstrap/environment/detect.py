@@ -441,7 +441,7 @@ def _choose_discoveries(
         asked = discovery_named(channel)
         _require_asked(identity, usable, asked)
         later = f"--channel {channel} was asked for"
-        if identity.world_size > 1:
+        if identity.world_size != 1:
             usable = [asked]
     if not usable:
         return _ChosenDiscoveries((), "none is needed", ())
@@ -450,7 +450,7 @@ def _choose_discoveries(
     if channel is not None:
         reasons = ["--channel", *reasons]
     not_chosen: tuple[str, ...] = ()
-    if identity.world_size > 1:
+    if identity.world_size != 1:
         not_chosen = tuple(
             f"{each.name}: {objection or later}"
             for each, objection in objections.items()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.rendezvous import discovery
@@ -132,8 +132,7 @@ def _introduce(setup: RankSetup, published: str) -> Introduction:
     return introduction._replace(hello=replace(introduction.hello, deputy_port=port))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _RankZero:
+class _RankZero(NamedTuple):
     """Rank 0's part: it waits for the other ranks, and tells them where the store is.
 
     Attributes:
