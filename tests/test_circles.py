@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 # A user's callback is passed the Trainer, and its annotations say so: a Protocol in its place would
-# refuse a callback that is annotated with the Trainer itself. No import at run time closes the ring.
+# refuse a callback that is annotated with the Trainer itself. At run time no import closes the
+# ring.
 KNOWN = [
     [
         "srunddp.train.callback",
