@@ -317,9 +317,9 @@ def test_methods_that_a_callback_gets_after_the_trainer_was_made_are_called() ->
     said: list[str] = []
     own = Callback()
     trainer = trainer_of(callbacks=(own,))
-    own.on_before_optimizer_step = lambda trainer: said.append("before")
-    own.on_step = lambda trainer, step, loss: said.append("step")
-    own.on_epoch = lambda trainer, record: said.append("epoch")
+    own.on_before_optimizer_step = lambda trainer: said.append("before")  # type: ignore[method-assign]
+    own.on_step = lambda trainer, step, loss: said.append("step")  # type: ignore[method-assign]
+    own.on_epoch = lambda trainer, record: said.append("epoch")  # type: ignore[method-assign]
     trainer.fit(Numbered(2))
     assert said[:2] == ["before", "step"]
     assert said[-1] == "epoch"
