@@ -136,12 +136,10 @@ class Coordinator(FailureMonitor):
             self._decision.finished_before = self._finished_ranks()
         self._act(self._decision.fail(failure, now))
 
-    def abandon(self, failure: Failure) -> bool:
+    def abandon(self, failure: Failure, now: float) -> bool:
         if not self._spares or not self._spares.can_move:
             return False
-        # The decision, once it has fallen, has no time that would begin now.
-        self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now=0.0)
-        return True
+        return self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now)
 
     # What comes over the connections.
 
@@ -195,8 +193,6 @@ class Coordinator(FailureMonitor):
     def _note(self, rank: int, event: RankEvent) -> None:
         self._table.apply(rank, event)
         self._stall.remove(rank)
-        if self._stays_together and self._table.workers_have_ended:
-            self._end_connections()
 
     def _on_end(self, rank: int, now: float) -> None:
         """The connection to a rank has ended: with a goodbye, or as its supervisor was killed or
@@ -261,7 +257,8 @@ class Coordinator(FailureMonitor):
         self._look_around(now)
         self._move_on(now)
         if self.root_cause is not None:
-            return 0.0  # the supervisor acts on it at its next turn
+            # At once again: what the supervisor then tells may be all that rank 0 waits for.
+            return 0.0
         return max(0.0, self._next_due(now) - now)
 
     def _move_on(self, now: float) -> None:
@@ -272,6 +269,10 @@ class Coordinator(FailureMonitor):
         """Notice what no message says."""
         while self._waiting and self._table.scripts_are_over:
             self._connections[self._waiting.pop()].send(AllScriptsAreOver())
+        # After that: nothing can be sent over a connection once this side has ended it, and the
+        # tasks of spare nodes wait for the message above.
+        if self._stays_together and self._table.workers_have_ended:
+            self._end_connections()
         if self._is_cut_off():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
             self._lose_node(self._context.node, cause, now)
@@ -369,9 +370,12 @@ class Coordinator(FailureMonitor):
         ranks = tuple(rank for rank, where in self._others().items() if where == node)
         self._lose(RootCause(ranks, node, cause, LOST, ending=Ending.LOST), now)
 
-    def _lose(self, root_cause: RootCause, now: float) -> None:
-        if self._decision.apply(DecisionEvent.NODE_IS_LOST, now) is Action.NAME_LOST_NODE:
-            self._end_run(root_cause)
+    def _lose(self, root_cause: RootCause, now: float) -> bool:
+        """End the run for a lost node; returns whether nothing was decided before."""
+        if self._decision.apply(DecisionEvent.NODE_IS_LOST, now) is not Action.NAME_LOST_NODE:
+            return False
+        self._end_run(root_cause)
+        return True
 
     def _end_run(self, root_cause: RootCause) -> None:
         """The decision has fallen: report, decide on a restart, tell all, write.

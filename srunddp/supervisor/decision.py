@@ -47,7 +47,7 @@ class DecisionEvent(Enum):
     ORDERLY_END = "a rank stops, or ends by the launcher's signal"
     NODE_IS_LOST = "a node is lost, rank 0's own included"
     NO_STEP = "no step of any rank for `--stall-timeout`"
-    STEP = "a rank makes a step after all"
+    STEP = "a rank makes a step after all, or none is to be expected any more"
     WAITED = "its time is over, or no worker is left that could fail"
     MAY_BE_A_HANG = "as before, and one rank that hangs may have caused all failures"
     IS_NO_HANG = "a failure that no rank which hangs can have caused"

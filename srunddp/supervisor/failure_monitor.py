@@ -115,9 +115,16 @@ class FailureMonitor:
         """
         return False
 
-    def abandon(self, failure: Failure) -> bool:
-        """This process cannot go on: leave its node's ranks to a spare node. Returns whether there
-        can be one.
+    def abandon(self, failure: Failure, now: float) -> bool:
+        """Leave the ranks of this node to a spare node, as this process cannot go on.
+
+        Args:
+            failure: Why it cannot.
+            now: The time.
+
+        Returns:
+            Whether they are left: there is a root cause from now on, or the one that there was
+            has changed. Else nothing was done, and this rank has failed.
         """
         return False
 

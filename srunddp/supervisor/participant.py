@@ -66,6 +66,7 @@ class Participant(FailureMonitor):
         self._waits = False  # the worker stays until the scripts of all ranks are over
         self._stays = False  # until rank 0 closes, though the worker has ended with 0
         self._rank_zero_end: RankZeroEnd | None = None
+        self._hears = True  # until this rank goes on without rank 0
         # The supervisor's clock begins at 0: the first ping is one interval later, not at once.
         self._heard = self._pinged = 0.0
         self._stays_until = 0.0  # by the context's clock, where it has spoken for rank 0
@@ -87,7 +88,12 @@ class Participant(FailureMonitor):
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         self._heard = now
-        for message in connection.read():
+        messages = connection.read()
+        if not self._hears:
+            # Reading has found the connection open again, if it is.
+            connection.open = False
+            return
+        for message in messages:
             self._on_message(message)
         self._notice_end(now)
 
@@ -135,14 +141,22 @@ class Participant(FailureMonitor):
     def ended(self) -> None:
         self._connection.send(EndedAfterVerdict())
 
-    def abandon(self, failure: Failure) -> bool:
+    def abandon(self, failure: Failure, now: float) -> bool:
         if not self._lease:
             return False
         self.root_cause = RootCause.of(failure)
+        # Also where a verdict had said where the ranks meet again: without its launcher this
+        # process does not go on.
+        self.restart = None
         self.fenced = True
         self._connection.end()
-        self._connection.open = False
+        self._hangs_up()
         return True
+
+    def _hangs_up(self) -> None:
+        """Take what still comes from rank 0 for nothing."""
+        self._hears = False
+        self._connection.open = False
 
     def tick(self, now: float) -> float:
         self._heard = self._heard or now  # nothing is expected before the first ping
@@ -219,7 +233,7 @@ class Participant(FailureMonitor):
     def _end_without_rank_zero(self, end: RankZeroEnd, now: float) -> None:
         context = self._context
         self._rank_zero_end = end
-        self._connection.open = False  # what still comes from rank 0 counts no more
+        self._hangs_up()
         self.root_cause = self._own_root_cause(end)
         if self._lease and not self._asked_by and not context.asked(now):
             self.restart = context.takeover

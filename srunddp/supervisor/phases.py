@@ -5,8 +5,8 @@ reads events from sockets, signals and the clock, asks this function, and carrie
 What is not in :data:`TABLE` changes nothing.
 
 A path without a failure is MEETING, RUNNING, FINISHING, LEAVING, GONE, OVER. Two things turn off
-from it: a failure of this rank, which is told once and changes the phase only before the ranks have
-met, and the verdict, upon which the worker is ended (ENDING, CLOSING).
+from it: a failure of this rank, which is told once, and the verdict, upon which the worker is ended
+(ENDING, CLOSING). After the ranks have met a failure changes no phase but CRASHED.
 """
 
 from __future__ import annotations
@@ -258,7 +258,10 @@ def _end_unmet_early(state: State, event: RanksDoNotMeet, _: Times) -> Step:
 
 @_on(RanksHaveMet, Phase.ABORTING, to=(Phase.RUNNING, Phase.GONE))
 def _tell_failure_late(state: State, _: RanksHaveMet, __: Times) -> Step:
-    """Tell the failure monitor: the last rank came before the rendezvous could be ended."""
+    """Tell the failure monitor: the last rank came before the rendezvous could be ended.
+
+    The worker, if it is still there, gets the world all the same, and the verdict ends it.
+    """
     assert state.failure is not None
     actions = [HandOverWorld(), TellFailure(state.failure)]
     if state.worker_has_ended:

@@ -35,7 +35,7 @@ TRANSITIONS: Mapping[tuple[RankState, RankEvent], RankState] = {
     (RankState.WORKING, RankEvent.HAS_FAILED): RankState.FAILED,
     # In an exit handler, or its process does not end.
     (RankState.DONE, RankEvent.HAS_FAILED): RankState.FAILED,
-    # Its supervisor is stopped, and rank 0 waits for its connection to end.
+    # Its supervisor is stopped, and rank 0 waits for its connection to end; or its launcher ends.
     (RankState.LEFT, RankEvent.HAS_FAILED): RankState.FAILED,
     # The script of such a task is over from the beginning; it leaves when those of all ranks are.
     (RankState.SPARE, RankEvent.WORKER_HAS_ENDED): RankState.LEFT,

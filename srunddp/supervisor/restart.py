@@ -52,8 +52,15 @@ class RestartPolicy:
         clock: Clock = time.monotonic,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """``most``: restarts of a run; ``publish`` listens for the next rendezvous, and returns
-        where, for all.
+        """Begin to decide for this start.
+
+        Args:
+            most: Restarts that a run may have.
+            history: Of the starts before this one.
+            publish: Listens for the next rendezvous, and returns what the ranks need to find it.
+            has_steps: Whether a worker has made a step in this start.
+            clock: By which the start's length counts.
+            limits: From how long on a start counts as progress where nothing counts steps.
         """
         self.history = history
         self._most = most
@@ -66,8 +73,13 @@ class RestartPolicy:
     def decide(
         self, cause: RootCause, obstacle: str, *, moves: bool = False
     ) -> tuple[str | None, str]:
-        """Whether all ranks start anew, unless an ``obstacle`` is named; ``moves``: the failed ones
-        on another node.
+        """Decide whether all ranks start anew, and listen for them if they do.
+
+        Args:
+            cause: Why this start has ended.
+            obstacle: Why no start can follow, as rank 0 knows it; empty where one can.
+            moves: The ranks of a node go to a spare one, so that what was wrong with their node may
+                not be there.
 
         Returns:
             What rank 0 has published, None where the run ends; and a line for the user, empty for
@@ -80,7 +92,7 @@ class RestartPolicy:
         is_long = self._clock() - self._began >= self._limits.progress_after
         progressed = self._has_steps() or (not steps and is_long)
         memory = last.out_of_memory or cause.category is FailureCategory.OUT_OF_MEMORY
-        if why := obstacle or self._refusal(cause, progressed or moves):
+        if why := obstacle or self._refusal(cause, may_go_better=progressed or moves):
             return None, f"not restarted: {why}"
         try:
             published = self._publish()
@@ -89,13 +101,20 @@ class RestartPolicy:
         self.history = Starts(last.count + 1, steps, memory, cause.cause, cause.node, progressed)
         return published, f"restart {self.history.count} of {self._most}: all ranks start anew"
 
-    def _refusal(self, cause: RootCause, progressed: bool) -> str:
+    def _refusal(self, cause: RootCause, *, may_go_better: bool) -> str:
+        """Return why another start would be of no use; empty where it may be.
+
+        Args:
+            cause: Why this start has ended.
+            may_go_better: This start has made a step, or ranks move to another node. Then only what
+                counts for any start refuses.
+        """
         last = self.history
         if last.count >= self._most:
             return f"this was restart {self._most} of {self._most}"
         if cause.exit_code - 128 in _ASKS:
             return f"{signals.signal_name(cause.exit_code - 128)} asks for an end"
-        if progressed:
+        if may_go_better:
             return ""
         is_wrong = cause.category is FailureCategory.WRONG_SCRIPT
         if is_wrong or cause.exit_code in _WRONG_USE:

@@ -181,7 +181,8 @@ class Supervisor:
         register(signals_descriptor, selectors.EVENT_READ, self._on_signals)
         register(ours, selectors.EVENT_READ, self._on_rendezvous)
         if self.launcher.pid:
-            # It is gone already, and the kernel ends us soon, or it is old.
+            # An error says that the launcher is gone already, so that the kernel ends us soon; or
+            # that the kernel is too old for pidfd_open().
             with contextlib.suppress(OSError):
                 register(
                     signals.pidfd_open(self.launcher.pid),
@@ -318,7 +319,7 @@ class Supervisor:
         failure = self.recorder.of(
             f"its launcher, process {self.launcher.pid}, has ended", 137, now
         )
-        if self._monitor and self._monitor.abandon(failure):
+        if self._monitor and self._monitor.abandon(failure, now):
             return  # a verdict follows, or has changed
         self._ask_for_end(signal.SIGHUP)  # of which nothing will come any more
         self._handle(LauncherHasEnded(now, failure))

@@ -145,13 +145,30 @@ def test_after_one_is_out_of_memory_all_leave_together(memory: bool) -> None:
         it.say(rank, ScriptIsOver())
         it.say(rank, WorkerHasEnded())
     it.monitor.done()
+    it.monitor.tick(1.0)
     assert not it.connections[1].ended
     it.monitor.left()
+    it.monitor.tick(2.0)
     assert [it.connections[rank].ended for rank in (1, 2)] == [memory] * 2
     assert not it.monitor.finished
     it.close(1)
     it.close(2)
     assert it.monitor.finished
+
+
+def test_spare_nodes_hear_of_a_good_end_before_all_leave_together() -> None:
+    """Also where the last rank says in one breath that its script is over and its worker gone."""
+    it = spared(last=Starts(1, out_of_memory=True))
+    for number in (3, 4):
+        it.say(number, ScriptIsOver(waits=True))
+    it.monitor.done()
+    it.monitor.left()
+    for rank in (1, 2):
+        it.say(rank, ScriptIsOver())
+        it.say(rank, WorkerHasEnded())
+    it.monitor.tick(1.0)
+    assert it.messages_to(3, AllScriptsAreOver) == [AllScriptsAreOver()]
+    assert it.connections[3].ended
 
 
 def test_ranks_that_have_left_may_close() -> None:
@@ -180,6 +197,7 @@ def test_a_last_word_that_comes_twice_or_late_says_nothing_new() -> None:
         it.say(1, message)
     it.monitor.done()
     it.monitor.left()
+    it.monitor.tick(1.0)
     assert not it.connections[1].ended, "rank 2 still works"
     it.close(1)
     assert it.monitor.root_cause is None, "rank 1 has said goodbye"
@@ -542,11 +560,12 @@ def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     it = spared()
-    assert it.monitor.abandon(replace(BOOM, rank=0, node="node01"))
+    assert it.monitor.abandon(replace(BOOM, rank=0, node="node01"), 1.0)
     assert (it.monitor.fenced, it.monitor.restart) == (True, None)
     assert it.messages_to(2, Verdict) == [Verdict((0,), 7, restart_at=TAKEOVER)]
     assert "rank 0 on node01 lost: ValueError: boom" in capfd.readouterr().err
-    assert not Scene().monitor.abandon(BOOM)
+    assert not it.monitor.abandon(BOOM, 2.0), "all have been told of an end already"
+    assert not Scene().monitor.abandon(BOOM, 1.0)
 
 
 # Whatever comes over a connection.

@@ -15,6 +15,7 @@ from srunddp.supervisor.messages import (
     HasFailed,
     LeaseHasEnded,
     Ping,
+    Pong,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -298,7 +299,7 @@ def test_the_first_verdict_counts() -> None:
 
 def test_an_abandoned_rank_leaves_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     it = spared(1)
-    assert it.monitor.abandon(BOOM)
+    assert it.monitor.abandon(BOOM, 1.0)
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.finished, it.monitor.restart) == (
         True,
         False,
@@ -307,7 +308,30 @@ def test_an_abandoned_rank_leaves_without_a_word(capfd: pytest.CaptureFixture[st
     )
     assert (it.connections[0].messages, it.connections[0].ended) == ([], True)
     assert capfd.readouterr().err == ""
-    assert not Scene(1).monitor.abandon(BOOM)
+    it.say(0, Pong())
+    assert it.monitor.finished, "what comes late counts no more"
+    assert not Scene(1).monitor.abandon(BOOM, 1.0)
+
+
+def test_an_abandoned_rank_does_not_go_to_a_restart_that_it_was_told_of() -> None:
+    it = spared(1)
+    it.say(0, Verdict((2,), 9, restart_at="where"))
+    assert it.monitor.restart == "where"
+    assert it.monitor.abandon(BOOM, 1.0)
+    assert it.monitor.fenced
+    following: str | None = it.monitor.restart
+    assert following is None
+
+
+def test_nothing_counts_that_comes_from_a_rank_zero_that_was_given_up() -> None:
+    it = Scene(1)
+    it.monitor.tick(5.0)
+    it.monitor.tick(1000.0)
+    assert it.root_cause.ranks == (0,)
+    it.say(0, Pong())
+    it.say(0, Verdict((2,), 9))
+    assert it.root_cause.ranks == (0,)
+    assert it.monitor.finished
 
 
 STRANGE = [

@@ -83,11 +83,14 @@ class FakeConnection(SupervisorConnection):
     def send(self, message: RankMessage) -> None:
         decoded = RankMessage.decode(message.encode())
         assert decoded == message
-        self.messages.append(decoded)
+        if not self.ended:  # a socket takes nothing after its end
+            self.messages.append(decoded)
 
     def read(self) -> list[RankMessage]:
         arrived = self.arrived
         self.arrived = []
+        if arrived:
+            self.open = True  # as a real one is after each read that brings something
         return arrived
 
     def end(self) -> None:
