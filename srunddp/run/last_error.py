@@ -11,6 +11,7 @@ from typing import NoReturn
 from srunddp.bootstrap.environment.detect import likely_ranks
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
+from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, RendezvousOptions
 from srunddp.errors import RendezvousError, Scope, SrunddpError
 from srunddp.util.console import write_stderr
@@ -40,8 +41,6 @@ def leave_before_meeting(
         options: how the ranks were to meet.
         interface: this rank's, where that was chosen before.
     """
-    from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
-
     if environment.rank == 0:
         # Before the others know: a launcher kills all ranks at the first bad end.
         write_stderr(f"srunddp: error: {error}\n")

@@ -10,13 +10,15 @@ The order of :func:`launch` is its design; if two steps are exchanged, something
    one that came in between would end the supervisor alone, and the worker would go on unwatched.
    The mask from before is kept for the script.
 3. **The sampler is forked**, where this rank has its node's. The signals are blocked by then, which
-   Slurm sends to every process of a step. After the fork of the worker, the worker would keep the
-   supervisor's end of the sampler's socket open, whose end is the sampler's sign to stop.
-   **The folder of the samples is exported**, which the script gets by the fork.
+   Slurm sends to every process of a step; and there are no threads yet, see step 7. The worker,
+   which is forked later, inherits the supervisor's end of the sampler's socket and closes it: that
+   end is the sampler's sign to stop. **The folder of the samples is exported**, which the script
+   gets by the fork.
 4. **The garbage collector's objects are frozen**: it does not write to them any more, and the two
    processes go on sharing their pages. That is worth something before the fork alone.
 5. **The worker is forked.** Each process has all descriptors now, and closes what is the other's:
-   an end of their pipe that stays open on the wrong side hides that the right side has gone.
+   an end of their pipe that stays open on the wrong side hides that the right side has gone. The
+   pipe itself may be made at any time before.
 6. **Signals that wait already are noted**, without taking them. They came before the worker was
    there, and a fork inherits none, so that the supervisor has to pass them on. The later this is,
    the more of those that the launcher has sent to both would be passed on as well.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.environment.spare_nodes import set_spare_nodes
@@ -21,6 +22,21 @@ from srunddp.run.script import Script
 from srunddp.supervisor.output.redirect import OutputTarget, output_target
 from srunddp.util.atomic_file import plain
 
+if TYPE_CHECKING:
+    from srunddp.stage.paths import StagedPaths
+
+
+class StagedCopies(NamedTuple):
+    """The copies that ``--staged`` has found on this node.
+
+    Attributes:
+        paths: what was copied, and where to.
+        folder: the working directory that the step was to have.
+    """
+
+    paths: StagedPaths
+    folder: str
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunPlan:
@@ -34,6 +50,7 @@ class RunPlan:
         monitor: where the files of ``--monitor`` go; None without it.
         rendezvous: how the ranks meet.
         notes: lines that rank 0 is to say.
+        copies: of ``--staged``; None without it.
     """
 
     command: RunCommand
@@ -43,6 +60,7 @@ class RunPlan:
     monitor: MonitorConfig | None
     rendezvous: RendezvousOptions
     notes: tuple[str, ...] = ()
+    copies: StagedCopies | None = None
 
 
 def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
@@ -72,7 +90,7 @@ def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
 def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | None) -> RunPlan:
     """Work out what the command line means for this rank.
 
-    All ranks see the same error here, and nobody has to be told.
+    Nobody has to be told of an error here: the command line is that of all ranks.
 
     Args:
         command: what the command line says.
@@ -152,12 +170,14 @@ def _plan_monitor(
 def in_staged_copies(plan: RunPlan) -> RunPlan:
     """Return the plan as it is where this node has copies, with ``--staged``.
 
-    From now on this process holds the copies' lock, and so does all that it forks.
+    From now on this process holds the copies' lock, and so does all that it forks. Where output
+    goes is left to :func:`output_outside_copies`: that may be an error, of which the other ranks
+    are told by what this plan says of ifaces.conf.
 
     Raises:
-        ConfigError: there are no copies, or output would go into one.
+        ConfigError: there are no copies.
     """
-    from srunddp.stage.paths import activate, lock, read, refuse_inside_copy
+    from srunddp.stage.paths import activate, lock, read
 
     staged = read(os.environ)
     lock(staged.folder)
@@ -165,6 +185,37 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
     rendezvous = plan.rendezvous
     if rendezvous.ifaces:
         rendezvous = replace(rendezvous, ifaces=staged.here(rendezvous.ifaces))
+    script = plan.script
+    if not script.module:
+        script = replace(script, name=staged.here(script.name))
+    script = replace(script, arguments=tuple(map(staged.argument, script.arguments)))
+    notes = plan.notes
+    if staged.note:
+        notes = (*notes, staged.note)
+    return replace(
+        plan,
+        rendezvous=rendezvous,
+        script=script,
+        notes=notes,
+        copies=StagedCopies(staged, folder),
+    )
+
+
+def output_outside_copies(plan: RunPlan) -> RunPlan:
+    """Return the plan with the folders of output and samples as this node has them.
+
+    Args:
+        plan: of :func:`in_staged_copies`, or one without copies.
+
+    Raises:
+        ConfigError: one of the folders is in a copy, which is deleted with the job.
+    """
+    if plan.copies is None:
+        return plan
+    from srunddp.stage.paths import refuse_inside_copy
+
+    staged = plan.copies.paths
+    folder = plan.copies.folder
     output = plan.output
     if output.file:
         output = replace(output, file=refuse_inside_copy(staged, folder, output.file, "--log-dir"))
@@ -173,15 +224,4 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
         monitor = replace(
             monitor, folder=refuse_inside_copy(staged, folder, monitor.folder, "--monitor-dir")
         )
-    script = plan.script
-    if not script.module:
-        script = replace(script, name=staged.here(script.name))
-    script = replace(script, arguments=tuple(map(staged.argument, script.arguments)))
-    return replace(
-        plan,
-        rendezvous=rendezvous,
-        output=output,
-        monitor=monitor,
-        script=script,
-        notes=(staged.note,) if staged.note else (),
-    )
+    return replace(plan, output=output, monitor=monitor)

@@ -21,7 +21,7 @@ from srunddp.errors import ConfigError, Scope, SrunddpError
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.last_error import leave_before_meeting
 from srunddp.run.launch import check_open_files, check_worker_variable, launch
-from srunddp.run.plan import RunPlan, in_staged_copies
+from srunddp.run.plan import RunPlan, in_staged_copies, output_outside_copies
 from srunddp.run.restart import InheritedStart
 from srunddp.run.run_files import clear_result
 from srunddp.run.script import check
@@ -57,6 +57,7 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
         check_restarts_without_mpi(plan.rendezvous, environment)
         if plan.command.staged:
             plan = in_staged_copies(plan)
+            plan = output_outside_copies(plan)
         check_worker_variable(os.environ)
         check(plan.script)
         output, monitor = _open_files(plan, limits)

@@ -39,7 +39,7 @@ class _Pickler(pickle.Pickler):
     """Writes a socket as its descriptor, which the next program inherits."""
 
     def reducer_override(self, value: Any) -> Any:
-        """See pickle."""
+        """Return how to make the value again; NotImplemented for pickle's own way."""
         if isinstance(value, socket.socket):
             return socket.socket, (value.family, value.type, value.proto, value.fileno())
         return NotImplemented

@@ -446,6 +446,23 @@ def test_rank_without_copies_ends_all_with_one_message(copies: Copies, tmp_path:
     assert tells(errors, other.folder, "No such file")
 
 
+def test_rank_whose_log_leads_into_a_copy_tells_rank_0_by_the_copy_of_ifaces_conf(
+    copies: Copies,
+) -> None:
+    """Rank 0 listens where that file says: by another one it would not be found."""
+    write(copies.of(PROJECT) / "train.py", "")
+    entry = "- {nodes: '*', interface: lo, address: 127.0.0.1, ports: 21450-21459}"
+    write(copies.of(DATA) / "ifaces.conf", entry)
+    options = ("--ifaces", f"{DATA}/ifaces.conf")
+    ranks = [
+        start(copies, *options, "train.py", size=2),
+        start(copies, *options, "--log-dir", f"{PROJECT}/logs", "train.py", rank=1, size=2),
+    ]
+    errors = "".join(rank.communicate(timeout=LONG)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [78, 78], errors
+    assert errors.count("--log-dir leads to") == 1, errors
+
+
 def test_copy_is_locked_until_all_processes_have_ended(copies: Copies) -> None:
     """Such as loader workers; this one has a session of its own."""
     write(

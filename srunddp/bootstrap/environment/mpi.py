@@ -62,6 +62,7 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
     """Send rank 0's message to all ranks over MPI, initialising MPI where the script has not.
 
     MPI stays initialised, for the script may use it too, and is finalised when Python exits.
+
     Args:
         message: rank 0's; None on the others.
         world_size: what the launcher has told.

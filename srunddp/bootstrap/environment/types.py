@@ -95,11 +95,14 @@ class Identity:
 
     Attributes:
         launcher: its name: Slurm, Open MPI, Hydra, …, ``explicit variables``, or ``none``.
-        rank, local_rank, world_size: torch's terms.
+        rank: torch's term, as the next two are.
+        local_rank: among the ranks of this node.
+        world_size: how many ranks there are.
         local_world_size: ranks on this node; None before the rendezvous, where nothing tells.
         node: this node's name, ``SLURMD_NODENAME`` or the hostname.
-        sources: for each of these the variable that decided it, with its value, or a sentence
-            where none did.
+        sources: for ``launcher``, ``rank``, ``local_rank``, ``world_size``, ``node`` and, where it
+            is known, ``local_world_size``: the variable that decided it, with its value, or a
+            sentence where none did.
         step: Slurm's view, where a step of Slurm is the launcher.
         master: ``MASTER_ADDR`` and ``MASTER_PORT`` where explicit variables rule.
     """

@@ -19,6 +19,7 @@ from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
+from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
 from srunddp.bootstrap.rendezvous.messages import Goodbye, RendezvousMessage
 from srunddp.bootstrap.rendezvous.rank_setup import RendezvousOptions, bind, prepare
 from srunddp.bootstrap.rendezvous.roles import rendezvous
@@ -99,8 +100,6 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
         interface = setup.interface
         setup = bind(setup)
     except SrunddpError as error:
-        from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
-
         report_early_failure(environment, options, error, interface)
         raise
     broadcast = partial(
