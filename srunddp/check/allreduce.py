@@ -138,7 +138,7 @@ def evaluate(
 
     Args:
         facts: by rank.
-        nodes: likewise.
+        nodes: by rank, too.
         link: bytes per second that the slowest node's network can carry; 0 where that is not known.
     """
     for rank, one in facts.items():

@@ -134,9 +134,9 @@ class Observation(Generic[F]):
 
         Args:
             level: how bad it is.
-            found: as in an error.
-            expected: likewise.
-            hint: likewise.
+            found: what is wrong, as in an error.
+            expected: what would be right.
+            hint: what to do.
             rank: it is about the rank.
         """
         return Ranks([self]).finding(level, found, expected, hint, ranks=rank)
@@ -152,9 +152,9 @@ class Ranks(list[Observation[F]]):
 
         Args:
             level: how bad it is.
-            found: as in an error.
-            expected: likewise.
-            hint: likewise.
+            found: what is wrong, as in an error.
+            expected: what would be right.
+            hint: what to do.
             ranks: it is about the ranks.
         """
         nodes = tuple(dict.fromkeys(one.node for one in self))

@@ -172,27 +172,37 @@ class CheckSession:
                 if not ready:
                     break  # the time is over
                 for key, _ in ready:
-                    if self._read(key.data, received[key.data], answers):
-                        selector.unregister(key.fileobj)
-                        waiting.discard(key.data)
+                    rank = key.data
+                    answer = self._read(rank, received[rank])
+                    if answer is None:
+                        continue
+                    # Before the socket is closed: another thread may get its number at once.
+                    selector.unregister(key.fileobj)
+                    waiting.discard(rank)
+                    if isinstance(answer, CheckMessage):
+                        answers[rank] = answer
+                    else:
+                        self._drop(rank, answer)
         return answers
 
-    def _read(self, rank: int, received: LineBuffer, answers: dict[int, CheckMessage]) -> bool:
-        """Read what a rank has sent; whether nothing more is to come of it: its answer is there, or
-        the rank is lost.
+    def _read(self, rank: int, received: LineBuffer) -> CheckMessage | str | None:
+        """Read what a rank has sent.
+
+        Returns:
+            Its answer; a text that says why none will come; None while it is still to come.
         """
         piece = b""
         with contextlib.suppress(OSError):  # a reset connection ends like a closed one
             piece = self.connections[rank].recv(_PIECE)
         lines = received.feed(piece)
         if piece and not lines and len(received) <= _LONGEST:
-            return False
+            return None
         answer = CheckMessage.decode(lines[0]) if lines else None
         if answer:
-            answers[rank] = answer
-        else:
-            self._drop(rank, _NO_ANSWER if piece else "its process ended")
-        return True
+            return answer
+        if piece:
+            return _NO_ANSWER
+        return "its process ended"
 
     def _drop(self, rank: int, why: str) -> None:
         self.errors.setdefault(rank, why)
