@@ -70,7 +70,7 @@ class Canvas:
 
     Attributes:
         width: in its own units, as is the height.
-        height: likewise.
+        height: in the same units.
         shapes: the later ones above the earlier ones.
         hovers: above them all.
     """

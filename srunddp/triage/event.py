@@ -62,7 +62,7 @@ class Event:
         number: of the line.
         text: of the line, without its label.
         rank: whose line it is, as far as that is known.
-        node: where that rank ran, likewise.
+        node: where that rank ran, as far as that is known.
         time: of the line, see :func:`srunddp.triage.logs.time_of`.
         since: of the last line before it that told a time.
         raised: the exception that it is.

@@ -20,7 +20,7 @@ class Device(VisibleDevice):
     Attributes:
         name: of the model.
         total: bytes of memory, 0 where NVML does not tell.
-        free: likewise.
+        free: bytes of it that nobody uses, 0 where NVML does not tell.
         address: on the PCI bus, as in sysfs.
         numa: its NUMA node, -1 where nothing tells.
     """
