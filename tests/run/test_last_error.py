@@ -7,7 +7,6 @@ import time
 import pytest
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.bootstrap.rendezvous import early_failure
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, RendezvousOptions, SpareNodeTerms
 from srunddp.errors import ConfigError, PeerError, Scope, SrunddpError
 from srunddp.run import last_error, srun
@@ -102,7 +101,7 @@ def test_before_the_ranks_meet_rank_0_prints_what_it_knows(
         reports.append(printed(capfd))
         return known
 
-    monkeypatch.setattr(early_failure, "report_early_failure", report)
+    monkeypatch.setattr(last_error, "report_early_failure", report)
     with pytest.raises(SystemExit) as ended:
         last_error.leave_before_meeting(
             error(scope), detect(step(rank), pid=PID), RendezvousOptions(), None
