@@ -240,7 +240,8 @@ class Discovery(ABC):
         """Publish rank 0's message, and wait for it on the other ranks.
 
         Args:
-            message: rank 0's, without blanks; None on the others.
+            message: rank 0's, without blanks: where it listens, or that it has failed; None on the
+                others. Only the former bears the run's name.
             environment: this rank's.
             timeout: seconds to wait for the slowest rank.
             interface: the network interface to use; empty for the way's own choice.

@@ -32,9 +32,12 @@ OTHER_NAME = (
 
 
 def token(environment: Environment) -> str:
-    """The name of this run by which its ranks know each other.
+    """Return the name by which the ranks of a run know each other.
 
-    It stops mix-ups between jobs and steps; it is no secret and stops no attacker.
+    It stops mix-ups between jobs and steps; it is no secret and stops no attacker. All ranks know
+    it before they meet in a job step, where it also differs with each requeue, and with explicit
+    variables, where it is the same in each start. Elsewhere each process draws one, and rank 0's is
+    published with its address.
     """
     if environment.step:
         return environment.step.id

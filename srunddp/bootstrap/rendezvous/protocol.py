@@ -183,7 +183,7 @@ class CancelToken:
 
 @dataclass(frozen=True)
 class Advertisement:
-    """The token of this run, where rank 0 listens, and the secret that the launcher's channel
+    """The token of this run, where rank 0 listens, and the secret that the channel
     carries.
     """
 

@@ -108,7 +108,7 @@ def _alone(setup: RankSetup) -> RendezvousResult:
 
 
 def _learn_from_rank_zero(setup: RankSetup, over_mpi: Broadcast, say: Say) -> tuple[str, str]:
-    """Learn what rank 0 has published: from the start before, or over the launcher's channel.
+    """Learn what rank 0 has published: from the start before, or over the channel.
 
     Returns:
         The channel, and what was published; empty where each rank works out where rank 0 is.
