@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from srunddp.supervisor.connection import SupervisorConnection
-from srunddp.supervisor.decision import Action, Decision, DecisionEvent, Facts
+from srunddp.supervisor.decision import Decision, DecisionEvent, Facts, RankZeroAction
 from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
 from srunddp.supervisor.failure_monitor import FailureMonitor, NextStart, RankContext
 from srunddp.supervisor.liveness import Liveness
@@ -95,7 +95,9 @@ class Coordinator(FailureMonitor):
 
     @property
     def finished(self) -> bool:
-        if not self._open:  # the others leave first
+        if not self._open:
+            # The others leave first. Where the decision is still to fall, as rank 0's own worker
+            # has left and another has failed, the tick after this question brings it.
             return self.root_cause is not None or self._own_state is RankState.LEFT
         return self._decision.is_over
 
@@ -332,14 +334,14 @@ class Coordinator(FailureMonitor):
 
     # What is done.
 
-    def _act(self, action: Action | None) -> None:
+    def _act(self, action: RankZeroAction | None) -> None:
         failures = self._decision.failures
         match action:
-            case Action.ASK_FOR_STACKS:
+            case RankZeroAction.ASK_FOR_STACKS:
                 self._ask_for_stacks()
-            case Action.NAME_FIRST_FAILURE:
+            case RankZeroAction.NAME_FIRST_FAILURE:
                 self._end_run(find_root_cause(failures, self._decision.finished_before))
-            case Action.NAME_STALLED_RANK:
+            case RankZeroAction.NAME_STALLED_RANK:
                 self._end_run(
                     find_stalled_rank(
                         self._request.stacks,
@@ -348,11 +350,11 @@ class Coordinator(FailureMonitor):
                         self._finished_ranks(),
                     )
                 )
-            case Action.NAME_HANGING_RANK:
+            case RankZeroAction.NAME_HANGING_RANK:
                 hanging = find_hanging_rank(self._request.stacks, failures, self._context.nodes)
                 first = find_root_cause(failures, self._decision.finished_before)
                 self._end_run(hanging or first)
-            case Action.END_CONNECTIONS:
+            case RankZeroAction.END_CONNECTIONS:
                 self._end_connections()
 
     def _ask_for_stacks(self) -> None:
@@ -372,7 +374,10 @@ class Coordinator(FailureMonitor):
 
     def _lose(self, root_cause: RootCause, now: float) -> bool:
         """End the run for a lost node; returns whether nothing was decided before."""
-        if self._decision.apply(DecisionEvent.NODE_IS_LOST, now) is not Action.NAME_LOST_NODE:
+        if (
+            self._decision.apply(DecisionEvent.NODE_IS_LOST, now)
+            is not RankZeroAction.NAME_LOST_NODE
+        ):
             return False
         self._end_run(root_cause)
         return True

@@ -56,7 +56,7 @@ class DecisionEvent(Enum):
     TIME_IS_OVER = "its time is over"
 
 
-class Action(Enum):
+class RankZeroAction(Enum):
     """What rank 0 does at a transition; the value says it in words."""
 
     ASK_FOR_STACKS = "ask the ranks at work for their stacks"
@@ -69,10 +69,10 @@ class Action(Enum):
 
 VERDICTS = frozenset(
     {
-        Action.NAME_FIRST_FAILURE,
-        Action.NAME_LOST_NODE,
-        Action.NAME_STALLED_RANK,
-        Action.NAME_HANGING_RANK,
+        RankZeroAction.NAME_FIRST_FAILURE,
+        RankZeroAction.NAME_LOST_NODE,
+        RankZeroAction.NAME_STALLED_RANK,
+        RankZeroAction.NAME_HANGING_RANK,
     }
 )
 """The actions that end the run: each transition to DECIDED has one, and no other transition has."""
@@ -106,11 +106,11 @@ class Transition:
     """
 
     to: DecisionState
-    action: Action | None = None
+    action: RankZeroAction | None = None
 
 
-_CAUSE_IS_KNOWN = Transition(DecisionState.DECIDED, Action.NAME_FIRST_FAILURE)
-_NODE_IS_LOST = Transition(DecisionState.DECIDED, Action.NAME_LOST_NODE)
+_CAUSE_IS_KNOWN = Transition(DecisionState.DECIDED, RankZeroAction.NAME_FIRST_FAILURE)
+_NODE_IS_LOST = Transition(DecisionState.DECIDED, RankZeroAction.NAME_LOST_NODE)
 _WAIT_FOR_CAUSE = Transition(DecisionState.WAITING_FOR_CAUSE)
 _WAIT_FOR_ALL = Transition(DecisionState.WAITING_FOR_ALL)
 
@@ -120,7 +120,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.UNDECIDED, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.UNDECIDED, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     (DecisionState.UNDECIDED, DecisionEvent.NO_STEP): Transition(
-        DecisionState.ASKING_STALLED, Action.ASK_FOR_STACKS
+        DecisionState.ASKING_STALLED, RankZeroAction.ASK_FOR_STACKS
     ),
     # A second doubtful failure does not put the decision off: each peer of a dead rank sends one.
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
@@ -128,7 +128,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.WAITED): _CAUSE_IS_KNOWN,
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.MAY_BE_A_HANG): Transition(
-        DecisionState.ASKING_OTHERS, Action.ASK_FOR_STACKS
+        DecisionState.ASKING_OTHERS, RankZeroAction.ASK_FOR_STACKS
     ),
     # The time begins again with each rank that ends in order: they may save one after the other.
     # It does not with a doubtful failure. That one misses a rank that has ended, and says nothing
@@ -144,19 +144,19 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.ASKING_STALLED, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     (DecisionState.ASKING_STALLED, DecisionEvent.STEP): Transition(DecisionState.UNDECIDED),
     (DecisionState.ASKING_STALLED, DecisionEvent.ANSWERED): Transition(
-        DecisionState.DECIDED, Action.NAME_STALLED_RANK
+        DecisionState.DECIDED, RankZeroAction.NAME_STALLED_RANK
     ),
     (DecisionState.ASKING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
     (DecisionState.ASKING_OTHERS, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.ASKING_OTHERS, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     (DecisionState.ASKING_OTHERS, DecisionEvent.IS_NO_HANG): _CAUSE_IS_KNOWN,
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
-        DecisionState.DECIDED, Action.NAME_HANGING_RANK
+        DecisionState.DECIDED, RankZeroAction.NAME_HANGING_RANK
     ),
     # Who has failed of its own accord, and all after a stop, may have something left to do: if its
     # connection ended before, its launcher would kill it.
     (DecisionState.DECIDED, DecisionEvent.ALL_HAVE_ENDED): Transition(
-        DecisionState.CLOSING, Action.END_CONNECTIONS
+        DecisionState.CLOSING, RankZeroAction.END_CONNECTIONS
     ),
     (DecisionState.CLOSING, DecisionEvent.TIME_IS_OVER): Transition(DecisionState.OVER),
 }
@@ -207,7 +207,7 @@ class Decision:
         self.finished_before: Mapping[int, str] = {}
         self._limits = limits
 
-    def apply(self, event: DecisionEvent, now: float) -> Action | None:
+    def apply(self, event: DecisionEvent, now: float) -> RankZeroAction | None:
         """Move on by the table.
 
         Returns:
@@ -221,7 +221,7 @@ class Decision:
         self.ends_at = None if time is None else now + time(self._limits)
         return transition.action
 
-    def fail(self, failure: Failure, now: float) -> Action | None:
+    def fail(self, failure: Failure, now: float) -> RankZeroAction | None:
         """Note that a rank has failed, and move on; see :meth:`apply`."""
         self.failures.append(failure)
         return self.apply(_EVENTS[failure.weight], now)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from srunddp.supervisor.failure import Failure
 
 
-class Decision(NamedTuple):
+class VerdictTerms(NamedTuple):
     """What a verdict means for the end of this rank's worker.
 
     Attributes:
@@ -112,10 +112,10 @@ class VerdictIsKnown(Event):
     """Rank 0 has decided that all end, or whoever decides where rank 0 is gone.
 
     Attributes:
-        decision: What it means here.
+        terms: What it means here.
     """
 
-    decision: Decision
+    terms: VerdictTerms
 
 
 class NobodyNeedsUs(Event):

@@ -33,7 +33,7 @@ class RankZeroEnd(Enum):
     """How rank 0 is gone, as another rank sees it.
 
     Attributes:
-        is_lost: Rank 0's node may be there and cut off, or this one may be, so that rank 0 may go
+        may_go_on: Rank 0's node may be there and cut off, or this one may be, so that rank 0 may go
             on on the other side. Else its processes have ended.
     """
 
@@ -43,7 +43,7 @@ class RankZeroEnd(Enum):
     LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
 
     @property
-    def is_lost(self) -> bool:
+    def may_go_on(self) -> bool:
         return self is not RankZeroEnd.KILLED
 
 
@@ -185,7 +185,7 @@ class Participant(FailureMonitor):
         return float("inf")
 
     def next_start(self) -> NextStart:
-        if self._lease and self._is_lost:
+        if self._lease and self._rank_zero_may_go_on:
             return NextStart(not_before=self._lease.other_ended)
         return NextStart()
 
@@ -194,8 +194,8 @@ class Participant(FailureMonitor):
         return not self._left and self.root_cause is None
 
     @property
-    def _is_lost(self) -> bool:
-        return self._rank_zero_end is not None and self._rank_zero_end.is_lost
+    def _rank_zero_may_go_on(self) -> bool:
+        return self._rank_zero_end is not None and self._rank_zero_end.may_go_on
 
     def _notice_end(self, now: float) -> None:
         """See whether rank 0 is gone, and end the run here if it is."""
@@ -238,9 +238,9 @@ class Participant(FailureMonitor):
         if self._lease and not self._asked_by and not context.asked(now):
             self.restart = context.takeover
             self.fenced = True
-            self.cut_off = end.is_lost
+            self.cut_off = end.may_go_on
         # Else a new rank 0 says so, once others have come to it.
-        if not (end.is_lost and self._lease):
+        if not (end.may_go_on and self._lease):
             self._act_for_rank_zero()
 
     def _act_for_rank_zero(self) -> None:
@@ -249,21 +249,22 @@ class Participant(FailureMonitor):
         if (deputies.listening and not deputies.here) or self._is_cut_off():
             return
         if self.root_cause and (
-            deputies.first(lost=self._is_lost) == self._context.rank or not deputies.listening
+            deputies.first(lost=self._rank_zero_may_go_on) == self._context.rank
+            or not deputies.listening
         ):
             report_as_deputy(self.root_cause, self._folder, self._limits)
             if deputies.listening and self.restart is None:
                 self._stays_until = self._context.clock() + self._limits.deputy_stays
 
     def _is_cut_off(self) -> bool:
-        return self._is_lost and not (
+        return self._rank_zero_may_go_on and not (
             self._context.link_is_up() and self._context.deputies.network_is_up()
         )
 
     def is_first_deputy(self) -> bool:
         return (
             not self._is_cut_off()
-            and self._context.deputies.first(lost=self._is_lost) == self._context.rank
+            and self._context.deputies.first(lost=self._rank_zero_may_go_on) == self._context.rank
         )
 
     def _own_root_cause(self, end: RankZeroEnd) -> RootCause:
@@ -273,10 +274,10 @@ class Participant(FailureMonitor):
         context = self._context
         failure = self._failure
         # An error of a collective is what a lost rank 0 causes.
-        follows = end.is_lost and failure is not None and failure.weight is FailureKind.SECONDARY
+        follows = end.may_go_on and failure is not None and failure.weight is FailureKind.SECONDARY
         if failure is not None and not follows:
             return RootCause.of(failure)
-        if not end.is_lost:
+        if not end.may_go_on:
             return RootCause((0,), context.nodes[0], "srunddp itself was killed", 137)
         rank = 0
         node = context.nodes[0]

@@ -22,7 +22,6 @@ from srunddp.supervisor.events import (
     AbortRendezvous,
     Action,
     AnnounceEnd,
-    Decision,
     EndWorker,
     Event,
     FailureEvent,
@@ -46,6 +45,7 @@ from srunddp.supervisor.events import (
     TellWorkerHasEnded,
     TimeIsOver,
     VerdictIsKnown,
+    VerdictTerms,
     WorkerIsGone,
     WriteFailure,
 )
@@ -103,7 +103,7 @@ class State:
         leaves_since: When the worker was told that it may leave; in LEAVING and LINGERING.
         is_told_to_leave: The worker has been told that it may leave, and waits for no second word.
         worker_has_ended: It has, or cannot be killed.
-        decision: Of the verdict, once that is known.
+        terms: Of the verdict, once that is known.
     """
 
     phase: Phase = Phase.MEETING
@@ -114,7 +114,7 @@ class State:
     leaves_since: float = math.inf
     is_told_to_leave: bool = False
     worker_has_ended: bool = False
-    decision: Decision | None = None
+    terms: VerdictTerms | None = None
 
 
 Step = tuple[State, list[Action]]
@@ -162,15 +162,15 @@ def advance(state: State, event: Event, times: Times) -> Step:
     return row.take(state, event, times)
 
 
-def time_to_end(state: State, decision: Decision, times: Times) -> float | None:
+def time_to_end(state: State, terms: VerdictTerms, times: Times) -> float | None:
     """Return how many seconds the worker may take to end after a verdict; None for no limit."""
     # The first that holds: a fence outranks a restart, and a restart what a script has to save.
-    if decision.fenced:
+    if terms.fenced:
         return 0.0  # others may begin with our ranks, whatever this rank has to save
-    if decision.restarts:
+    if terms.restarts:
         return times.restart_grace  # the same for all, so that they meet again soon
     has_stopped = state.failure is not None and state.failure.weight >= FailureKind.STOPPED
-    if state.script_ends_itself and (decision.is_culprit or has_stopped):
+    if state.script_ends_itself and (terms.is_culprit or has_stopped):
         return times.grace  # it may have something to save
     return times.limits.kill_after
 
@@ -467,13 +467,13 @@ def _obey(state: State, event: VerdictIsKnown, times: Times) -> Step:
     """Let the worker know, and end it within the time that it has. One whose script has failed may
     be waiting for its leave, and is not asked by SIGTERM: it is about to end.
     """
-    ending = _enter(replace(state, decision=event.decision), Phase.ENDING)
+    ending = _enter(replace(state, terms=event.terms), Phase.ENDING)
     # Before the signal, for whose handler it is meant.
     actions: list[Action] = [AnnounceEnd()]
     if state.failure is not None:
         ending, leave = _told_to_leave(ending)
         actions += leave
-    return ending, [*actions, _end(ending, event.decision, times)]
+    return ending, [*actions, _end(ending, event.terms, times)]
 
 
 @_on(VerdictIsKnown, Phase.ENDING, to=Phase.ENDING)
@@ -481,7 +481,7 @@ def _obey_again(state: State, event: VerdictIsKnown, times: Times) -> Step:
     """End the worker within the time that it has now. A verdict changes if the launcher ends, and
     others may go on with the ranks of this node.
     """
-    return replace(state, decision=event.decision), [_end(state, event.decision, times)]
+    return replace(state, terms=event.terms), [_end(state, event.terms, times)]
 
 
 @_on(RankHasFailed, Phase.ENDING, to=Phase.ENDING)
@@ -503,10 +503,10 @@ def _fail_by_script_while_ending(state: State, event: ScriptFailed, times: Times
 @_on(LauncherHasEnded, Phase.ENDING, to=Phase.ENDING)
 def _lose_launcher_while_ending(state: State, event: LauncherHasEnded, times: Times) -> Step:
     """Tell the failure monitor, and end the worker soon: nothing that it could save for is left."""
-    assert state.decision is not None
+    assert state.terms is not None
     alone = replace(state, script_ends_itself=False)
     failed, actions = _fail_while_ending(alone, event, times)
-    return failed, [*actions, _end(failed, state.decision, times)]
+    return failed, [*actions, _end(failed, state.terms, times)]
 
 
 @_on(ScriptSucceeded, Phase.ENDING, to=Phase.ENDING)
@@ -530,7 +530,7 @@ def _end_after_verdict(state: State, event: WorkerIsGone, times: Times) -> Step:
 @_on(VerdictIsKnown, Phase.GONE, to=Phase.CLOSING)
 def _close(state: State, event: VerdictIsKnown, times: Times) -> Step:
     """Tell rank 0 that the worker has ended, and wait until it closes, as above."""
-    known = replace(state, decision=event.decision)
+    known = replace(state, terms=event.terms)
     return _enter(known, Phase.CLOSING, _closes_by(event, times)), [TellEndAfterVerdict()]
 
 
@@ -569,8 +569,8 @@ def _leave_in_any_case(state: State, _: TimeIsOver, __: Times) -> Step:
     return _enter(state, Phase.OVER), []
 
 
-def _end(state: State, decision: Decision, times: Times) -> EndWorker:
-    return EndWorker(ask=state.failure is None, within=time_to_end(state, decision, times))
+def _end(state: State, terms: VerdictTerms, times: Times) -> EndWorker:
+    return EndWorker(ask=state.failure is None, within=time_to_end(state, terms, times))
 
 
 def _closes_by(event: Event, times: Times) -> float:

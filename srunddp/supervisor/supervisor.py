@@ -23,7 +23,6 @@ from srunddp.supervisor.events import (
     AbortRendezvous,
     Action,
     AnnounceEnd,
-    Decision,
     EndWorker,
     Event,
     HandOverWorld,
@@ -46,6 +45,7 @@ from srunddp.supervisor.events import (
     TellWorkerHasEnded,
     TimeIsOver,
     VerdictIsKnown,
+    VerdictTerms,
     WorkerIsGone,
     WriteFailure,
 )
@@ -256,13 +256,13 @@ class Supervisor:
         verdict comes again where it has changed, see :meth:`FailureMonitor.abandon`.
         """
         if monitor.root_cause:
-            decision = Decision(
+            terms = VerdictTerms(
                 is_culprit=self.recorder.rank in monitor.root_cause.ranks,
                 restarts=monitor.restart is not None,
                 fenced=monitor.fenced,
             )
-            if decision != self._state.decision:
-                self._handle(VerdictIsKnown(now, decision))
+            if terms != self._state.terms:
+                self._handle(VerdictIsKnown(now, terms))
         if monitor.released:
             self._handle(MayLeave(now))
         if monitor.finished:

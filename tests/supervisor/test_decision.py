@@ -13,11 +13,11 @@ from srunddp.supervisor.decision import (
     TIME,
     TRANSITIONS,
     VERDICTS,
-    Action,
     Decision,
     DecisionEvent,
     DecisionState,
     Facts,
+    RankZeroAction,
 )
 from srunddp.supervisor.failure import Failure, FailureKind
 
@@ -37,7 +37,7 @@ def timed_out(rank: int = 1) -> Failure:
     return failure(FailureKind.SECONDARY, rank, "RuntimeError: Timed out waiting")
 
 
-def move_on(decision: Decision, now: float, facts: Facts) -> list[Action]:
+def move_on(decision: Decision, now: float, facts: Facts) -> list[RankZeroAction]:
     """As rank 0 does at each turn."""
     actions = []
     while event := decision.due(now, facts):
@@ -72,8 +72,8 @@ def test_a_primary_failure_and_a_lost_node_decide_at_once_in_every_state(
 ) -> None:
     cause = TRANSITIONS[state, DecisionEvent.CAUSE]
     lost = TRANSITIONS[state, DecisionEvent.NODE_IS_LOST]
-    assert (cause.to, cause.action) == (DecisionState.DECIDED, Action.NAME_FIRST_FAILURE)
-    assert (lost.to, lost.action) == (DecisionState.DECIDED, Action.NAME_LOST_NODE)
+    assert (cause.to, cause.action) == (DecisionState.DECIDED, RankZeroAction.NAME_FIRST_FAILURE)
+    assert (lost.to, lost.action) == (DecisionState.DECIDED, RankZeroAction.NAME_LOST_NODE)
 
 
 @pytest.mark.parametrize("state", BEFORE)
@@ -126,13 +126,13 @@ def test_a_state_with_a_time_ends_with_it(state: DecisionState) -> None:
 def test_the_stacks_of_a_stall_are_waited_for_and_a_step_ends_it() -> None:
     decision = Decision()
     stalls = Facts(steps_are_overdue=True)
-    assert move_on(decision, 10.0, stalls) == [Action.ASK_FOR_STACKS]
+    assert move_on(decision, 10.0, stalls) == [RankZeroAction.ASK_FOR_STACKS]
     assert move_on(decision, 12.9, stalls) == []
     assert move_on(decision, 12.9, Facts()) == []
     assert decision.state is DecisionState.UNDECIDED
-    assert move_on(decision, 20.0, stalls) == [Action.ASK_FOR_STACKS]
+    assert move_on(decision, 20.0, stalls) == [RankZeroAction.ASK_FOR_STACKS]
     assert move_on(decision, 22.9, stalls) == []
-    assert move_on(decision, 23.0, stalls) == [Action.NAME_STALLED_RANK]
+    assert move_on(decision, 23.0, stalls) == [RankZeroAction.NAME_STALLED_RANK]
 
 
 @pytest.mark.parametrize("kind", DOUBTFUL)
@@ -144,7 +144,7 @@ def test_a_failure_says_more_than_a_step_that_is_not_made(kind: FailureKind) -> 
     assert move_on(decision, 10.0, replace(answered, stacks_are_there=False))
     decision.fail(failure(kind), 11.0)
     assert move_on(decision, 11.6, answered) == []
-    assert move_on(decision, 11.7, answered) == [Action.NAME_FIRST_FAILURE]
+    assert move_on(decision, 11.7, answered) == [RankZeroAction.NAME_FIRST_FAILURE]
 
 
 @pytest.mark.parametrize("kind", DOUBTFUL)
@@ -153,7 +153,7 @@ def test_a_second_doubtful_failure_does_not_put_the_decision_off(kind: FailureKi
     decision.fail(failure(FailureKind.SECONDARY), 10.0)
     decision.fail(failure(kind), 10.6)
     assert move_on(decision, 10.65, Facts()) == []
-    assert move_on(decision, 10.7, Facts()) == [Action.NAME_FIRST_FAILURE]
+    assert move_on(decision, 10.7, Facts()) == [RankZeroAction.NAME_FIRST_FAILURE]
 
 
 @pytest.mark.parametrize("kind", ORDERLY)
@@ -167,7 +167,7 @@ def test_ranks_may_save_one_after_the_other(kind: FailureKind) -> None:
     for rank, doubtful in enumerate(DOUBTFUL, 3):
         decision.fail(failure(doubtful, rank), 400.0)
     assert move_on(decision, 499.9, Facts()) == []
-    assert move_on(decision, 500.0, Facts()) == [Action.NAME_FIRST_FAILURE]
+    assert move_on(decision, 500.0, Facts()) == [RankZeroAction.NAME_FIRST_FAILURE]
 
 
 def test_nobody_is_waited_for_when_no_worker_is_left() -> None:
@@ -181,15 +181,15 @@ def test_nobody_is_waited_for_when_no_worker_is_left() -> None:
 def test_a_hang_is_looked_for_unless_a_rank_had_finished_or_a_failure_speaks_against_it() -> None:
     decision = Decision()
     decision.fail(timed_out(), 10.0)
-    assert move_on(decision, 10.7, Facts()) == [Action.ASK_FOR_STACKS]
+    assert move_on(decision, 10.7, Facts()) == [RankZeroAction.ASK_FOR_STACKS]
     decision.fail(timed_out(2), 11.0)
     assert move_on(decision, 11.0, Facts()) == [], "another of its victims"
     decision.fail(failure(FailureKind.NETWORK, 3), 11.1)
-    assert move_on(decision, 11.1, Facts()) == [Action.NAME_FIRST_FAILURE]
+    assert move_on(decision, 11.1, Facts()) == [RankZeroAction.NAME_FIRST_FAILURE]
     decision = Decision()
     decision.finished_before = {2: "node02"}
     decision.fail(timed_out(), 10.0)
-    assert move_on(decision, 10.7, Facts()) == [Action.NAME_FIRST_FAILURE]
+    assert move_on(decision, 10.7, Facts()) == [RankZeroAction.NAME_FIRST_FAILURE]
 
 
 def test_a_question_that_no_longer_matters_wakes_nobody() -> None:
@@ -237,14 +237,14 @@ class Run:
 
     def __init__(self) -> None:
         self.decision = Decision()
-        self.verdicts: list[Action] = []
+        self.verdicts: list[RankZeroAction] = []
         self._now = 1.0
         self._earliest = float("inf")
 
     def play(self, turn: Turn) -> None:
         """One turn, in which nothing is decided too early."""
         self._now += turn.seconds
-        actions: list[Action | None] = []
+        actions: list[RankZeroAction | None] = []
         if turn.node_is_lost:
             actions.append(self.decision.apply(DecisionEvent.NODE_IS_LOST, self._now))
         if turn.kind is not None:
@@ -254,7 +254,7 @@ class Run:
             actions.append(self.decision.fail(each, self._now))
         actions += move_on(self.decision, self._now, turn.facts)
         said = [action for action in actions if action in VERDICTS]
-        if said not in ([], [Action.NAME_LOST_NODE], [Action.NAME_STALLED_RANK]):
+        if said not in ([], [RankZeroAction.NAME_LOST_NODE], [RankZeroAction.NAME_STALLED_RANK]):
             assert self._now >= self._earliest or not turn.facts.someone_may_fail
         self.verdicts += said
 

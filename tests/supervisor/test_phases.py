@@ -20,7 +20,6 @@ from srunddp.supervisor.events import (
     AbortRendezvous,
     Action,
     AnnounceEnd,
-    Decision,
     EndWorker,
     Event,
     FailureEvent,
@@ -44,6 +43,7 @@ from srunddp.supervisor.events import (
     TellWorkerHasEnded,
     TimeIsOver,
     VerdictIsKnown,
+    VerdictTerms,
     WorkerIsGone,
     WriteFailure,
 )
@@ -62,10 +62,10 @@ STOPPED = Failure(1, "node02", "stopped after step 5", 75, FailureKind.STOPPED)
 SIGNALLED = Failure(1, "node02", "the launcher ended the run", 143, FailureKind.SIGNALLED)
 LAUNCHER = Failure(1, "node02", "its launcher has ended", 137)
 ERROR = RuntimeError("the ranks do not meet")
-OTHER = Decision()
-CULPRIT = Decision(is_culprit=True)
-FENCED = Decision(fenced=True)
-RESTART = Decision(restarts=True)
+OTHER = VerdictTerms()
+CULPRIT = VerdictTerms(is_culprit=True)
+FENCED = VerdictTerms(fenced=True)
+RESTART = VerdictTerms(restarts=True)
 
 MONITOR = (TellFailure, TellScriptIsOver, TellWorkerHasEnded, TellEndAfterVerdict)
 WITH_WORKER = {
@@ -116,8 +116,8 @@ def possible(rank: Rank) -> Iterator[Event]:
         yield from (WorkerIsGone(0.0, status) for status in (0, 1, -15, None))
         yield WorkerIsGone(0.0, -15, signal_may_follow=True)
     if rank.met:
-        decisions = (OTHER, CULPRIT, FENCED, RESTART)
-        yield from (VerdictIsKnown(0.0, each) for each in decisions if each != state.decision)
+        all_terms = (OTHER, CULPRIT, FENCED, RESTART)
+        yield from (VerdictIsKnown(0.0, each) for each in all_terms if each != state.terms)
         yield MayLeave(0.0)
         yield NobodyNeedsUs(0.0)
         if not state.worker_has_ended:
@@ -409,7 +409,7 @@ SOON = DEFAULT_LIMITS.kill_after
 
 
 @pytest.mark.parametrize(
-    ("state", "decision", "seconds"),
+    ("state", "terms", "seconds"),
     [
         # Another rank has failed: there is nothing to save, also not where this one fails of that.
         (State(), OTHER, SOON),
@@ -422,15 +422,15 @@ SOON = DEFAULT_LIMITS.kill_after
         (State(failure=SIGNALLED, script_ends_itself=True), OTHER, GRACE),
         # Before a restart all have the same time.
         (State(), RESTART, TIMES.restart_grace),
-        (ENDS_ITSELF, Decision(is_culprit=True, restarts=True), TIMES.restart_grace),
+        (ENDS_ITSELF, VerdictTerms(is_culprit=True, restarts=True), TIMES.restart_grace),
         # Others may go on with these ranks.
-        (ENDS_ITSELF, Decision(is_culprit=True, restarts=True, fenced=True), 0.0),
+        (ENDS_ITSELF, VerdictTerms(is_culprit=True, restarts=True, fenced=True), 0.0),
     ],
 )
 def test_the_time_to_end_is_what_is_left_to_do(
-    state: State, decision: Decision, seconds: float
+    state: State, terms: VerdictTerms, seconds: float
 ) -> None:
-    assert time_to_end(state, decision, TIMES) == seconds
+    assert time_to_end(state, terms, TIMES) == seconds
 
 
 def test_a_single_process_may_take_as_long_as_it_likes() -> None:

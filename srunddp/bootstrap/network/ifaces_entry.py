@@ -161,7 +161,11 @@ def port_range(text: str, *, where: str) -> range:
             it was given by ``--port``.
     """
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
-    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    low = 0
+    high = 0
+    if match:
+        low = int(match[1])
+        high = int(match[2])
     # Two at least: rank 0 listens on one for the rendezvous and on one for the store.
     if not 1024 <= low < high <= 65535:
         one = int(text) if re.fullmatch("[0-9]{1,5}", text) else 0
