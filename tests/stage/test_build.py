@@ -20,7 +20,7 @@ from srunddp.stage import build as building
 from srunddp.stage.build import LOCK, build, own_requirements
 from tests.support.facts import tells
 from tests.support.starting import SRUNDDP
-from tests.support.wheels import own_wheels, source, wheel
+from tests.support.wheels import own_packages, own_wheels, source, wheel
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(words, cwd=top, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(
-        f"{top}/env: {len(own_requirements()) + 3} packages, torch 0.1, Python 3."
+        f"{top}/env: {len(own_packages()) + 3} packages, torch 0.1, Python 3."
     )
     assert "note" not in done.stderr
     (top / "env").rename(top / "moved env")
@@ -119,7 +119,7 @@ def test_lock_names_each_version_and_hash(whole: Path) -> None:
         "dep",
         "tool",
         "torch",
-        *(each.partition(">")[0] for each in own_requirements()),
+        *own_packages(),
     }
 
 

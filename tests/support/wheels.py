@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from srunddp.stage.build import own_requirements
 
 _COMMAND = "def main():\n    import sys\n    print('{name} {version} under', sys.prefix)\n"
@@ -82,10 +85,24 @@ def _zipped(
     return path
 
 
+def own_packages() -> set[str]:
+    """The names of all packages that srunddp needs, and of those that these need; not torch."""
+    names: set[str] = set()
+    waiting = own_requirements()
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        name = canonicalize_name(requirement.name)
+        if name in names or (requirement.marker and not requirement.marker.evaluate()):
+            continue
+        names.add(name)
+        waiting += distribution(name).requires or []
+    return names
+
+
 def own_wheels(folder: Path) -> None:
     """Of all that srunddp itself needs, as it is installed here."""
-    for requirement in own_requirements():
-        _again(folder, requirement.partition(">")[0])
+    for name in own_packages():
+        _again(folder, name)
 
 
 def _again(folder: Path, name: str) -> None:

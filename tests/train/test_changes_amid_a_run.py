@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import lr_scheduler as lrs
 from torch.utils.data import TensorDataset
 
@@ -422,9 +423,14 @@ def test_all_ranks_may_leave_by_sys_exit(tmp_path: Path) -> None:
 
 
 def leave_alone(world: LocalWorld) -> str:
+    store = _get_default_store()
     if world.rank == 0:
+        # A rank that ends takes its connections with it, also from one that still makes its own.
+        store.wait(["told"], timedelta(seconds=60))
         return ""
-    return message(lambda: check_all_leave(world, timedelta(seconds=0.5)))
+    told = message(lambda: check_all_leave(world, timedelta(seconds=0.5)))
+    store.set("told", "1")
+    return told
 
 
 def test_a_rank_that_leaves_alone_fails(tmp_path: Path) -> None:
