@@ -105,6 +105,27 @@ def test_neither_supervisor_nor_worker_imports_torch_too_early(tmp_path: Path) -
     assert not re.search(r"srunddp\.monitor\.sampler", done.stderr)  # those of --monitor
 
 
+def test_a_run_without_spare_nodes_imports_nothing_of_them(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "print('over')")
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                started(
+                    "train.py",
+                    folder=tmp_path,
+                    PYTHONPROFILEIMPORTTIME="1",
+                    **slurm(rank, 2),
+                )
+            )
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            code, _, errors = ended(rank)
+            assert code == 0
+            assert "srunddp.supervisor.supervisor" in errors
+            assert "srunddp.spare_nodes" not in errors
+
+
 def maps(process: int) -> str:
     return Path(f"/proc/{process}/maps").read_text()
 

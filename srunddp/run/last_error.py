@@ -77,7 +77,7 @@ def leave(
         )
     _show(error, printer or _printer(error, environment))
     if may_be_cut_off:
-        from srunddp.run.srun import await_srun
+        from srunddp.spare_nodes.srun import await_srun
 
         await_srun()
     sys.exit(error.exit_code)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.bootstrap.environment.spare_nodes import set_spare_nodes
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.ifaces_entry import port_range
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, RendezvousOptions
@@ -80,10 +79,14 @@ def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
             hint="add --restarts=3",
             scope=Scope.JOB,
         )
-    environment = set_spare_nodes(detect(os.environ, channel=command.channel), command.spare_nodes)
-    if rejoin and rejoin.rank is not None:
-        # The launcher's variables still have the rank from before a node was replaced.
-        return replace(environment, rank=rejoin.rank)
+    environment = detect(os.environ, channel=command.channel)
+    if command.spare_nodes:
+        # Most runs have none.
+        from srunddp.spare_nodes.layout import set_spare_nodes
+
+        environment = set_spare_nodes(environment, command.spare_nodes)
+    if rejoin and rejoin.spare_nodes:
+        return replace(environment, rank=rejoin.spare_nodes.rank)
     return environment
 
 

@@ -2,17 +2,21 @@
 starts before.
 """
 
+from __future__ import annotations
+
 import select
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from signal import Signals
+from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousResult
-from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, SpareNodeTerms, listen_again
+from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, listen_again
 from srunddp.bootstrap.rendezvous.roles import rendezvous
 from srunddp.errors import ReassignedError, RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
@@ -26,11 +30,13 @@ from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.restart import RestartPolicy, Starts
-from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_messages import MpiHasFailed, MpiHasNoWorld, ReceivedOverMpi
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
+
+if TYPE_CHECKING:
+    from srunddp.spare_nodes.spare_nodes import SpareNodes
 
 
 @dataclass(kw_only=True)
@@ -66,6 +72,20 @@ class Agent(RankAgent):
             environment.rank, environment.node, self.context.dump, log, self.limits
         )
         self._folder = log.parent if log else None
+        self._spare_nodes = self._make_spare_nodes() if environment.spares else None
+
+    def _make_spare_nodes(self) -> SpareNodes:
+        # Most runs have none, and import nothing of them.
+        from srunddp.spare_nodes.spare_nodes import SpareNodes
+
+        return SpareNodes(
+            setup=self.context.setup,
+            lost_after=self.context.command.lost_after,
+            restart_grace=self.context.command.restart_grace,
+            folder=self._folder,
+            say=self.say,
+            limits=self.limits,
+        )
 
     def supervise(self, launcher: Launcher) -> EndedStart:
         """Meet the other ranks, and watch the worker to its end.
@@ -102,15 +122,12 @@ class Agent(RankAgent):
         try:
             code = supervisor.run()
         except ReassignedError as error:
-            assert self.context.setup.options.rejoin
-            rejoin = replace(self.context.setup.options.rejoin, rank=error.rank)
+            rejoin = self._rejoin_as(error.rank)
         failure_monitor = supervisor.monitor
         if supervisor.restart is not None and failure_monitor and self._meeting:
             rejoin = self._next_rejoin(supervisor.restart, failure_monitor, self._meeting)
-        elif failure_monitor and failure_monitor.cut_off:
-            from srunddp.run.srun import await_srun  # most runs need none of it
-
-            await_srun()
+        elif failure_monitor and failure_monitor.cut_off and self._spare_nodes:
+            self._spare_nodes.await_srun()
         return EndedStart(
             exit_code=code,
             rejoin=rejoin,
@@ -120,6 +137,16 @@ class Agent(RankAgent):
             has_lost_nodes=self._has_lost_nodes(failure_monitor),
             is_fenced=failure_monitor is not None and failure_monitor.fenced,
         )
+
+    def _rejoin_as(self, rank: int) -> Rejoin:
+        """Return how a task of a spare node meets the others again as the rank that it was given.
+
+        They are still in the rendezvous of this start.
+        """
+        rejoin = self.context.setup.options.rejoin
+        assert rejoin
+        assert rejoin.spare_nodes
+        return replace(rejoin, spare_nodes=replace(rejoin.spare_nodes, rank=rank))
 
     def _has_lost_nodes(self, failure_monitor: FailureMonitor | None) -> bool:
         """Whether nodes, of ranks or spare ones, were lost since the run began."""
@@ -137,72 +164,16 @@ class Agent(RankAgent):
             failure_monitor: Of the start that is over.
             meeting: What this rank was told then.
         """
-        setup = self.context.setup
-        environment = setup.environment
         rejoin = Rejoin(
-            generation=setup.options.generation + 1,
+            generation=self.context.setup.options.generation + 1,
             published=published,
             channel=meeting.channel,
             run=meeting.run,
             descriptor=self._descriptor,
         )
-        if not environment.spares:
-            return rejoin
-        rejoin = replace(
-            rejoin, rank=environment.rank, spare_nodes=self._spare_node_terms(failure_monitor)
-        )
-        # For each restart rank 0 publishes a place of its own. It is gone where the places of the
-        # deputies, which all were told at the rendezvous, stand for it.
-        is_without_rank_zero = published == meeting.takeover
-        if is_without_rank_zero and environment.is_spare and failure_monitor.is_first_deputy():
-            return self._as_rank_zero(rejoin, failure_monitor.root_cause, meeting)
+        if self._spare_nodes:
+            return self._spare_nodes.rejoin(rejoin, failure_monitor, meeting)
         return rejoin
-
-    def _spare_node_terms(self, failure_monitor: FailureMonitor) -> SpareNodeTerms:
-        """Return what the next start goes by where lost ranks are replaced."""
-        command = self.context.command
-        known = failure_monitor.next_start()
-        return SpareNodeTerms(
-            lost_after=command.lost_after,
-            # By then a rank that does not come has ended its worker, as its lease is over; one that
-            # does come has had the time for its script's end.
-            within=command.lost_after + self.limits.lease_ends_within + command.restart_grace,
-            expected=known.expected,
-            not_before=known.not_before,
-            quorum=known.quorum,
-        )
-
-    def _as_rank_zero(
-        self, rejoin: Rejoin, cause: RootCause | None, meeting: RendezvousInfo
-    ) -> Rejoin:
-        """Return how a task of a spare node meets the others that takes over from rank 0.
-
-        Args:
-            rejoin: How it would meet them if rank 0 were still there.
-            cause: Why the start before has ended.
-            meeting: What this process was told then.
-        """
-        setup = self.context.setup
-        environment = setup.environment
-        if setup.deputy is None or rejoin.spare_nodes is None:
-            return rejoin
-        everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
-        on_node_of_rank_zero = {*range(environment.node_sizes[0])}
-        lost: tuple[str, ...] = ()
-        if cause and cause.ending is Ending.LOST:
-            lost = (cause.node, cause.cause)
-        return replace(
-            rejoin,
-            rank=0,
-            takes_over=True,
-            descriptor=setup.deputy.detach(),
-            lost=lost,
-            spare_nodes=replace(
-                rejoin.spare_nodes,
-                expected=tuple(sorted(everyone - on_node_of_rank_zero - {environment.rank})),
-                quorum=len(everyone) // 2 + 1,
-            ),
-        )
 
     def _publish(self) -> str:
         if self.context.setup.environment.world_size == 1:
@@ -215,7 +186,13 @@ class Agent(RankAgent):
     def rendezvous(self) -> RendezvousOutcome:
         setup = self.context.setup
         self.monitor.mark("meeting")
-        found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel, self._on_quorum)
+        found = rendezvous(
+            setup,
+            self._receive_over_mpi,
+            self.say,
+            self._cancel,
+            self._spare_nodes.server if self._spare_nodes else None,
+        )
         # Where no step names the run, each start has a random token of its own; for the script all
         # of them are one run.
         if rejoin := setup.options.rejoin:
@@ -225,20 +202,6 @@ class Agent(RankAgent):
             self.monitor.describe(run_metadata(setup, found))
         self._meeting = found.meeting
         return found.meeting, self._failure_monitor(found)
-
-    def _on_quorum(self) -> None:
-        """On a new rank 0, to which more than half of the tasks have come."""
-        from srunddp.run.srun import require_srun
-
-        setup = self.context.setup
-        if setup.options.rejoin and setup.options.rejoin.lost:
-            node, cause = setup.options.rejoin.lost
-            report_as_deputy(
-                RootCause((0,), node, cause, LOST, ending=Ending.LOST), self._folder, self.limits
-            )
-        many = f"restart {setup.options.generation} of {setup.options.max_restarts}"
-        self.say(f"{many}: {setup.environment.node} takes over from rank 0's node")
-        require_srun(self.say)
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
         self._cancel.fail(cause, exit_code)
@@ -267,7 +230,9 @@ class Agent(RankAgent):
         if not found.connections:
             return FailureMonitor(self._folder, self._policy, self.limits)
         meeting = found.meeting
-        generation = self.context.setup.options.generation
+        spare_nodes = None
+        if self._spare_nodes:
+            spare_nodes = self._spare_nodes.of_start(found.nodes, meeting, time.monotonic)
         context = RankContext(
             rank=environment.rank,
             node=environment.node,
@@ -283,8 +248,7 @@ class Agent(RankAgent):
             restarts=self._policy,
             asked=self._recorder.ending_signal,
             deputies=Deputies(meeting.deputies, environment.rank, meeting.master_addr, self.limits),
-            takeover=meeting.takeover if generation < most else "",
-            world_size=environment.world_size if environment.spares else 0,
+            spare_nodes=spare_nodes,
             limits=self.limits,
         )
         connections = {

@@ -4,8 +4,8 @@ ends the run with it.
 What each rank has said goes into three parts that know nothing of each other: where each rank is
 (:mod:`~srunddp.supervisor.rank_table`), who is still there (:mod:`~srunddp.supervisor.liveness`),
 and how far the decision is (:mod:`~srunddp.supervisor.decision`). This module hands events to them,
-and does what they ask for. What only spare nodes need is in
-:mod:`~srunddp.supervisor.spare_nodes`.
+and does what they ask for. What only spare nodes need is behind
+:mod:`~srunddp.supervisor.node_replacement`.
 """
 
 import math
@@ -15,7 +15,7 @@ from dataclasses import replace
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.decision import Decision, DecisionEvent, Facts, RankZeroAction
 from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
-from srunddp.supervisor.failure_monitor import FailureMonitor, NextStart, RankContext
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.liveness import Liveness
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
@@ -33,9 +33,9 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
+from srunddp.supervisor.node_replacement import NextStart, NodeReplacement
 from srunddp.supervisor.rank_table import RankEvent, RankState, RankTable
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, find_root_cause, report, write
-from srunddp.supervisor.spare_nodes import SpareNodes
 from srunddp.supervisor.stall import (
     StackRequest,
     StallDetector,
@@ -58,11 +58,11 @@ class Coordinator(FailureMonitor):
         # Invariant: the ranks whose connection has not ended.
         self._open = set(connections)
 
-        self._spares: SpareNodes | None = None
-        spare_numbers = set[int]()
-        if context.world_size:
-            self._spares = SpareNodes(context, connections)
-            spare_numbers = self._spares.numbers
+        self._replacement: NodeReplacement | None = None
+        spare_numbers = frozenset[int]()
+        if context.spare_nodes:
+            self._replacement = context.spare_nodes.replacement(connections)
+            spare_numbers = context.spare_nodes.numbers
         self._table = RankTable(context.nodes.keys() - spare_numbers, spare_numbers)
         self._liveness = Liveness(context, connections)
         self._decision = Decision(context.limits)
@@ -109,7 +109,7 @@ class Coordinator(FailureMonitor):
         return self._rank_of.keys()
 
     def next_start(self) -> NextStart:
-        return self._spares.next_start() if self._spares else NextStart()
+        return self._replacement.next_start() if self._replacement else NextStart()
 
     # What happens to this rank.
 
@@ -139,7 +139,7 @@ class Coordinator(FailureMonitor):
         self._act(self._decision.fail(failure, now))
 
     def abandon(self, failure: Failure, now: float) -> bool:
-        if not self._spares or not self._spares.can_move:
+        if not self._replacement or not self._replacement.can_move:
             return False
         return self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now)
 
@@ -183,14 +183,14 @@ class Coordinator(FailureMonitor):
                 self.asked(by)
             case UsesMpi():
                 self.uses_mpi()
-            case LeaseHasEnded() if self._spares:
+            case LeaseHasEnded() if self._replacement:
                 self._connections[rank].lost = True  # its end follows
 
     def _on_ping(self, rank: int, ping: Ping, now: float) -> None:
         if self._table[rank] is RankState.WORKING:
             self._stall.note(rank, ping.step, now)
-        if self._spares and self._spares.can_move:
-            self._spares.answer(rank, ping, self._asked_by)
+        if self._replacement and self._replacement.can_move:
+            self._replacement.answer(rank, ping, self._asked_by)
 
     def _note(self, rank: int, event: RankEvent) -> None:
         self._table.apply(rank, event)
@@ -241,9 +241,9 @@ class Coordinator(FailureMonitor):
 
     def _drop(self, number: int, cause: str, now: float) -> None:
         """A task of a spare node has ended: the ranks go on, and its node takes none any more."""
-        if not self._spares or self._table[number] is RankState.DROPPED:
+        if not self._replacement or self._table[number] is RankState.DROPPED:
             return
-        is_news = self._spares.drop(number)
+        is_news = self._replacement.drop(number)
         if is_news and not self._asked_by and not self._context.asked(now):
             self.has_lost = True
             write_stderr(f"srunddp: spare node {self._context.nodes[number]} is lost: {cause}\n")
@@ -285,7 +285,7 @@ class Coordinator(FailureMonitor):
         self._liveness.look(now)
         if self._own_state is RankState.WORKING:
             self._stall.note(self._context.rank, self._context.step(), now)
-        if not self._spares or not self._spares.can_move:  # else each ping gets an answer
+        if not self._replacement or not self._replacement.can_move:  # else each ping gets an answer
             self._liveness.ping(self._table.ranks_in(RankState.WORKING))
         for rank in sorted(self._liveness.silent_supervisors(now)):
             if self._table[rank] is not RankState.FAILED:
@@ -325,9 +325,9 @@ class Coordinator(FailureMonitor):
 
     def _cut_off_in(self) -> float:
         """In how many seconds rank 0 has had no answer of most of the tasks for too long."""
-        if self._spares is None or self._table.scripts_are_over:
+        if self._replacement is None or self._table.scripts_are_over:
             return math.inf
-        return self._spares.cut_off_in(len(self._open))
+        return self._replacement.cut_off_in(len(self._open))
 
     def _is_cut_off(self) -> bool:
         return self._cut_off_in() <= 0.0
@@ -398,8 +398,8 @@ class Coordinator(FailureMonitor):
         self.root_cause = root_cause
         report(root_cause, self._others())
         left: Collection[str] = ()
-        if self._spares and self._restarts and not self._asked_by:
-            left = self._spares.nodes_to_leave(root_cause, self._restarts.history)
+        if self._replacement and self._restarts and not self._asked_by:
+            left = self._replacement.nodes_to_leave(root_cause, self._restarts.history)
         obstacle = self._obstacle(root_cause, left)
         is_left = self._context.node in left
         self.cut_off = is_left and root_cause.ending is Ending.LOST
@@ -411,8 +411,8 @@ class Coordinator(FailureMonitor):
 
     def _obstacle(self, root_cause: RootCause, left: Collection[str]) -> str:
         """Why the ranks cannot start anew; empty where they can."""
-        if self._spares and self._spares.can_move:
-            if self._spares.are_too_few_for(left):
+        if self._replacement and self._replacement.can_move:
+            if self._replacement.are_too_few_for(left):
                 return "no spare node is left"
         elif root_cause.ending is Ending.LOST:
             return "a node is lost"
@@ -426,9 +426,9 @@ class Coordinator(FailureMonitor):
     def _tell(self, root_cause: RootCause, left: Collection[str]) -> None:
         """Send each rank the verdict."""
         published = self.restart
-        if self.fenced:
+        if self.fenced and self._context.spare_nodes:
             # The others go on without this node, where the deputies listen.
-            published = self._context.takeover
+            published = self._context.spare_nodes.takeover
         for rank, connection in self._connections.items():
             is_given_up = published is not None and self._context.nodes[rank] in left
             connection.send(
@@ -439,9 +439,9 @@ class Coordinator(FailureMonitor):
                     node_is_given_up=is_given_up,
                 )
             )
-        if self._spares:
+        if self._replacement:
             there = [rank for rank in self._open if self._table[rank] is not RankState.LEFT]
-            self._spares.note_end(left, there)
+            self._replacement.note_end(left, there)
 
     def _end_connections(self) -> None:
         for connection in self._connections.values():

@@ -10,7 +10,7 @@ Rank 0 has three clocks, and they are never mixed:
 - ``now``, here and wherever a supervisor waits, is :class:`ActiveClock`: the time in which it could
   run. After ``scontrol suspend`` nobody has been silent, and no time is over.
 - The clock of the leases of spare nodes goes on meanwhile: other nodes may, too, and may have gone
-  on without this one. See :class:`srunddp.supervisor.spare_nodes.SpareNodes`.
+  on without this one. See :class:`srunddp.spare_nodes.rank_zero.RankZeroSpareNodes`.
 - The time of day stands in texts, for people. Clocks of nodes differ, so nothing is ordered by it:
   the order of failures is that of their arrival at rank 0.
 """

@@ -16,6 +16,7 @@ from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure import Failure
 from srunddp.supervisor.limits import DEFAULT_LIMITS, LOST_AFTER, Limits
+from srunddp.supervisor.node_replacement import NextStart, SpareNodesOfStart
 from srunddp.supervisor.restart import RestartPolicy
 from srunddp.supervisor.root_cause import RootCause, report, write
 from srunddp.util.console import write_stderr
@@ -29,23 +30,6 @@ _UNFORESEEN = (
     signal.SIGFPE,
     signal.SIGILL,
 )
-
-
-@dataclass(frozen=True)
-class NextStart:
-    """With spare nodes, what the rendezvous of a next start has to know.
-
-    Attributes:
-        expected: The numbers of the tasks that are known to be alive, and will come.
-        quorum: How many tasks must come before a new rank 0 may go on. If fewer do, this is the
-            side that is cut off.
-        not_before: By the clock of the leases, when the workers of all nodes that are lost have
-            ended in any case.
-    """
-
-    expected: tuple[int, ...] = ()
-    quorum: int = 1
-    not_before: float = 0.0
 
 
 class FailureMonitor:
@@ -180,11 +164,8 @@ class RankContext:
         lost_after: seconds without an answer of another node's kernel, after which that node is
             lost.
         deputies: those that act for rank 0 when it is gone.
-        takeover: with spare nodes, what stands for rank 0's publication then; empty where no
-            restart is left.
-        world_size: with spare nodes, from which number on ``nodes`` has their tasks.
-        limits: how long it waits for what; clock: for the leases of spare nodes, which a suspension
-            does not stop.
+        spare_nodes: of this start; None in a run without ``--spare-nodes``.
+        limits: how long it waits for what; clock: one that a suspension does not stop.
     """
 
     rank: int
@@ -199,8 +180,7 @@ class RankContext:
     restarts: RestartPolicy | None = None
     asked: Callable[[float], int] = lambda _: 0
     deputies: Deputies = field(default_factory=Deputies)
-    takeover: str = ""
-    world_size: int = 0
+    spare_nodes: SpareNodesOfStart | None = None
     limits: Limits = DEFAULT_LIMITS
     clock: Clock = time.monotonic
 

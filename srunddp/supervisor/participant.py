@@ -7,8 +7,7 @@ from enum import Enum
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.failure_monitor import FailureMonitor, NextStart, RankContext
-from srunddp.supervisor.lease import Lease
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
@@ -26,6 +25,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
+from srunddp.supervisor.node_replacement import NextStart, WorkerLease
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
 
 
@@ -60,9 +60,9 @@ class Participant(FailureMonitor):
         self._context = context
         self._connection = connection
         self._failure: Failure | None = None
-        self._lease: Lease | None = None
-        if context.takeover:
-            self._lease = Lease(context.lost_after, context.clock, context.limits)
+        self._lease: WorkerLease | None = None
+        if context.spare_nodes:
+            self._lease = context.spare_nodes.lease()
         self._waits = False  # the worker stays until the scripts of all ranks are over
         self._stays = False  # until rank 0 closes, though the worker has ended with 0
         self._rank_zero_end: RankZeroEnd | None = None
@@ -235,8 +235,8 @@ class Participant(FailureMonitor):
         self._rank_zero_end = end
         self._hangs_up()
         self.root_cause = self._own_root_cause(end)
-        if self._lease and not self._asked_by and not context.asked(now):
-            self.restart = context.takeover
+        if context.spare_nodes and self._lease and not self._asked_by and not context.asked(now):
+            self.restart = context.spare_nodes.takeover
             self.fenced = True
             self.cut_off = end.may_go_on
         # Else a new rank 0 says so, once others have come to it.

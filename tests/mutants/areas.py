@@ -73,6 +73,13 @@ AREAS = (
         ),
     ),
     Area(
+        "srunddp/spare_nodes",
+        (
+            TestSet(("tests/spare_nodes",), _ALL),
+            TestSet(("tests/supervisor", "tests/bootstrap/rendezvous"), _QUICK),
+        ),
+    ),
+    Area(
         "srunddp/run",
         (TestSet((_RUN, "tests/stage/test_paths.py"), _QUICK), TestSet((_RUN,), _SLOW)),
     ),

@@ -174,8 +174,8 @@ def test_the_copy_runs_changed_code_and_the_developer_s_tree_stays_as_it_is(tmp_
         workspace.prepare()
     except OSError as error:
         missing(f"unshare: {error}")
-    file = "srunddp/supervisor/lease.py"
-    tests = TestSet(("tests/supervisor/test_lease.py",), "not slow")
+    file = "srunddp/spare_nodes/lease.py"
+    tests = TestSet(("tests/spare_nodes/test_lease.py",), "not slow")
     original = (ROOT / file).read_bytes()
     assert workspace.run(tests, 300.0).passed
     (mutation, *_) = [each for each in find_mutations(ROOT, file) if each.kind == "return"]

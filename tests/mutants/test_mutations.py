@@ -113,10 +113,10 @@ def test_a_seed_gives_the_same_mutants_of_all_areas_in_turn() -> None:
 
 
 def test_the_nearest_tests_are_there_and_the_file_of_the_same_name_is_first() -> None:
-    (first_set, *others) = nearest_tests(ROOT, "srunddp/supervisor/lease.py")
-    assert first_set.paths == ("tests/supervisor/test_lease.py",)
-    assert others == list(AREAS[0].tests)
-    assert nearest_tests(ROOT, "srunddp/supervisor/coordinator.py")[0].paths != first_set.paths
+    (first_set, *others) = nearest_tests(ROOT, "srunddp/spare_nodes/lease.py")
+    assert first_set.paths == ("tests/spare_nodes/test_lease.py",)
+    assert others == list(area_of("srunddp/spare_nodes/lease.py").tests)
+    assert nearest_tests(ROOT, "srunddp/spare_nodes/spare_nodes.py")[0].paths != first_set.paths
     for area in AREAS:
         assert (ROOT / area.folder).is_dir()
         for tests in area.tests:

@@ -9,10 +9,11 @@ import pytest
 from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, RendezvousOptions, SpareNodeTerms
 from srunddp.errors import ConfigError, PeerError, Scope, SrunddpError
-from srunddp.run import last_error, srun
+from srunddp.run import last_error
+from srunddp.spare_nodes import srun
 from tests.support.launchers import PID, step
 
-TERMS = SpareNodeTerms(lost_after=15.0, within=20.0, expected=(), not_before=0.0, quorum=1)
+TERMS = SpareNodeTerms(rank=1, lost_after=15.0, within=20.0, expected=(), not_before=0.0, quorum=1)
 AGAIN = Rejoin(generation=1, published="", channel="slurm", run="1207.0.0", spare_nodes=TERMS)
 
 

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.failure_monitor import NextStart
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
@@ -30,6 +29,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
+from srunddp.supervisor.node_replacement import NextStart
 from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.root_cause import Ending
 from tests.support.connections import TAKEOVER, Scene, fold, spared

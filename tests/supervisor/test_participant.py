@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.failure_monitor import NextStart
 from srunddp.supervisor.limits import DEFAULT_LIMITS
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
@@ -23,6 +22,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
+from srunddp.supervisor.node_replacement import NextStart
 from srunddp.supervisor.root_cause import Ending
 from tests.support.connections import (
     IMPATIENT,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+from srunddp.spare_nodes.spare_nodes import StartSpareNodes
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.deputies import Deputies
@@ -119,8 +120,8 @@ class Scene:
     """
 
     def __init__(self, rank: int = 0, size: int = 3, **changes: Any) -> None:
-        self.clock = Clock()
-        context = context_of(rank, size, **{"clock": self.clock} | changes)
+        self.clock = changes.pop("clock", None) or Clock()
+        context = context_of(rank, size, clock=self.clock, **changes)
         self.connections = {peer: FakeConnection() for peer in ([0] if rank else range(1, size))}
         self.monitor: Coordinator | Participant
         if rank:
@@ -157,22 +158,28 @@ class Scene:
 
 
 TAKEOVER = "t@127.0.0.1:1@00"
+LEASE = 9.0
 
 
 def spared(
-    rank: int = 0, size: int = 5, ranks: int = 3, last: Starts | None = None, **changes: Any
+    rank: int = 0,
+    size: int = 5,
+    ranks: int = 3,
+    last: Starts | None = None,
+    takeover: str = TAKEOVER,
+    **changes: Any,
 ) -> Scene:
     """A scene with spare nodes: the numbers from ``ranks`` on are theirs; ``last``: what went
     before this start.
     """
     policy = RestartPolicy(3, last or Starts(), lambda: "where", lambda: True)
-    known: dict[str, Any] = {
-        "takeover": TAKEOVER,
-        "world_size": ranks,
-        "restarts": policy,
-        "lost_after": 9.0,
-    }
-    return Scene(rank, size, **known | changes)
+    clock = Clock()
+    known: dict[str, Any] = {"restarts": policy, "lost_after": LEASE, "clock": clock} | changes
+    nodes = changes.get("nodes") or {number: f"node0{number + 1}" for number in range(size)}
+    known["spare_nodes"] = StartSpareNodes(
+        nodes=nodes, world_size=ranks, takeover=takeover, lost_after=LEASE, clock=clock
+    )
+    return Scene(rank, size, **known)
 
 
 def fold(size: int, per_node: int, rank: int = 0) -> dict[str, Any]:

@@ -24,9 +24,11 @@ DEFAULT_TIMEOUT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeTerms:
-    """What the ranks of a restart with spare nodes go by, as the start before has left them.
+    """What a restart with spare nodes goes by, as the start before has left it.
 
     Attributes:
+        rank: of this process in the start that follows; the launcher's variables still have the
+            rank from before a node was replaced. A spare node's task has a number behind all ranks.
         lost_after: seconds without an answer after which a node is lost.
         within: seconds until the ranks that do not come are replaced.
         expected: the tasks that are known to be alive, and will come.
@@ -34,13 +36,18 @@ class SpareNodeTerms:
             running.
         quorum: how many must come before a new rank 0 may go on; fewer mean that this side is the
             one that is cut off.
+        takes_over: whether this process is rank 0 from now on, as the one before is gone; lost: its
+            node and the cause where it was lost.
     """
 
+    rank: int
     lost_after: float
     within: float
     expected: tuple[int, ...]
     not_before: float
     quorum: int
+    takes_over: bool = False
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +58,6 @@ class Rejoin:
         generation: the number of restarts so far.
         published: by rank 0, as over PMI; channel, run: of the first rendezvous.
         descriptor: of the socket on which rank 0 listens already; None on the others.
-        rank: of this process; None for the launcher's. A spare node's task has a number behind all
-            ranks.
-        takes_over: whether this process is rank 0 from now on, as the one before is gone; lost: its
-            node and the cause where it was lost.
         spare_nodes: how lost ranks are replaced; None in a run without spare nodes, where all have
             to come.
     """
@@ -64,9 +67,6 @@ class Rejoin:
     channel: str
     run: str
     descriptor: int | None = None
-    rank: int | None = None
-    takes_over: bool = False
-    lost: tuple[str, ...] = ()
     spare_nodes: SpareNodeTerms | None = None
 
 

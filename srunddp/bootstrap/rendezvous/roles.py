@@ -18,7 +18,7 @@ from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.discovery import Broadcast, Introduction, Say
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import BoundSockets, CancelToken, RendezvousResult
-from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, Rejoin, SpareNodeTerms
+from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, SpareNodeTerms
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.rendezvous.server import RendezvousServer
@@ -49,7 +49,7 @@ def rendezvous(
     over_mpi: Broadcast,
     say: Say = lambda _: None,
     interrupt: CancelToken | None = None,
-    on_quorum: Callable[[], None] = lambda: None,
+    replaces_lost_ranks: ReplacingServer | None = None,
 ) -> RendezvousResult:
     """Wait until the rendezvous of all ranks is complete.
 
@@ -59,7 +59,7 @@ def rendezvous(
             :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
         say: takes rank 0's lines on who is waited for and who was refused.
         interrupt: ends the rendezvous when this rank fails.
-        on_quorum: called on a new rank 0 when more than half of the tasks have come; may raise.
+        replaces_lost_ranks: with spare nodes, makes rank 0's server of a restart.
 
     Returns:
         What all know then, and the connections that stay open.
@@ -80,16 +80,20 @@ def rendezvous(
     if not introduction.addresses:
         check_that_others_can_find_us(setup.environment)
     assert setup.held
-    rank_zero = _RankZero(
+    rank_zero = RankZero(
         setup=setup,
         held=setup.held,
         introduction=introduction,
         channel=channel,
         say=say,
         interrupt=interrupt,
-        on_quorum=on_quorum,
     )
-    return rank_zero.server().accept_all(deadline)
+    terms = setup.options.rejoin.spare_nodes if setup.options.rejoin else None
+    if terms and replaces_lost_ranks:
+        server = replaces_lost_ranks(rank_zero, terms)
+    else:
+        server = rank_zero.server()
+    return server.accept_all(deadline)
 
 
 def _alone(setup: RankSetup) -> RendezvousResult:
@@ -132,7 +136,7 @@ def _introduce(setup: RankSetup, published: str) -> Introduction:
     return introduction._replace(hello=replace(introduction.hello, deputy_port=port))
 
 
-class _RankZero(NamedTuple):
+class RankZero(NamedTuple):
     """Rank 0's part: it waits for the other ranks, and tells them where the store is.
 
     Attributes:
@@ -142,7 +146,6 @@ class _RankZero(NamedTuple):
         channel: over which the others find it.
         say: takes lines on who is waited for and who was refused.
         interrupt: ends the rendezvous when rank 0 itself fails.
-        on_quorum: called on a new rank 0 when more than half of the tasks have come.
     """
 
     setup: RankSetup
@@ -151,13 +154,9 @@ class _RankZero(NamedTuple):
     channel: str
     say: Say
     interrupt: CancelToken | None
-    on_quorum: Callable[[], None]
 
     def server(self) -> RendezvousServer:
-        """The server for this start: after a restart with spare nodes one that replaces ranks."""
-        rejoin = self.setup.options.rejoin
-        if rejoin and rejoin.spare_nodes:
-            return self._server_with_spare_nodes(rejoin, rejoin.spare_nodes)
+        """Return a server that waits for every rank."""
         from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
         step = self.setup.environment.step
@@ -172,26 +171,11 @@ class _RankZero(NamedTuple):
             spares=self.setup.environment.spares,
         )
 
-    def _server_with_spare_nodes(self, rejoin: Rejoin, terms: SpareNodeTerms) -> RendezvousServer:
-        from srunddp.bootstrap.rendezvous.spare_node_server import SpareNodeServer
 
-        return SpareNodeServer(
-            own=self.introduction.hello,
-            held=self.held,
-            channel=self.channel,
-            trust=self.introduction.trust,
-            say=self.say,
-            interrupt=self.interrupt,
-            spares=self.setup.environment.spares,
-            sizes=self.setup.environment.node_sizes,
-            expected={*terms.expected},
-            within=terms.within,
-            not_before=terms.not_before,
-            quorum=terms.quorum,
-            lost_after=terms.lost_after,
-            # Only a new rank 0 may be on the smaller side of a network that is split.
-            on_quorum=self.on_quorum if rejoin.takes_over else lambda: None,
-        )
+ReplacingServer = Callable[[RankZero, SpareNodeTerms], "RendezvousServer"]
+"""Makes the server of a restart that gives lost ranks to spare nodes, by what the start before has
+left.
+"""
 
 
 def check_that_others_can_find_us(environment: Environment) -> None:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from srunddp.bootstrap.environment.spare_nodes import set_spare_nodes
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, split_message
 from srunddp.errors import ConfigError
+from srunddp.spare_nodes.layout import set_spare_nodes
 from srunddp.util.slurm_command import output
 
 # Options, and how they may be written.

@@ -7,7 +7,6 @@ import pytest
 
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.environment.rank_zero_discovery import broadcast_over_pmi
-from srunddp.bootstrap.environment.spare_nodes import set_spare_nodes
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.ifaces_entry import DEFAULT
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
@@ -24,6 +23,8 @@ from srunddp.bootstrap.rendezvous.rank_setup import (
 )
 from srunddp.bootstrap.rendezvous.roles import rendezvous
 from srunddp.errors import ConfigError, PeerError, ReassignedError
+from srunddp.spare_nodes.layout import set_spare_nodes
+from srunddp.spare_nodes.spare_nodes import SpareNodes
 from tests.bootstrap.environment.test_rank_zero_discovery import answering, launcher
 from tests.bootstrap.rendezvous.test_client import rank_zero
 from tests.support.launchers import PID, hydra, open_mpi, step
@@ -189,7 +190,12 @@ class Restart:
         place = SelectedInterface("lo", "127.0.0.1", {}, "")
         held = self.held if environment.rank == 0 else None
         setup = RankSetup(self.options, environment, (DEFAULT,), place, held)
-        found = rendezvous(setup, lambda message: message or "")
+        spare_nodes = SpareNodes(
+            setup=setup, lost_after=20.0, restart_grace=0.0, folder=None, say=lambda _: None
+        )
+        found = rendezvous(
+            setup, lambda message: message or "", replaces_lost_ranks=spare_nodes.server
+        )
         for connection in found.connections.values():
             connection.close()
         return found
@@ -207,7 +213,9 @@ def test_a_restart_without_spare_nodes_waits_for_every_rank() -> None:
 
 def test_a_restart_with_spare_nodes_gives_a_lost_rank_to_one_of_them() -> None:
     """Of three nodes the second is gone, and the third is spare."""
-    terms = SpareNodeTerms(lost_after=20.0, within=20.0, expected=(2,), not_before=0.0, quorum=2)
+    terms = SpareNodeTerms(
+        rank=0, lost_after=20.0, within=20.0, expected=(2,), not_before=0.0, quorum=2
+    )
     rejoin = replace(AGAIN, spare_nodes=terms)
     with Restart(rejoin) as restart, ThreadPoolExecutor(1) as pool:
         zero = pool.submit(restart.meet, set_spare_nodes(on_node(0, 3), 1))

@@ -8,26 +8,27 @@ from typing import Any
 
 import pytest
 
+from srunddp.spare_nodes.lease import Lease
+from srunddp.spare_nodes.rank_zero import RankZeroSpareNodes
 from srunddp.supervisor.messages import Pong
 from srunddp.supervisor.root_cause import Ending, RootCause
-from srunddp.supervisor.spare_nodes import SpareNodes
-from tests.support.connections import Clock, FakeConnection, context_of, fold
+from tests.support.connections import Clock, FakeConnection
 
 RANKS = 6
 TASKS = 10
 A, B, C, D, E = (f"node0{number}" for number in range(1, 6))
 
 
-class Nodes(SpareNodes):
+class Nodes(RankZeroSpareNodes):
     """With connections, that a test ends, and its clock."""
 
     def __init__(self, tasks: int = TASKS, ranks: int = RANKS) -> None:
         self.ends: dict[int, Any] = {rank: FakeConnection() for rank in range(1, tasks)}
         self.clock = Clock()
-        context = context_of(
-            0, world_size=ranks, lost_after=9.0, clock=self.clock, **fold(tasks, 2)
-        )
-        super().__init__(context, self.ends)
+        nodes = {number: f"node0{number // 2 + 1}" for number in range(tasks)}
+        leases = {number: Lease(9.0, self.clock) for number in self.ends}
+        numbers = frozenset(range(ranks, tasks))
+        super().__init__(nodes, numbers, self.ends, leases, self.clock, can_move=True)
 
     def end(self, *ranks: int, lost: bool = False) -> None:
         for rank in ranks:

@@ -1,24 +1,10 @@
-"""With spare nodes: until when a worker may run without an answer of rank 0, or rank 0 without one
-of the others.
-"""
+"""Until when a worker may run without an answer of rank 0, or rank 0 without one of the others."""
 
 import time
-from typing import NamedTuple
 
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
-
-
-class LeaseTimes(NamedTuple):
-    """The times that a message carries.
-
-    Attributes:
-        sent_at: Its sender's time.
-        echo: The last time of the receiver's that the sender has seen.
-    """
-
-    sent_at: float
-    echo: float
+from srunddp.supervisor.node_replacement import LeaseTimes
 
 
 class Lease:

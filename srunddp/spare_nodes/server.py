@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from srunddp.bootstrap.environment.spare_nodes import ranks_of_nodes
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.messages import (
     AbortReason,
@@ -20,6 +19,7 @@ from srunddp.bootstrap.rendezvous.messages import (
 )
 from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.errors import RendezvousError, Scope
+from srunddp.spare_nodes.layout import ranks_of_nodes
 from srunddp.util.hostlist import fold_ranks
 from srunddp.util.messages import send
 from srunddp.util.tcp import limit_silence

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from srunddp.run.srun import await_srun
+from srunddp.spare_nodes.srun import await_srun
 
 
 @dataclass

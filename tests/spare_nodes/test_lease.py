@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.lease import Lease, LeaseTimes
+from srunddp.spare_nodes.lease import Lease
 from srunddp.supervisor.limits import Limits
+from srunddp.supervisor.node_replacement import LeaseTimes
 from tests.support.connections import Clock
 
 SECONDS = 9.0

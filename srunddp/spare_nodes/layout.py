@@ -1,4 +1,4 @@
-"""``--spare-nodes``: the last nodes of a step wait, and take the ranks of a node that is lost."""
+"""Which tasks of a step are ranks, and which wait on spare nodes."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -10,16 +10,18 @@ _OPTION = "--spare-nodes"
 
 
 def set_spare_nodes(environment: Environment, count: int) -> Environment:
-    """The environment in which the last ``count`` nodes of the step are spare, and their tasks no
+    """Return the environment in which the last nodes of the step are spare, and their tasks no
     ranks.
+
+    Args:
+        environment: As the launcher has made it.
+        count: How many nodes are spare, 1 at least.
 
     Raises:
         ConfigError: no step of Slurm, tasks that are not in the order of the nodes, or too few or
             too small nodes.
     """
     step = environment.step
-    if not count:
-        return environment
     if not step:
         raise ConfigError(
             f"{_OPTION} under {environment.launcher}",
@@ -55,5 +57,5 @@ def set_spare_nodes(environment: Environment, count: int) -> Environment:
 
 
 def ranks_of_nodes(sizes: tuple[int, ...]) -> list[range]:
-    """The ranks that are on one node together, and go to another together."""
+    """Return the ranks that are on one node together, and go to another together."""
     return [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]

@@ -17,8 +17,8 @@ import pytest
 from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.messages import Here, RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import decode_advertisement
-from srunddp.bootstrap.rendezvous.spare_node_server import SpareNodeServer
 from srunddp.errors import PeerError, ReassignedError, RendezvousError, UnavailableError
+from srunddp.spare_nodes.server import SpareNodeServer
 from srunddp.util.messages import send
 from tests.bootstrap.rendezvous.test_client import LONG, RankZero, greeted, hello, rank_zero, soon
 from tests.support.starting import until

@@ -1,45 +1,60 @@
 """What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on.
 
-All that spare nodes need on rank 0 is here, but for the states of their tasks, which are in
-:mod:`srunddp.supervisor.rank_table`. A run without ``--spare-nodes`` has no such object.
+The states of their tasks are in the table of all ranks, :mod:`srunddp.supervisor.rank_table`.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from srunddp.spare_nodes.lease import Lease
+from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
-from srunddp.supervisor.failure_monitor import NextStart, RankContext
-from srunddp.supervisor.lease import Lease
 from srunddp.supervisor.messages import Ping, Pong, Verdict
+from srunddp.supervisor.node_replacement import NextStart
 from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause
 
 
-class SpareNodes:
+class RankZeroSpareNodes:
     """Rank 0's view of the nodes of a run that has spare ones.
 
-    Its times are of the context's clock, which goes on while this process is suspended: what a
-    lease bounds is for how long a worker may run before others go on without it, and they may be
-    on nodes that run meanwhile.
+    Its times are of a clock that goes on while this process is suspended: what a lease bounds is
+    for how long a worker may run before others go on without it, and they may be on nodes that run
+    meanwhile.
 
     Attributes:
-        numbers: of the tasks of spare nodes; leases: by rank or such a number.
-        can_move: whether ranks can go to them. Not in the last start, which no restart follows:
+        numbers: Of the tasks that wait on spare nodes.
+        can_move: Whether ranks can go to them. Not in the last start, which no restart follows:
             then nobody goes on without a node, and no lease is in force.
     """
 
     def __init__(
-        self, context: RankContext, connections: Mapping[int, SupervisorConnection]
+        self,
+        nodes: Mapping[int, str],
+        numbers: frozenset[int],
+        connections: Mapping[int, SupervisorConnection],
+        leases: Mapping[int, Lease],
+        clock: Clock,
+        *,
+        can_move: bool,
     ) -> None:
-        self._nodes = context.nodes
+        """Begin with all of these tasks at work or waiting.
+
+        Args:
+            nodes: Of each task.
+            numbers: See the class.
+            connections: Of each task but rank 0's own.
+            leases: Of the same tasks.
+            clock: That of the leases.
+            can_move: See the class.
+        """
+        self.numbers = numbers
+        self.can_move = can_move
+        self._nodes = nodes
         self._connections = connections
-        self._clock = context.clock
-        self.numbers = {number for number in context.nodes if number >= context.world_size}
-        self.leases = {
-            rank: Lease(context.lost_after, context.clock, context.limits) for rank in connections
-        }
-        self.can_move = bool(context.takeover)
+        self._leases = leases
+        self._clock = clock
         # A spare node is lost with the first of its tasks.
         self._nodes_without_a_task = set[str]()
         # Of the end of the run.
@@ -77,9 +92,10 @@ class SpareNodes:
         return self.majority_ends(still_open) - self._clock()
 
     def majority_ends(self, still_open: int) -> float:
-        """When less than half of the tasks will have heard of rank 0, by the context's clock.
+        """When less than half of the tasks will have heard of rank 0, by the clock of the leases.
 
-        ``still_open``: how many connections are.
+        Args:
+            still_open: To how many tasks there is a connection.
         """
         # Leases only become longer: what was computed may be too early, and never too late. So it
         # is computed again only when it is over, or when a connection has ended.
@@ -87,7 +103,7 @@ class SpareNodes:
             # Who may be on the other side of a network that is cut: a task that has ended is on
             # neither side, and one whose connection is lost may be there.
             known = [rank for rank, each in self._connections.items() if each.open or each.lost]
-            ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
+            ends = sorted((self._leases[rank].ends for rank in known), reverse=True)
             needed = (len(known) + 1) // 2
             self._open = still_open
             self._ends = ends[needed - 1] if needed else math.inf
@@ -149,8 +165,8 @@ class SpareNodes:
         return len({self._nodes[number] for number in self.numbers} - gone - ranks - {*without})
 
     def ended_by(self, left: Collection[str]) -> float:
-        """When the workers of the nodes that are left have ended in any case, by the context's
-        clock.
+        """When the workers of the nodes that are left have ended in any case, by the clock of the
+        leases.
         """
         connections = self._connections.items()
         last = [
@@ -158,7 +174,7 @@ class SpareNodes:
             for rank, each in connections
             if each.lost or (each.open and self._nodes[rank] in left)
         ]
-        return max((self.leases[rank].other_ended for rank in last), default=0.0)
+        return max((self._leases[rank].other_ended for rank in last), default=0.0)
 
     def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
         """The ranks have been told of the end of this start: note what the next one has to know.
@@ -186,7 +202,7 @@ class SpareNodes:
             ping: The message.
             asked_by: Who wants an end of the run; empty where nobody does.
         """
-        lease = self.leases[rank]
+        lease = self._leases[rank]
         lease.note(ping.sent_at, ping.echo)
         times = lease.stamp()
         self._connections[rank].send(Pong(asked_by, times.sent_at, times.echo))

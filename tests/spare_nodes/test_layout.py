@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.bootstrap.environment.spare_nodes import ranks_of_nodes, set_spare_nodes
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.errors import ConfigError
+from srunddp.spare_nodes.layout import ranks_of_nodes, set_spare_nodes
 from tests.support.launchers import PID, open_mpi, step
 
 
@@ -43,12 +43,6 @@ def test_the_tasks_of_the_last_nodes_are_no_ranks(
             spares,
         )
         assert (found.is_spare, found.one_node) == (rank >= sum(sizes), False)
-
-
-def test_without_spare_nodes_nothing_is_changed() -> None:
-    for environment in (on_nodes("2,2"), detect(open_mpi(1)), detect({})):
-        assert set_spare_nodes(environment, 0) is environment
-        assert not environment.is_spare
 
 
 @pytest.mark.parametrize(
