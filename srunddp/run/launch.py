@@ -59,7 +59,7 @@ from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
 from srunddp.util.kernel_file import raise_open_files_limit
 
-_SPARE_FILES = 64
+_OTHER_FILES = 64
 
 
 def launch(
@@ -245,7 +245,7 @@ def check_open_files(environment: Environment) -> None:
     Raises:
         ConfigError: the hard limit is too low.
     """
-    needed = environment.world_size + environment.spares + _SPARE_FILES
+    needed = environment.world_size + environment.spares + _OTHER_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = hard != resource.RLIM_INFINITY and hard < needed
     if environment.rank == 0 and environment.world_size > 1 and low:

@@ -122,7 +122,8 @@ class Agent(RankAgent):
         try:
             code = supervisor.run()
         except ReassignedError as error:
-            rejoin = self._rejoin_as(error.rank)
+            assert self._spare_nodes
+            rejoin = self._spare_nodes.rejoin_as(error.rank)
         failure_monitor = supervisor.monitor
         if supervisor.restart is not None and failure_monitor and self._meeting:
             rejoin = self._next_rejoin(supervisor.restart, failure_monitor, self._meeting)
@@ -137,16 +138,6 @@ class Agent(RankAgent):
             has_lost_nodes=self._has_lost_nodes(failure_monitor),
             is_fenced=failure_monitor is not None and failure_monitor.fenced,
         )
-
-    def _rejoin_as(self, rank: int) -> Rejoin:
-        """Return how a task of a spare node meets the others again as the rank that it was given.
-
-        They are still in the rendezvous of this start.
-        """
-        rejoin = self.context.setup.options.rejoin
-        assert rejoin
-        assert rejoin.spare_nodes
-        return replace(rejoin, spare_nodes=replace(rejoin.spare_nodes, rank=rank))
 
     def _has_lost_nodes(self, failure_monitor: FailureMonitor | None) -> bool:
         """Whether nodes, of ranks or spare ones, were lost since the run began."""

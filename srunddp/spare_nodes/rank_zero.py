@@ -60,7 +60,7 @@ class RankZeroSpareNodes:
         # Of the end of the run.
         self._nodes_left = frozenset[str]()
         self._next_start = NextStart()
-        # What was computed last, and for how many connections.
+        # When the lease of most tasks ends, as computed last, and for how many connections.
         self._open: int | None = None
         self._ends = 0.0
 
@@ -76,6 +76,8 @@ class RankZeroSpareNodes:
         is_news = node not in self._nodes_without_a_task
         self._nodes_without_a_task.add(node)
         connection = self._connections[number]
+        # It may be there all the same, with only its other task gone. Nobody will need it, and a
+        # task that ends badly would have srun end the step.
         connection.send(Verdict((number,), LOST, node_is_given_up=True))
         connection.end()
         connection.open = False

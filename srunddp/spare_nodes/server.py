@@ -64,7 +64,10 @@ class SpareNodeServer(RendezvousServer):
         # The deadline is that of a first start, whose ranks may come late. After a restart who does
         # not come within `within` is lost.
         self._await_expected(listener)
+        # Once, and before any rank moves: on the smaller side of a split network nothing may begin.
         self._check_quorum()
+        # Each turn makes the world whole or raises, but a rank that has moved may be lost again, so
+        # that only a turn that finds nothing to do ends the loop.
         while True:
             self.expected &= {*self._here}  # the others are given up
             vacant = {*range(sum(self.sizes))} - {*self._here}
@@ -86,20 +89,24 @@ class SpareNodeServer(RendezvousServer):
     def _take(
         self, hello: Hello, connection: socket.socket, message: RendezvousMessage | None
     ) -> None:
-        if message is None:
+        if message is None:  # the connection has ended
+            # A rank that lost patience has come again over another one by now.
             if self.connections.get(hello.rank) is connection:
                 del self.connections[hello.rank], self._here[hello.rank]
                 self.expected.discard(hello.rank)
             return
         if self._moved.get(hello.rank, hello.node) != hello.node:
+            # It was cut off, and its rank is somebody else's by now: two must not share it.
             self._dismiss(connection, hello)
             return
         is_failure = isinstance(message, AbortReason | CannotCome)
         if is_failure and hello.rank >= sum(self.sizes):
+            # The failure of a rank ends the rendezvous. A task of a spare node is not needed yet.
             self.expected.discard(hello.rank)
             send(connection, Told())
             return
         super()._take(hello, connection, message)
+        # The kernel then ends the connection of one whose node is lost while the others come.
         limit_silence(connection, self.lost_after)
 
     def _check_quorum(self) -> None:
@@ -118,7 +125,9 @@ class SpareNodeServer(RendezvousServer):
         for ranks in ranks_of_nodes(self.sizes):
             if not {*vacant} & {*ranks}:
                 continue
-            if 0 in ranks:  # as rank 0 itself was, the others are on its node
+            if 0 in ranks:
+                # A new rank 0 is on a spare node, whose other tasks take the other ranks of the old
+                # rank 0's node. Beside an old rank 0 no task waits, and the run ends.
                 wanted = [*ranks][1:]
                 spare = self._spare_nodes().get(self.own.node, [])
             else:
@@ -143,6 +152,7 @@ class SpareNodeServer(RendezvousServer):
             f"{fold_ranks(ranks, {})} {'go' if len(ranks) > 1 else 'goes'} to"
             f" {next(iter(spare)).node}"
         )
+        # A spare node may have more tasks than the lost one had ranks; the others go on waiting.
         for rank, hello in zip(ranks, spare, strict=False):
             send(self.connections.pop(hello.rank), Moved(rank))
             del self._here[hello.rank]

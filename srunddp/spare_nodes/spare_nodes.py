@@ -183,6 +183,17 @@ class SpareNodes:
             return self._rejoin_as_rank_zero(rejoin, terms, failure_monitor.root_cause, meeting)
         return replace(rejoin, spare_nodes=terms)
 
+    def rejoin_as(self, rank: int) -> Rejoin:
+        """Return how this task of a spare node meets the others again, as the rank that it was
+        given.
+
+        They are still in the rendezvous of this start, which is one after a restart.
+        """
+        rejoin = self.setup.options.rejoin
+        assert rejoin
+        assert rejoin.spare_nodes
+        return replace(rejoin, spare_nodes=replace(rejoin.spare_nodes, rank=rank))
+
     def _rejoin_as_rank_zero(
         self,
         rejoin: Rejoin,

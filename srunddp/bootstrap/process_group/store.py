@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Of rank 0: NCCL's threads have connections to the store of their own.
 _FILES_PER_RANK = 4
-_SPARE_FILES = 256
+_OTHER_FILES = 256
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _NAME_SERVERS = 4  # nscount in glibc's struct __res_state: two ints and one long come before it
 _ERRORS_ONLY = 2
@@ -111,7 +111,7 @@ class ProcessGroupContext:
         event("init")
         if self._store is None:
             if self.store_fd is not None:
-                raise_open_files_limit(_FILES_PER_RANK * self.environment.world_size + _SPARE_FILES)
+                raise_open_files_limit(_FILES_PER_RANK * self.environment.world_size + _OTHER_FILES)
             with without_reverse_dns():
                 self._store = TCPStore(
                     self.meeting.master_addr,
