@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -200,3 +201,23 @@ def test_the_store_is_joined_without_a_query_to_the_name_server(
     assert (sent["server"], sent["quiet"]) == (0, 0), done.stderr
     # Torch alone does ask: the name server is there, and is counted right.
     assert sent["stock"] >= 1, done.stderr
+
+
+# Open files.
+
+
+@pytest.mark.slow
+def test_rank_0_may_open_as_many_files_as_the_store_of_all_ranks_needs(tmp_path: Path) -> None:
+    """Whatever limit the shell has set: torch's store needs a file for each of its connections."""
+    script = """\
+    import resource
+    import torch.distributed as dist
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    dist.init_process_group("gloo")
+    print(f"{dist.get_rank()}: {resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard}.")
+    """
+    with world(tmp_path, textwrap.dedent(script), size=2) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+    assert ended.printed == ["0: True.\n", "1: False.\n"]
