@@ -38,6 +38,8 @@ _FOREIGN = (
     "VIRTUAL_ENV",
     "WORLD_SIZE",
 )
+pytest_plugins = ["tests.slurm.shared_cluster"]
+
 # Kinds of tests that are run by themselves, each with an option of its name.
 _APART = ("soak", "interop", "docs")
 

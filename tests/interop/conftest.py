@@ -23,7 +23,7 @@ import pytest
 
 from tests.conftest import ROOT, missing
 from tests.mpirun.conftest import ALLOW_ROOT, there
-from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner, cancelled, outcome, runner  # noqa: F401
+from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner, outcome
 from tests.slurm.test_mpirun_in_allocation import NETWORK
 
 ENVIRONMENT = ROOT / ".venv-interop"
@@ -157,7 +157,7 @@ def mpirun(name: str, out: Path, *arguments: str, ranks: int = RANKS, mpi: str =
 
 
 def srun(
-    runner: SlurmJobRunner,  # noqa: F811
+    runner: SlurmJobRunner,
     name: str,
     *arguments: str,
     nodes: int = 1,
@@ -169,7 +169,7 @@ def srun(
     return on_login(runner, ("srun", *layout), name, *arguments)
 
 
-def on_login(runner: SlurmJobRunner, launcher: tuple[str, ...], name: str, *arguments: str) -> Run:  # noqa: F811
+def on_login(runner: SlurmJobRunner, launcher: tuple[str, ...], name: str, *arguments: str) -> Run:
     """Under srunddp below any launcher, from the cluster's login node."""
     out = shared(runner, name)
     command = (*launcher, SRUNDDP, *words(name), *arguments, "--out", str(out))
@@ -177,7 +177,7 @@ def on_login(runner: SlurmJobRunner, launcher: tuple[str, ...], name: str, *argu
 
 
 def mpirun_in_job(
-    runner: SlurmJobRunner,  # noqa: F811
+    runner: SlurmJobRunner,
     name: str,
     *arguments: str,
     nodes: int = 1,
@@ -208,7 +208,7 @@ def mpirun_in_job(
     )
 
 
-def shared(runner: SlurmJobRunner, name: str) -> Path:  # noqa: F811
+def shared(runner: SlurmJobRunner, name: str) -> Path:
     """A new folder that all nodes see: each has a /tmp of its own."""
     number = len(list(runner.cluster.shared.glob(f"{name}.*")))
     folder = runner.cluster.shared / f"{name}.{number}"

@@ -6,16 +6,16 @@ import json
 import re
 import subprocess
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import Cluster, ClusterError, Settings, requirements
+from tests.cluster.cluster import Cluster
 from tests.cluster.nodes import NODES
-from tests.conftest import ROOT, missing
+from tests.conftest import ROOT
 from tests.support.starting import until
 
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
@@ -179,29 +179,3 @@ def data_network(cluster: Cluster) -> Path:
     entry = '- nodes: {node.name}\n  interface: {node.data_interface}\n  address: "{{node}}-data"\n'
     ifaces.write_text("".join(entry.format(node=node) for node in NODES))
     return ifaces
-
-
-@pytest.fixture(scope="session")
-def runner() -> Iterator[SlurmJobRunner]:
-    if problem := requirements(accounting=True):
-        missing(problem)
-    with Cluster(Settings(interactive_step=True, accounting=True, slurmd_timeout=20)) as cluster:
-        data_network(cluster)
-        yield SlurmJobRunner(cluster)
-
-
-@pytest.fixture(autouse=True)
-def cancelled(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leave no job, and six nodes that take the next one, whatever a test has done."""
-    yield
-    if "runner" in request.fixturenames:
-        cluster = request.getfixturevalue("runner").cluster
-        try:
-            cluster.cancel_all()
-            cluster.await_all_nodes()
-        except ClusterError:
-            # It fails this test, and not the next.
-            cluster.down()
-            cluster.up()
-            data_network(cluster)
-            raise

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.slurm.conftest import cancelled, runner  # noqa: F401
 
 Show = Callable[[str], None]
 

@@ -1,0 +1,41 @@
+"""The cluster of all tests that need no other, a plugin of pytest.
+
+In a conftest.py of one folder, tests of another that import the fixture would get a second cluster
+beside it, and the machine has room for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.cluster import Cluster, ClusterError, Settings, requirements
+from tests.conftest import missing
+from tests.slurm.conftest import SlurmJobRunner, data_network
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[SlurmJobRunner]:
+    if problem := requirements(accounting=True):
+        missing(problem)
+    with Cluster(Settings(interactive_step=True, accounting=True, slurmd_timeout=20)) as cluster:
+        data_network(cluster)
+        yield SlurmJobRunner(cluster)
+
+
+@pytest.fixture(autouse=True)
+def cancelled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave no job, and six nodes that take the next one, whatever a test has done."""
+    yield
+    if "runner" in request.fixturenames:
+        cluster = request.getfixturevalue("runner").cluster
+        try:
+            cluster.cancel_all()
+            cluster.await_all_nodes()
+        except ClusterError:
+            # It fails this test, and not the next.
+            cluster.down()
+            cluster.up()
+            data_network(cluster)
+            raise
