@@ -20,9 +20,13 @@ def replace_file(path: Path, content: bytes) -> None:
     # Left by a kill; or in /tmp a link that somebody else has made.
     temporary.unlink(missing_ok=True)
     try:
+        # "x" is O_EXCL: if a link is made again after the unlink, this fails instead of following
+        # it.
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
+            # Before the rename: some file systems store a rename before the data, and a power cut
+            # in between would leave an empty file under the final name.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -43,6 +47,8 @@ def append_whole(file: int, data: bytes) -> None:
             written += os.write(file, data[written:])
     except OSError:
         with suppress(OSError):
+            # This is the old end of the file because nobody else appends to it: each rank has its
+            # own.
             os.ftruncate(file, os.fstat(file).st_size - written)
         raise
 
@@ -51,4 +57,6 @@ def plain(name: str) -> str:
     """One folder's or file's name, whatever the name holds; never hidden, never the folder
     above.
     """
+    # Only a leading dot is replaced: without a slash that is enough to exclude "..", and the dots
+    # in a node's domain or in a run's JOB.STEP stay.
     return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"

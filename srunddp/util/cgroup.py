@@ -12,6 +12,8 @@ from srunddp.util.hostlist import numbers_of
 from srunddp.util.kernel_file import KernelFile, number_after, opened, text_of
 
 ROOT = Path("/sys/fs/cgroup")
+# /sys/fs/cgroup/system.slice/slurmstepd.scope/job_71/step_0/user/task_1, or with version 1
+# /sys/fs/cgroup/memory/slurm/uid_1000/job_71/step_0/task_1.
 _JOB = re.compile(r".*/job_\d+(?=/|$)")
 _UNLIMITED = 1 << 60  # more than any machine has; version 1 says so in pages
 
@@ -29,6 +31,7 @@ def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
         groups: of the process, this one unless given.
         root: where the control groups are mounted.
     """
+    # A limit above binds a group as well, though the files of the group itself do not show it.
     limits = [
         _cpus(folder) for controller in ("", "cpu") for folder in _upwards(groups, controller, root)
     ]
@@ -40,6 +43,7 @@ def _cpus(folder: Path) -> float | None:
     files, and -1.
     """
     names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    # "200000 100000" in cpu.max is two CPUs. The -1 of version 1 is no decimal, so no limit.
     match text_of(folder / "cpu.max").split() or [text_of(folder / name) for name in names]:
         case [quota, period] if quota.isdecimal() and period:
             return int(quota) / int(period)
@@ -54,6 +58,8 @@ def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
     listed = (
         text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root)
     )
+    # The nearest group that says anything: in version 2 the file is absent where the cpuset
+    # controller is not enabled, and the CPUs are then those of the group above.
     return numbers_of(next(filter(None, listed), ""))
 
 
@@ -73,6 +79,8 @@ def oom_kills() -> int:
     """How many processes the kernel has killed in this process's group because its memory was used
     up.
     """
+    # A system may have both versions mounted, but each controller is in one of them alone
+    # (cgroups(7)): where version 1 has memory, version 2 has no memory.events.
     for controller, name in (("memory", "memory.oom_control"), ("", "memory.events")):
         for folder in _folders(None, controller, ROOT):
             if found := re.search(r"^oom_kill (\d+)$", text_of(folder / name), re.MULTILINE):
@@ -102,6 +110,8 @@ class JobGroup:
         """The job's, where both CPU time and memory are counted for it, by the groups of a process
         of the job.
         """
+        # Only where both are there: version 1 may have a group of the job for memory alone, and the
+        # CPU time of a group does not go with the memory of its processes.
         for version, cpu, memory in (
             (2, ("", "cpu.stat"), ("", "memory.current")),
             (1, ("cpuacct", "cpuacct.usage"), ("memory", "memory.usage_in_bytes")),
@@ -126,6 +136,8 @@ class JobGroup:
         used = int(self._memory.read())
         if not self._statistics:
             return used
+        # The processes are in the groups of steps and tasks below the job's. Version 1 counts those
+        # in the fields with total_ only, version 2 in all fields.
         if self._version == 1:
             name = b"total_inactive_file "
         else:
@@ -151,10 +163,14 @@ def _folders(groups: str | None, controller: str, root: Path) -> list[Path]:
     2.
     """
     found = []
+    # "4:cpu,cpuacct:/slurm/uid_1000" is of version 1, "0::/system.slice" of version 2.
     for line in (own_groups() if groups is None else groups).splitlines():
         _, controllers, path = line.split(":", 2)
         if controller and controller in controllers.split(","):
+            # Controllers that share a hierarchy are mounted as cpu,cpuacct, and not every system
+            # has the link from cpu to that.
             found += [root / mount / path.lstrip("/") for mount in (controllers, controller)]
         elif not controller and not controllers:
+            # systemd mounts version 2 at "unified" where version 1 has the controllers.
             found += [mount / path.lstrip("/") for mount in (root, root / "unified")]
     return found

@@ -21,8 +21,8 @@ from srunddp.util.option_groups import GroupedCommand
 COMPLETE = "_SRUNDDP_COMPLETE"
 MONITOR_SECONDS = 5
 LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds
-_LONGEST = 1e6
-_UNITS = (3600, 60, 1)
+_LONGEST = 1e6  # seconds, more than 11 days
+_UNITS = (3600, 60, 1)  # seconds in the h, m and s of 1h30m5s
 _CANNOT_PRINT = 74  # sysexits' EX_IOERR
 
 
@@ -68,6 +68,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
 
 
 def _duration(text: str) -> float | None:
+    # Each part may be missing. The lookahead refuses a text in which all are, as the empty one.
     match = re.fullmatch(
         r"(?=[\d.])(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d*)?|\.\d+)s?)?", text.strip(), re.ASCII
     )
@@ -162,6 +163,9 @@ class Run(GroupedCommand):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
+                # A user who writes "--monitor 5" means the duration, but would run a script named
+                # 5. An existing file of that name is taken for the script, and a shell that asks
+                # for completions must not get an error.
                 word = "".join(args[place + 1 : place + 2])
                 if (
                     _duration(word) is not None

@@ -15,6 +15,7 @@ from srunddp.errors import one_line
 PATIENCE = 0.5  # seconds for a full pipe to be read: a stuck reader must not stop a rank
 _LEVELS = {"FAIL": 31, "WARN": 33, "ok": 32}  # red, yellow, green
 _LEVEL = re.compile(r"^(?:FAIL|WARN|ok)(?=  )", re.MULTILINE)
+# "srunddp: error: … -> hint", "FAIL  … -> hint", or a line of a report that is indented as far.
 _HINT = re.compile(r"^((?:(?:srunddp: |(?:FAIL|WARN)  ).* | {6,})-> )(.+)$", re.MULTILINE)
 
 
@@ -43,6 +44,8 @@ def write_stderr(text: str) -> None:
         # Where nobody reads, that must not keep the others from ending; nor is a full disk below it
         # a reason to end. Unbuffered, since what cannot be written would be tried again when Python
         # ends.
+        # A pipe that select() calls writable takes PIPE_BUF bytes without blocking, and in one
+        # piece (pipe(7)): more could block, and be mixed with what other ranks write.
         while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], PATIENCE)[1]:
             data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]
 
@@ -76,5 +79,6 @@ def periodically(say: Callable[[str], None], line: str, every: float) -> Iterato
     try:
         yield
     finally:
+        # The line is not printed any more once the block has ended: the thread is waited for.
         over.set()
         thread.join()

@@ -37,6 +37,7 @@ def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], s
     if wanted is None:
         return _first_instance([device for gpu in gpus for device in gpu]), ""
     chosen: list[D] = []
+    # In the order of the entries, which is the order of CUDA's indices: "1,0" makes GPU 1 cuda:0.
     for entry in map(str.strip, wanted.split(",")):
         device = _named(entry, gpus)
         if device is None:
@@ -49,9 +50,11 @@ def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], s
 
 def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
     """The device that an index names, or the beginning of a UUID which only one has."""
+    # CUDA reads the digits that an entry begins with, and not what follows them: 1gpu2 is GPU 1.
     if number := re.match(r"\d+", entry):
         index = int(number[0])
         return gpus[index][0] if index < len(gpus) else None
+    # The UUID of a GPU with MIG stands for its first instance, as its index does.
     found = [gpu[0] for gpu in gpus if (gpu[0]["parent"] or gpu[0]["uuid"]).startswith(entry)]
     for gpu in gpus:
         found += [each for each in gpu if each["parent"] and each["uuid"].startswith(entry)]

@@ -26,6 +26,7 @@ def install_excepthook() -> None:
         _set_hook()
 
 
+# Once in a process: a second hook would have the first one below it, and both would be called.
 @functools.cache
 def _set_hook() -> None:
     below = sys.excepthook

@@ -59,6 +59,8 @@ def look(role: str, path: str, *, write: bool = False) -> Place:
         role=role, path=path, kind="missing", error="", system="", identity="", content=""
     )
     try:
+        # Inside the try: a relative path raises FileNotFoundError here where the working folder has
+        # been deleted.
         place["path"] = os.path.abspath(path)
         found = os.stat(place["path"])
     except (FileNotFoundError, NotADirectoryError):
@@ -89,6 +91,8 @@ def identity(mount: Mount, found: os.stat_result) -> str:
         # One file system is often mounted from several servers.
         export = mount.source.rpartition(":")[2]
         return f"{mount.type} {export} {found.st_ino}"
+    # Nodes of one image have equal device and inode numbers for different files. The boot id tells
+    # the nodes apart.
     return f"{mount.type} {BOOT.read_text().strip()} {found.st_dev} {found.st_ino}"
 
 
@@ -98,6 +102,7 @@ def why_not_writable(folder: str) -> str:
     """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".srunddp-check-") as file:
+            # An empty file takes no block, and would be made where disk or quota is full.
             file.write(bytes(4096))
             file.flush()
             os.fsync(file.fileno())  # a full quota is found here
@@ -114,6 +119,7 @@ def content(path: str, *, whole: bool = False) -> str:
     """
     with contextlib.suppress(OSError):  # that it cannot be read is found elsewhere
         if os.path.isdir(path):
+            # One more than is compared tells that there are more, without listing the rest.
             entries = list(itertools.islice(_entries(path), FEW + 1))
             if len(entries) > FEW:
                 return ""
@@ -129,7 +135,9 @@ def content(path: str, *, whole: bool = False) -> str:
 def _entries(folder: str) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
+            # Each node's Python makes this folder when it first imports from there.
             if entry.name != "__pycache__":
+                # File systems give folders and links different sizes for the same content.
                 kept = entry.is_file(follow_symlinks=False)
                 yield (
                     f"{os.fsencode(entry.name)!r}"
@@ -148,6 +156,8 @@ class Mount(NamedTuple):
 def mount_of(path: str, mounts: Path = MOUNTS) -> Mount:
     """The one that a path without links is on."""
     found = Mount("", "", "")
+    # 36 35 98:0 /root /mnt rw,noatime master:1 - ext3 /dev/root rw: the number of fields before the
+    # "-" varies (proc(5)).
     for line in mounts.read_text().splitlines():
         before, _, after = line.partition(" - ")
         kind, source, *_ = after.split(" ")
@@ -160,6 +170,8 @@ def mount_of(path: str, mounts: Path = MOUNTS) -> Mount:
 
 
 def _unescaped(text: str) -> str:
+    # The kernel writes these four in octal. The backslash comes last: replaced first, it could make
+    # an escape of the digits behind it.
     for character in (" ", "\t", "\n", "\\"):
         text = text.replace(f"\\{ord(character):03o}", character)
     return text
@@ -186,6 +198,7 @@ def mark(path: str) -> dict[str, str]:
 def _stamp(entry: os.DirEntry[str]) -> str:
     try:
         found = entry.stat(follow_symlinks=False)
+    # The entry was removed after the folder was listed.
     except FileNotFoundError:
         return entry.name
     return (

@@ -26,6 +26,7 @@ def fold(names: Iterable[str]) -> str:
         before = host
         number = ""
         after = ""
+        # Not \d, which matches the digits of other scripts too; expand() would not read those back.
         if found := re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", host, re.DOTALL):
             before, number, after = found.groups()
         numbers.setdefault((before, after + dot + domain), []).append(number)
@@ -53,6 +54,7 @@ def numbers_of(ranges: str) -> set[int]:
 def _ranges(numbers: Iterable[str]) -> str:
     """``01-04,07`` of numbers as they are written; 7 and 07 are two."""
     runs: list[tuple[str, str]] = []
+    # By value, and 7 before 07: with equal values the shorter first.
     for number in sorted(numbers, key=lambda digits: (int(digits or 0), len(digits))):
         if runs and _follows(number, *runs[-1]):
             runs[-1] = (runs[-1][0], number)
@@ -63,6 +65,8 @@ def _ranges(numbers: Iterable[str]) -> str:
 
 def _follows(number: str, low: str, high: str) -> bool:
     """Whether a number comes next in a run, with as many digits at least as its first."""
+    # expand() pads to the digits of a range's first number, so that 9 and 10 are [9-10], but 09 and
+    # 10 are [09-10].
     return high != "" and number == f"{int(high) + 1:0{len(low)}d}"
 
 
@@ -105,6 +109,7 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", host_list):
         raise _bad_list(host_list, "brackets that do not match", where)
     if host_list:
+        # Each item up to a comma outside brackets; the added comma ends the last one.
         for item in re.findall(r"((?:[^\[\],]|\[[^\[\]]*\])*),", host_list + ","):
             names.extend(itertools.islice(_expand_item(item, host_list, where), LONGEST_LIST + 1))
             if len(names) > LONGEST_LIST:
@@ -113,6 +118,8 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
 
 
 def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
+    # rack[1-2]n[03,7] gives rack, 1-2, n, "03,7" and an empty text: what was in brackets is at the
+    # odd places.
     pieces = re.split(r"\[([^\]]*)\]", item)
     if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
         raise _bad_list(host_list, f"{item!r}", where)
@@ -120,12 +127,15 @@ def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
         _expand_ranges(piece, host_list, where) if index % 2 else [piece]
         for index, piece in enumerate(pieces)
     ]
+    # The last bracket changes fastest, as Slurm has it. Lazily: several brackets may multiply to
+    # more names than fit in memory, and the caller stops taking them.
     yield from map("".join, itertools.product(*choices))
 
 
 def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
+        # Bounded, as int() raises a ValueError for more than 4,300 digits.
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         if not match:
             raise _bad_list(host_list, f"{part!r} in brackets", where)

@@ -53,12 +53,16 @@ def with_interface(
 
 def _device(folder: Path) -> Device:
     ports = sorted((folder / "ports").glob("*"))
+    # The file has "4: ACTIVE" or "1: DOWN".
     active = [port for port in ports if "ACTIVE" in text_of(port / "state")]
+    # A device without ports is described by its own folder, which has none of these files: no
+    # layer, and rate 0.
     port = max(active or ports, key=_rate, default=folder)
     interfaces = tuple(sorted(path.name for path in (folder / "device" / "net").glob("*")))
     return Device(folder.name, text_of(port / "link_layer"), bool(active), _rate(port), interfaces)
 
 
 def _rate(port: Path) -> int:
+    # "100 Gb/sec (4X EDR)".
     rate = re.match(r"([0-9.]+) Gb/sec", text_of(port / "rate"))
     return int(float(rate[1]) * 1000) if rate else 0

@@ -40,6 +40,7 @@ def receive_line(connection: socket.socket, deadline: float | None = None) -> by
     text = bytearray()
     while not text.endswith(b"\n"):
         if deadline is not None:
+            # Not 0, which would make the socket non-blocking, nor less, which is a ValueError.
             connection.settimeout(max(0.001, deadline - time.monotonic()))
         piece = connection.recv(1)  # no more, as the next line stays in the socket
         if not piece or len(text) > _LONGEST:

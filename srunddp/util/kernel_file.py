@@ -32,6 +32,8 @@ class KernelFile:
             OSError: what it speaks of is gone.
         """
         text = more = os.pread(self._file, _PAGE, 0)
+        # The kernel ends a read before the first record that does not fit, not in the middle of
+        # one: a text that leaves room for another record is complete, and needs no second call.
         while whole and more and len(text) > _PAGE - _RECORD:
             more = os.pread(self._file, _PAGE, len(text))
             text += more
@@ -114,6 +116,8 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
     many.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Soft limits are often 1,024 for the sake of select(), which takes no higher descriptor;
+    # raising one up to the hard limit needs no privilege.
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -125,5 +129,7 @@ def memory_file() -> int:
         return os.memfd_create("srunddp")
     from tempfile import TemporaryFile
 
+    # The file has no name; the copy of its descriptor keeps it when the with block closes its own,
+    # and is not inherited either.
     with TemporaryFile(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as file:
         return os.dup(file.fileno())

@@ -64,6 +64,7 @@ class Message:
 
     def encode(self) -> bytes:
         """Return the line that :meth:`decode` reads, with its end."""
+        # `default` is called for a field that is a dataclass of its own.
         return json.dumps({"kind": self.kind, **vars(self)}, default=vars).encode() + b"\n"
 
     @classmethod
@@ -91,11 +92,14 @@ def _dataclass_of(wanted: type[D], values: object, *, ignoring_others: bool = Fa
             checked[name] = _checked(field_types[name], value, ignoring_others)
         elif not ignoring_others:
             raise TypeError(f"{wanted.__name__} has no {name}")
+    # A field that is missing and has no default is the constructor's TypeError.
     return wanted(**checked)
 
 
 @functools.cache
 def _field_types(wanted: type) -> dict[str, Any]:
+    # Cached, since the annotations are strings (PEP 563), each of which is compiled and evaluated
+    # here.
     hints = typing.get_type_hints(wanted)
     return {field.name: hints[field.name] for field in fields(wanted)}
 
@@ -108,6 +112,7 @@ def _checked(wanted: Any, value: Any, ignoring_others: bool) -> Any:
     """
     if wanted is object:
         return value
+    # A sender that sets a float field to 5 writes an integer of JSON.
     if wanted is float and type(value) is int:
         return float(value)
     if wanted in _PLAIN:
@@ -132,6 +137,7 @@ def _checked(wanted: Any, value: Any, ignoring_others: bool) -> Any:
 
 
 def _checked_union(alternatives: tuple[Any, ...], value: Any, ignoring_others: bool) -> Any:
+    # The order of the annotation decides where a value fits several alternatives.
     for wanted in alternatives:
         with suppress(TypeError):
             return _checked(wanted, value, ignoring_others)

@@ -18,6 +18,7 @@ def numa_node_of_device(address: str, sysfs: Path = SYSFS) -> int:
     Returns:
         -1 where nothing tells, as on machines with one node.
     """
+    # The kernel itself writes -1 for a device without a node; a container may not show the file.
     return int(text_of(sysfs / "bus/pci/devices" / address / "numa_node") or -1)
 
 

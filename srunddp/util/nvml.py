@@ -91,6 +91,7 @@ def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
         [_device(nvml, each, gpu, sysfs) for each in instances(nvml, gpu) or [gpu]] for gpu in gpus
     ]
     devices, unknown = visible(wanted, known)
+    # 12040 is 12.4.
     cuda = nvml.nvmlSystemGetCudaDriverVersion()
     return View(
         driver=nvml.nvmlSystemGetDriverVersion(),
@@ -124,6 +125,8 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
 
 def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[list[str]]:
     """Pairs without P2P. MIG instances have none at all, and are none of these GPUs."""
+    # pynvml has the name of one status twice, spelled SUPPORED and SUPPORTED, with the same number.
+    # Sorted, the right spelling comes later and is kept.
     names = {
         getattr(nvml, name): name.removeprefix("NVML_P2P_STATUS_").replace("_", " ").lower()
         for name in sorted(vars(nvml))
@@ -133,6 +136,7 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
     whole = [device["uuid"] for device in devices if device["uuid"] in gpus]
     for one, other in combinations(whole, 2):
         ask = partial(nvml.nvmlDeviceGetP2PStatus, gpus[one], gpus[other], _READ)
+        # A driver that cannot tell gives no reason to report a pair.
         status = query_or(nvml, ask, nvml.NVML_P2P_STATUS_OK)
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
             found.append([one, other, names.get(status, str(status))])

@@ -16,6 +16,7 @@ class GroupedCommand(click.Command):
     are no groups.
     """
 
+    # Everything behind SCRIPT belongs to the script, even what is spelled like one of our options.
     allow_interspersed_args = False
 
     def __init__(self, *args: Any, groups: Mapping[str, str] | None = None, **given: Any) -> None:
@@ -53,6 +54,7 @@ def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
     known = {
         name: each for each in context.command.params for name in each.opts if name.startswith("--")
     }
+    # A user who wrote "--" has told the two apart already.
     ending = arguments.index("--") if "--" in arguments else len(arguments)
     notes = []
     for argument in arguments[:ending]:

@@ -15,6 +15,7 @@ JOB = re.compile(r"(?P<number>\d{1,18})(?:_(?P<task>\d{1,18}))?(?:\.(?P<step>\d{
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
 # Times in seconds since the epoch; messages that can be matched.
 _FORMAT = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
+# A value may have spaces, as a job's name and comment do: it ends where the next "Name=" begins.
 _FIELD = re.compile(r"([\w:/]+)=(.*?)(?= +[\w:/]+=| *$)")  # of scontrol
 # What scontrol and what sacct call it.
 _NAMES = {
@@ -79,6 +80,7 @@ def run(
     return subprocess.run(
         command,
         env={**(os.environ if environ is None else environ), **({} if as_is else _FORMAT)},
+        # Never this process's own, which may be a terminal: the command would wait for it.
         input=input or "",
         capture_output=True,
         encoding="utf-8",
@@ -92,6 +94,8 @@ def outside(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
     """Without what the job that this process may be in would hand on, but for what finds Slurm and
     these.
     """
+    # srun and sbatch read most of a job's variables as if they were options: with SLURM_JOB_ID set,
+    # srun would start a step in that job.
     kept = (
         "SLURM_CONF",
         "SLURM_CONF_SERVER",
@@ -126,6 +130,8 @@ def output(
     """
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         done = run(command, environ, timeout=timeout)
+        # For a caller that looks for a word of the error, such as scontrol's about a step that is
+        # gone.
         if any_status:
             return done.stdout + done.stderr
         if done.returncode:
@@ -141,11 +147,14 @@ def job(what: str) -> Job | None:
     lines = output("scontrol", "--oneliner", "show", "job", what).splitlines()
     found = [dict(_FIELD.findall(line)) for line in lines if line.startswith("JobId=")]
     if not found:
+        # -X: the job's own line without those of its steps. WorkDir is last, as a path may have the
+        # "|" that separates the columns.
         printed = output("sacct", "-P", "-n", "-X", "-j", what, "-o", ",".join(_NAMES.values()))
         rows = (line.split("|", len(_NAMES) - 1) for line in printed.splitlines())
         found = [dict(zip(_NAMES, row, strict=True)) for row in rows if len(row) == len(_NAMES)]
     if not found:
         return None
+    # For an array scontrol prints a record for each task, whose JobId is the task's own.
     own = dict.fromkeys((*_NAMES, "StdOut"), "") | next(
         (each for each in found if each["JobId"] == what), found[0]
     )

@@ -18,6 +18,7 @@ def expanded(path: str | os.PathLike[str], name: str) -> str:
     Raises:
         ConfigError: A variable is not set, or there is no such user.
     """
+    # Both functions leave what they cannot replace as it is, so anything still there is an error.
     found = os.path.expanduser(os.path.expandvars(os.fspath(path)))
     if missing := _VARIABLE.search(found):
         raise ConfigError(

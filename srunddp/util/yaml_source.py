@@ -44,6 +44,7 @@ def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
 
 def _error_position(error: Exception, text: bytes, path: str) -> str:
     """File, line and column of what PyYAML raised; the file's first where it does not say."""
+    # PyYAML counts from 0, and editors from 1.
     if mark := getattr(error, "problem_mark", None):
         return f"{path}:{mark.line + 1}:{mark.column + 1}"
     position = getattr(error, "position", None) or 0
