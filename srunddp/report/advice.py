@@ -82,11 +82,16 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
         for each in summary.gpus
         if each.samples >= FEWEST_SAMPLES and (each.slowed_share or 0.0) > SLOWED
     ]
+    # Ranks on these nodes are slow because of the CPUs or the heat: a note on the ranks as well
+    # would send the reader after a second cause.
     explained = {each.node for each in busy} | {each.node for each in slowed}
     are_explained = explained.issuperset(stragglers.nodes)
+    # The loader's workers wait for the same CPUs: more of them, as that note would advise, make it
+    # worse.
     waiting = None if busy else _data_wait(summary, stragglers)
     found = [
         _cpu(summary, busy),
+        # Where the slow ranks have no note of their own, this one says what they cost.
         _throttled(slowed, stragglers if are_explained else Stragglers()),
         None if are_explained else _slow_rank(summary, stragglers),
         waiting,
@@ -95,6 +100,7 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
         _time_limit(summary),
         _memory(summary),
     ]
+    # sorted() is stable: notes without a cost keep the order of the list above.
     return diverged + tuple(sorted(filter(None, found), key=lambda note: -(note.cost or 0.0)))
 
 
@@ -133,6 +139,7 @@ def _oversubscribed(summary: Summary) -> list[NodeFigures]:
     waiting = {
         node for node, values in delays.items() if (median_or_none(values) or 0.0) > CPU_WAIT
     }
+    # CPUs that are all used are a good sign unless the processes have to wait for them.
     return [each for each in summary.per_node if _used(each) >= CPUS_USED and each.node in waiting]
 
 
@@ -254,6 +261,8 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
     if not idle or (explained and len(idle) == len(known)):
         return None
     mean = fmean(each.utilization_percent or 0.0 for each in idle)
+    # The part of the time that the steps of the median rank fill. The rest is evaluations,
+    # checkpoints and the end of the run.
     training = (
         share((summary.step_s or 0.0) * summary.steps, summary.seconds - summary.first_step_s)
         or 1.0
@@ -272,6 +281,8 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
 
 
 def _interface(summary: Summary) -> Advice | None:
+    # On one node the ranks talk over NVLink, shared memory or loopback: whatever the network
+    # carries is other traffic.
     if len(summary.nodes) < 2:
         return None
     found = [(node, other) for node in summary.per_node if (other := _wrong_link(node)) is not None]
@@ -292,13 +303,17 @@ def _interface(summary: Summary) -> Advice | None:
 
 def _wrong_link(node: NodeFigures) -> LinkFigures | None:
     """The link that carries the training instead of the chosen one."""
+    # Without the samples of the chosen link there is nothing to compare with.
     if not any(each.chosen for each in node.links):
         return None
     worst = max(
+        # NCCL uses the chosen interface to set up, and sends the data over RDMA where it can.
         (each for each in node.links if not each.chosen and each.kind != "rdma"),
         key=_both_ways,
         default=None,
     )
+    # With the factor alone any background traffic would count where the chosen link carries
+    # nothing.
     limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
     if worst and _both_ways(worst) > limit:
         return worst
@@ -326,6 +341,7 @@ def _time_limit(summary: Summary) -> Advice | None:
     # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of
     # a job of several.
     part_of_it = bool(summary.restarts) or summary.resumed is not None
+    # Where Slurm could not be asked, a later step tells that the job has done more than this run.
     part_of_it |= summary.job_s is None and summary.step not in ("", "0")
     if (
         not limit
@@ -335,6 +351,7 @@ def _time_limit(summary: Summary) -> Advice | None:
         or used >= TIME_USED * limit
     ):
         return None
+    # Half as much again as was used, rounded up to ten minutes.
     minutes = max(10, -(-int(used * 1.5) // 600) * 10)
     found = (
         f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}"
@@ -357,6 +374,7 @@ def _memory(summary: Summary) -> Advice | None:
     if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
         return None
     where = format.nodes([worst.node])
+    # A quarter more than was used, rounded up to a GiB.
     hint = f"--mem={max(1, -(-int(peak * 1.25) // 2**30))}G"
     found = (
         f"{format.size(peak)} of {format.size(limit)} used at most, on {where},"
@@ -397,6 +415,8 @@ def find_stragglers(summary: Summary) -> Stragglers:
     own = {rank: value for rank, value in work.items() if value is not None}
     if len(own) < 2 or not summary.step_s:
         return Stragglers()
+    # Of an even number this is the lower of the two in the middle: of two ranks the slower one is
+    # compared with the faster.
     usual = median_or_none(list(own.values())) or 0.0
     slow = [rank for rank, value in own.items() if value - usual > DATA_WAIT * summary.step_s]
     nodes = tuple(dict.fromkeys(summary.layout[rank] for rank in slow))
@@ -410,6 +430,7 @@ def find_stragglers(summary: Summary) -> Stragglers:
         more_data = 0.0
     else:
         more_data = waits.get(worst, 0.0) - (fmean(of_others) if of_others else 0.0)
+    # More than 0, as only ranks above the usual time are slow.
     excess = own[worst] - usual
     return Stragglers(
         tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess

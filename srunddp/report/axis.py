@@ -9,8 +9,9 @@ from typing import NamedTuple
 from srunddp.report.csv_files import NAN
 
 _COLUMNS = 240  # at most: each is some four pixels wide, and a mouse can still point at it
-_MOST_TICKS = 8
+_MOST_TICKS = 8  # besides the one at 0
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+# Seconds between two ticks: round numbers of seconds, minutes, hours or days.
 _STEPS = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
     *(3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000),
@@ -79,6 +80,7 @@ class TimeAxis:
         found: Columns = [[] for _ in self.columns]
         for time, value in points:
             if 0 <= time <= self.end:
+                # The end itself would be in a column after the last.
                 found[min(int(time / self.width), len(found) - 1)].append(value * by)
         return found
 
@@ -92,6 +94,8 @@ def _range(column: Sequence[list[float]]) -> Range:
     known = [values for values in column if values]
     if not known:
         return _UNKNOWN
+    # Of the medians, so that a series with more samples in this column weighs no more than the
+    # others.
     return Range(
         min(min(values) for values in known),
         median(median(values) for values in known),

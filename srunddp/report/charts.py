@@ -149,6 +149,7 @@ class Chart:
         """The band and the line of one series, anew after each gap."""
         middles = [self._x((begin + end) / 2) for begin, end in self.axis.columns]
         places = list(zip(middles, found, strict=True))
+        # What the training logs comes less often than the columns: each point would stand alone.
         if self.joined:
             places = [(x, each) for x, each in places if each.is_known]
         for is_known, group in groupby(places, key=lambda place: place[1].is_known):
@@ -343,7 +344,8 @@ class _Colours:
         """The colours for some values."""
         if limits:
             return cls(*limits)
-        # One stall must not make all others look alike.
+        # Not up to the highest value: one stall must not make all others look alike. Where more
+        # than half of the values are 0, the median says nothing, and the highest has to do.
         return cls(0.0, 2 * median(known) or max(known))
 
     def colour(self, value: float) -> str:
@@ -351,6 +353,7 @@ class _Colours:
         if math.isnan(value):
             return "missing"
         level = int(LEVELS * (value - self.low) / (self.high - self.low or 1.0))
+        # A value at a limit or beyond it has the first or the last colour.
         return f"h{max(0, min(LEVELS - 1, level))}"
 
 
@@ -362,6 +365,8 @@ def _value_ticks(low: float, high: float) -> list[float]:
     if apart <= abs(high) * _ALIKE:
         apart = abs(high) or 1.0
     finest = apart / 5
+    # The tolerances below are for rounding errors: 3 * 0.1 / 0.1 is above 3, and would give one
+    # tick too many.
     power = 10.0 ** math.floor(math.log10(finest))
     step = next(each * power for each in (1, 2, 5, 10) if each * power >= finest * 0.999)
     first = math.floor(low / step)
@@ -374,6 +379,7 @@ def _row_labels(names: Sequence[str], marked: Collection[int], pixels: int) -> I
     row = pixels / len(names)
     every = 2 ** max(0, math.ceil(math.log2(_LABEL_PIXELS / row)))
     for at in range(0, len(names), every):
+        # A label so near to that of a marked row would overlap it.
         if all(abs(at - place) >= every for place in marked):
             yield Label(short_label(names[at]), (at + 0.5) * row)
     for at in marked:

@@ -27,6 +27,7 @@ from srunddp.util.console import coloured, say
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _AGAIN = 60.0  # seconds between two summaries that are printed one after another
 _INDENT = 4  # columns before the rest of a line for which a terminal is too narrow
+# The cursor to the upper left, and erase all behind it.
 _CLEAR = "\x1b[H\x1b[J"
 
 
@@ -67,10 +68,13 @@ def report(**given: Any) -> None:
             say(f"note: {note}")
         baseline = _baseline(given)
         as_json = given["as_json"]
+        # JSON is read by programs, which want no page beside it unless they name a place for one.
         output = given["output"] or (None if as_json else folder.parent)
         if given["follow"] and not as_json and not _follow(folder, baseline):
             return
         run, summary = _summed(folder, baseline)
+        # Not while following: each look would ask the controller, for every user that follows a
+        # run.
         summary = slurm.completed(summary)
         if as_json:
             lines = [json_text(record(summary))]
@@ -78,6 +82,7 @@ def report(**given: Any) -> None:
             lines = text.lines(summary, notes(summary))
         click.echo(coloured("\n".join(lines), sys.stdout))
         if output and not given["text_only"]:
+            # The text is out before an error of the page can come to standard error.
             sys.stdout.flush()
             written = _write(output, run, summary)
             if not as_json:
@@ -144,6 +149,8 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
             if in_place or begun - printed >= _AGAIN:
                 shown = text.lines(summary, notes(summary))
                 if in_place:  # as many rows as there is room for
+                    # The empty lines at the end need room as well, or the terminal scrolls the
+                    # first lines away. Asked each time, as the window may have another size by now.
                     columns, rows = shutil.get_terminal_size()
                     fitting = (
                         part
@@ -167,5 +174,6 @@ def _write(output: str | Path, run: RunData, summary: Summary) -> Path:
     hint = "name another with --output, or print the text alone with --text"
     with file_errors(found, expected="a folder that you may write to", hint=hint):
         file.parent.mkdir(parents=True, exist_ok=True)
+        # The words of a command line that was not UTF-8 have surrogates, which UTF-8 cannot encode.
         replace_file(file, html.encode(errors="backslashreplace"))
     return file

@@ -27,6 +27,8 @@ _EARLIEST = 1e9  # in 2001
 _LATEST = 1e10  # in 2286
 _LARGEST = 1e18  # and so is any figure above
 NAN = math.nan
+# Suffixes of the columns that stand for a thinned gauge. With the blank they are the name of no
+# column in a file.
 _OF_A_GROUP: Mapping[str, Callable[[list[float]], float]] = {"": fmean, " least": min, " most": max}
 _LEAST = 1e-9  # what is divided by less has no end
 
@@ -55,6 +57,7 @@ def samples(path: Path, kind: SampleFile) -> dict[str, TimeSeries]:
     """
     rows = _rows(path)
     header = next(rows, [])
+    # The writer was ended before its first line, or the file is another program's.
     if "time" not in header or (kind.key and kind.key not in header):
         return {}
     numeric = ("time", *kind.having(Use.COUNTER, Use.GAUGE))
@@ -86,6 +89,7 @@ def _values(name: str, texts: Sequence[str]) -> Iterable[float]:
 
 
 def _series(columns: dict[str, array[float]], texts: dict[str, str]) -> TimeSeries:
+    # All columns lose the same rows.
     keep = list(_rising(columns["time"]))
     if len(keep) < len(columns["time"]):
         columns = {name: array("d", (each[at] for at in keep)) for name, each in columns.items()}
@@ -112,9 +116,12 @@ def _rising(times: Iterable[float]) -> Iterator[int]:
 def numbers(texts: Sequence[str]) -> list[float]:
     """As numbers; nan for what is none."""
     try:
+        # Nearly always all of them are numbers, and one try for the whole column is faster than one
+        # for each.
         values = list(map(float, texts))
     except ValueError:
         values = list(map(_number, texts))
+    # Infinity becomes nan, too; nan itself fails the comparison and stays.
     return [value if abs(value) < _LARGEST else NAN for value in values]
 
 
@@ -128,6 +135,7 @@ def _number(text: str) -> float:
 def marks(path: Path, rank: int) -> list[Mark]:
     """The marks of one rank; ``time`` is Unix time."""
     rows = _rows(path)
+    # A newer version may have added columns behind these.
     if next(rows, [])[:3] != list(MARKS.names):
         return []
     found = [(row[1], numbers([row[0], row[2]])) for row in rows if len(row) >= 3]
@@ -144,6 +152,8 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> Iterator[list[str]]:
+    # Only "\n" ends a line: by default a "\r" in a damaged file would end one too, and a line that
+    # is cut there would pass for a whole one.
     with suppress(OSError), open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         # Nothing is quoted: the writers let no comma in.
         yield from (line[:-1].split(",") for line in file if line.endswith("\n"))
@@ -205,6 +215,7 @@ class TimeSeries:
             Begin, end and growth of each interval.
         """
         return [
+            # A counter that fell has begun at 0 in between: all that it shows is new.
             (before, time, value - count if value >= count else value)
             for (before, count), (time, value) in pairwise(self.known(name))
             if begin <= before < time <= end
@@ -283,6 +294,8 @@ def _thinned(samples: TimeSeries, kind: SampleFile) -> TimeSeries:
         return samples
     gauges = kind.having(Use.GAUGE)
     columns: dict[str, array[float]] = {}
+    # The last value of a counter, with the last time of the group: the growth from group to group,
+    # and with it every sum, stays exact.
     for name, values in {"time": samples.time, **samples.columns}.items():
         groups = [values[at : at + size] for at in range(0, len(values), size)]
         if name in gauges:

@@ -138,6 +138,7 @@ def short_label(words: str) -> str:
     """A label as long as there is room for; its end may be what tells it from others."""
     if len(words) <= _LABEL_LETTERS:
         return words
+    # Three letters, the ellipsis and the last seven: node names differ at their end.
     return f"{words[:3]}…{words[4 - _LABEL_LETTERS :]}"
 
 
@@ -148,4 +149,5 @@ def box(left: float, right: float, top: float, height: float) -> str:
 
 def line(points: Iterable[tuple[float, float]]) -> str:
     """The path of a line through points."""
+    # A tenth of a unit is less than a pixel, and more digits would make the page much bigger.
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)

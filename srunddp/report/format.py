@@ -18,6 +18,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 def format_number(value: float) -> str:
     """A number with about three digits that count: 0.0123, 1.23, 12.3, 123, 12345."""
     size = abs(value)
+    # The limits are where rounding would add a digit: 99.96 is 100, and not 100.0.
     if size >= 99.95 or size == 0:
         return f"{value:.0f}"
     if size >= 9.995:
@@ -27,6 +28,7 @@ def format_number(value: float) -> str:
 
 def number(value: float | None) -> str:
     """The same to be read alone: ``1.2``, ``64``, ``12,345``."""
+    # Through float() again, which drops zeros at the end: 1.20 is 1.2.
     return UNKNOWN if value is None else f"{float(format_number(value)):,.15g}"
 
 
@@ -45,6 +47,7 @@ def duration(seconds: float | None) -> str:
         (3600, "h", 60, "min"),
         (60, "min", 1, "s"),
     ):
+        # Rounded to the smaller unit first: 3,599.9 s is 1 h, and not 59 min 60 s.
         whole, rest = divmod(round(seconds / small), size // small)
         if whole:
             if rest:
@@ -66,6 +69,7 @@ def size(count: float | None) -> str:
     if count is None:
         return UNKNOWN
     for unit in _BYTES:
+        # Not 1024, so that there are never four digits: 1,010 KiB is 0.986 MiB.
         if abs(count) < 1000 or unit == _BYTES[-1]:
             break
         count /= 1024
@@ -91,6 +95,7 @@ def moment(unix: float) -> str:
     """A point of time, by this machine's time zone."""
     try:
         return datetime.datetime.fromtimestamp(unix).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+    # A damaged file may name any time.
     except (OverflowError, OSError, ValueError):
         return UNKNOWN
 
@@ -144,6 +149,7 @@ def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
     """A table's title, which has what is the same in all rows; and rows with what is not, few of
     them.
     """
+    # A single row has nothing in common with others, and keeps its columns.
     same = [name for name in rows[0] if len({row[name].words for row in rows}) == 1 < len(rows)]
     alike = ", ".join(
         f"{name} {rows[0][name].words}" for name in same if rows[0][name].words != UNKNOWN
@@ -191,6 +197,8 @@ def _span(found: Sequence[Cell]) -> Cell:
     most = max(known, key=lambda each: each.value or 0.0)
     if least.words == most.words:
         return least
+    # "90 %" and "92 %" become "90–92 %". A duration such as "4 min 5 s" has more words, and both
+    # ends are written whole.
     (figure, *unit) = least.words.split()
     (_, *other) = most.words.split()
     if unit == other and len(unit) < 2:

@@ -118,11 +118,13 @@ def _environment() -> Environment:
         return value
 
     def lines(each: Iterable[str]) -> Markup:
+        # Markup.join() escapes what it joins.
         return Markup("\n").join(map(one_line, each))
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, _TEMPLATES),
         autoescape=True,
+        # A name that is misspelled in a template is an error, and not an empty text.
         undefined=jinja2.StrictUndefined,
         finalize=shown,
         trim_blocks=True,

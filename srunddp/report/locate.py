@@ -7,7 +7,7 @@ from pathlib import Path
 from srunddp.errors import ConfigError, file_errors
 from srunddp.util.slurm_command import JOB, job
 
-_RESTART = re.compile(r"monitor\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
+_RESTART = re.compile(r"monitor\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)  # monitor.2, monitor.2.1
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
 # The files of one start, ``monitor.N``; and what was chosen among several.
 RunFolder = tuple[Path, tuple[str, ...]]
@@ -93,6 +93,8 @@ def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:
     number = match["number"]
     step = match["step"]
+    # A task of an array is a job of its own. Its folder has that job's number, which only Slurm
+    # knows.
     if match["task"]:
         runs = []
     else:
@@ -100,6 +102,8 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
     folders = [Path(monitor_dir)]
     if not runs and (known := job(what.partition(".")[0])):
         number = known.number
+        # A relative --monitor-dir is below the job's working directory; Path() leaves an absolute
+        # one as it is.
         folders = list(
             dict.fromkeys([*folders, Path(known.folder, monitor_dir), Path(known.folder, "logs")])
         )
@@ -127,6 +131,9 @@ def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
     else:
         folders = []
     found = [
-        (int(match[1] or -1), each) for each in folders if (match := wanted.fullmatch(each.name))
+        # A folder without a step sorts before all steps.
+        (int(match[1] or -1), each)
+        for each in folders
+        if (match := wanted.fullmatch(each.name))
     ]
     return [each for _, each in sorted(found) if starts_of(each)]

@@ -107,6 +107,8 @@ def failure(summary: Summary) -> Advice | None:
     a checkpoint.
     """
     end = summary.ending
+    # While other ranks still run, codes of a good end or of a requeue say nothing yet; any other
+    # code is shown at once.
     codes = set(summary.ending.codes.values())
     stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
     if end.finished or stopped or (end.running and codes <= {0, _REQUEUE}):

@@ -117,6 +117,7 @@ def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
     every = [known for known in map(dict, series) if known]
     if not every:
         return []
+    # Where one series has no value, a sum would show a drop that was none.
     times = set.intersection(*map(set, every))
     return [(time, sum(each[time] for each in every)) for time in times]
 
@@ -217,6 +218,8 @@ def _gauge(gauge: _Gauge, run: RunData, summary: Summary, axis: TimeAxis) -> Fig
         gauge.unit,
         gauge.by,
         most=100.0 if gauge.unit == "%" else 0.0,
+        # 0 °C is no lower limit of anything: differences between GPUs would be hard to see from
+        # there.
         from_zero=gauge.unit != "°C",
         limit=limit,
     )
@@ -259,6 +262,8 @@ def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -
     known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     usual = median(known.values()) if known else 0.0
     distances = {name: (value - usual) / by for name, value in known.items()}
+    # Divided by a negative limit, values below the median have positive distances: above 1 is far
+    # on the side that is asked for.
     far = [name for name, distance in distances.items() if distance > 1]
     if len(far) > _FEW * len(known):
         return []
@@ -321,6 +326,7 @@ def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 def _launch(summary: Summary) -> Section:
     rows = {str(rank): list(phases.items()) for rank, phases in summary.launches.items()}
     ends = [end for phases in summary.launches.values() for _, end in phases.values()]
+    # Of its own: a few seconds would not be seen on the axis of a run of hours.
     axis = TimeAxis(max([*ends, 1e-3]) if ends else 1.0)
     figure = Chart("Launch phases by rank", axis).bars(rows, NAMES)
     return _alone("Launch", figure, "No phases of the start were marked.")

@@ -22,8 +22,8 @@ from srunddp.util.hostlist import fold_ranks, group_by_key
 from srunddp.util.json_lines import parse
 from srunddp.util.sample_files import OF_A_NODE, STEPS
 
-_PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
-_PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
+_PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")  # node01.gpus.csv
+_PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")  # node01.rank3.steps.csv
 _RANK = re.compile(r"[0-9]{1,9}")
 _LARGEST = 1e15  # a number above is none
 _UUID_LETTERS = 12  # as many as tell one instance from another
@@ -171,6 +171,7 @@ def read(folder: Path) -> RunData:
     header = csv_files.json_object(folder / "run.json")
     layout = _layout(header)
     run = RunData(folder, header, dict(layout.ranks))
+    # Read in one order, so that a report of the same files is the same.
     for path in sorted(folder.glob("*.csv")):
         if match := _PER_RANK.fullmatch(path.name):
             rank = int(match[2])
@@ -232,12 +233,14 @@ def _shifts(run: RunData) -> dict[str, float]:
     if not run.nodes or run.nodes[0] not in met:
         return {}
     own = median(met[run.nodes[0]])
+    # The median, as single ranks may come to write their mark late.
     ahead = {node: median(times) - own for node, times in met.items()}
     return {node: by for node, by in ahead.items() if abs(by) > _CLOCK_TOLERANCE}
 
 
 def _start(run: RunData) -> float:
     """When the first process began; else when the first line was written."""
+    # By nothing but the clocks, as times of several nodes are compared.
     moved = _moved(run, 0.0)
     if begun := moved.marked("process"):
         return min(mark.time for mark in begun.values())
@@ -275,6 +278,7 @@ def _metrics(run: RunData) -> tuple[dict[str, list[tuple[float, float]]], NotFin
             continue
         prefix = _METRICS[kind]
         for name, value in line.items():
+            # A name may have the prefix already.
             named = prefix + name.removeprefix(prefix)
             if _is_figure(name, value):
                 by_kind[kind].setdefault(named, []).append((at, value))
@@ -307,6 +311,8 @@ def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
     with suppress(OSError), open(path, "rb") as file:
         every = 1 + os.fstat(file.fileno()).st_size // _MANY
         for number, line in enumerate(file):
+            # By its bytes, as the Trainer writes them: to parse each line would cost what is to be
+            # saved.
             if number % every == 0 or b'"kind": "step"' not in line:
                 yield parse(line)
 
@@ -325,6 +331,7 @@ def ending(run: RunData, now: float) -> RunEnd:
         for rank, mark in sorted(ends.items())
     }
     interval = run.number("seconds") or DEFAULT_INTERVAL
+    # The clock of this machine may be up to a minute behind those of the nodes.
     fresh = -60.0 < now - run.start - run.last < max(_SILENT * interval + 1.0, _SLOWEST)
     missing = tuple(rank for rank in run.ranks if rank not in codes)
     # Which lies where the logs are.

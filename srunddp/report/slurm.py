@@ -22,6 +22,7 @@ def completed(summary: Summary) -> Summary:
             summary, ending=replace(summary.ending, running=not any(word in said for word in _GONE))
         )
     known = slurm_command.job(summary.job)
+    # Asked for an array, Slurm answers with its tasks, and the first of them may be another run.
     if known is None or known.number != summary.job:
         return summary
     return replace(

@@ -104,6 +104,7 @@ def training(run: RunData) -> tuple[float | None, float | None]:
     begins = marked or [each for each in counted if each is not None]
     if not begins:
         return None, None
+    # Until the last rank's first step the others wait for it.
     begin = max(begins)
     grown = [
         (stop, start)
@@ -112,6 +113,8 @@ def training(run: RunData) -> tuple[float | None, float | None]:
         if steps > 0
     ]
     stop, start = max(grown, default=(begin, begin))
+    # Counters are read every few seconds: the end of an epoch within the last interval is nearer to
+    # the last step than the end of that interval.
     over = max((mark.time for mark in run.marks if mark.name == "epoch_end"), default=stop)
     return begin, max(begin, over if start <= over < stop else stop)
 
@@ -224,6 +227,7 @@ def _throughput(
         run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries()
     )
     count = samples.total("samples")
+    # A short run may have no interval that ends before its last step.
     rate = samples.rate("samples", first, last) or samples.rate("samples", first)
     return Throughput(count or None, rate if count else None, _own_share(ranks))
 
@@ -240,5 +244,7 @@ def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
     ]
     if not known:
         return None
+    # The slowest rank sets the pace: each rank waits for its own data, and then for as long as the
+    # slowest has more to do.
     most = max(own for own, _, _ in known)
     return max(0.0, 1.0 - sum((data + most - own) / step for own, data, step in known) / len(known))

@@ -260,6 +260,7 @@ class Summary:
 
 def median_or_none(values: list[float | None]) -> float | None:
     """The median of what is known; of two the lower."""
+    # Not the mean of the two in the middle, which would be a time that no rank has had.
     known = sorted(value for value in values if value is not None)
     return known[(len(known) - 1) // 2] if known else None
 

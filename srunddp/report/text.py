@@ -20,6 +20,7 @@ _TITLE = 12
 _BAR = 20
 _NOTE = 13
 _MOST = 8  # nodes whose clock differs
+# The blank in "12 %" or "3.2 GiB".
 _BEFORE_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|ms|s|min|h|d|[KMGTP]?i?B|k?W|kWh|J|°C|GPUs?|CPUs?)(?!\w))"
 )
@@ -49,6 +50,7 @@ def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
         indent: columns before all lines but the first.
         width: columns of each.
     """
+    # wrap() breaks lines at ASCII blanks only, not at a no-break space.
     joined = _BEFORE_UNIT.sub("\xa0", one_line(line))
     margin = " " * indent
     for part in wrap(
@@ -250,6 +252,7 @@ def _energy(summary: Summary) -> str:
         per_sample = f", {format.number(each)} J per sample"
     if not known:
         return ""
+    # 3.6 million J are a kWh.
     energy = format.number(sum(known) / 3.6e6)
     return f"{energy} kWh by {format.count(len(known), 'GPU')}{per_sample}"
 
