@@ -67,6 +67,7 @@ def is_certain(case: Case) -> bool:
 def teller(case: Case) -> Teller:
     """What the first failure is told by."""
     first = case.first
+    # Whoever cancelled a job may have had a reason that no log tells.
     if first.rule or not first.sure or first.cause == "cancelled":
         return Teller.GUESS
     if case.evidence.observed.ones > 1:

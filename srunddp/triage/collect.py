@@ -22,17 +22,18 @@ from srunddp.triage.reports import Reports, of_json, ours
 from srunddp.triage.signatures import Kind, Signature, says, table
 from srunddp.triage.tracebacks import Tracebacks
 
-_SNIFFED = 400
+_SNIFFED = 400  # lines of a file by which its labels are told
 _KEPT = 40  # events of one sign of one rank in one file
 _TAIL = 12  # last lines in which a word of a good end counts
 GOES_ON = 3  # steps after something: it did not end the run
 _NEAR = 3  # lines after an error that may be of its message, or in which whoever caught it says so
+# "step 3", "Epoch [2", "iter: 10" or tqdm's "8/50 [00:01<00:05".
 _STEP = re.compile(
     r"\b(?:steps?|iter(?:ation)?s?|epochs?|batch|its?)\b\W{0,4}[0-9]+(?:\.[0-9]+)?"
     r"|\b[0-9]+/[0-9]+ \["
 )
 _RECENT = 32  # steps: ranks of one log tell of the same
-_MOST_FORMS = 50_000
+_MOST_FORMS = 50_000  # a log of lines that all differ must not fill the memory
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
@@ -116,6 +117,7 @@ class Evidence:
         if event.ours:
             return event.number < good_end.number
         # srun tells of the loss when the whole step ends, after srunddp has said that all is well.
+        # 69 is the exit code of a rank whose node was lost, 137 and -9 are those of SIGKILL.
         if event.end:
             is_loss = event.end.code in (69, 137, -9)
         else:
@@ -236,6 +238,8 @@ class _LogReader:
     def read(self) -> None:
         """Read all lines, and add the events to the evidence."""
         lines = self._log.lines()
+        # Whether a doubtful label is one shows over many lines only, and has to be known for the
+        # first.
         begin = list(itertools.islice(lines, _SNIFFED))
         labels = RankLabels.sniff([text for _, text in begin])
         tail = deque[tuple[int, str, int]](maxlen=_TAIL)
@@ -302,6 +306,7 @@ class _LogReader:
         self, number: int, text: str, stream: _Stream, owner: int | None, node: str | None
     ) -> None:
         form = _DIGITS.sub("0", text)
+        # Below a traceback the same words may be the exception's message.
         if form in self._dull and not stream.tracebacks.open:
             stream.tracebacks.previous = text
             self._count_steps(stream, text)
@@ -325,6 +330,8 @@ class _LogReader:
         is_inside = tracebacks.feed(number, text)
         found: list[Event] = []
         if tracebacks.raised > exceptions:
+            # An exception that came of the last one, or that a loader's worker handed on, adds no
+            # entry.
             is_handed_on = len(tracebacks.done) == chains
             found = [self._exception(stream, is_handed_on)]
         elif not is_inside:
@@ -341,6 +348,8 @@ class _LogReader:
             if event.rank is None and not event.end:
                 event.rank = owner
             self._add(event, stream)
+        # The form of a line in a traceback is not called dull: outside of one the same words may
+        # count.
         if is_inside:
             return False
         self._note_handling(number, text, owner)
@@ -361,6 +370,8 @@ class _LogReader:
         """The exception that was just told of; ``is_handed_on``: it is the last one again, or came
         of it.
         """
+        # The new event has the whole chain in it; the one from before would count the failure
+        # twice.
         if stream.raised and is_handed_on:
             stream.raised.kind = Kind.NOISE
         stream.raised = of_exception(stream.tracebacks.done[-1], self._index)
@@ -368,6 +379,8 @@ class _LogReader:
 
     def _plain(self, number: int, text: str, stream: _Stream) -> Event | None:
         """What a line tells by itself, outside of tracebacks."""
+        # Before the signs, which would take a cause that srunddp quotes for a line of the script
+        # itself.
         if text.startswith(("srunddp: ", "FAIL  ")):
             event = ours(self._index, number, text)
             if event:

@@ -27,9 +27,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     else:
         found = first_failure(remaining, evidence)
     if found.first:
+        # The rank first: whether something explains a failure depends on whose that is.
         tell_whose(found, found.first, remaining, evidence)
         found = explained_by(aside, found) or found
     _tell_world(found, evidence)
+    # After the world, as how many ranks spoke can be an objection.
     if found.first and is_certain(Case(found, found.first, [*remaining, *aside], evidence)):
         found.certainty = Certainty.CERTAIN
     _tell_others(found, evidence)

@@ -98,6 +98,8 @@ class Event:
 def earliest(events: Iterable[Event]) -> Event:
     """Find the first of several events, by times where two have one, else by file and place."""
 
+    # No sort by a key: some events have a time and others only a place, so that there is no one
+    # order.
     def earlier(chosen: Event, event: Event) -> Event:
         return event if before(event, chosen) else chosen
 
@@ -170,6 +172,7 @@ def _most_telling(raised: PythonException) -> tuple[int, str, Signature | None]:
         sign = table().read(text)
         if not sign or sign.kind is Kind.NOISE:
             continue
+        # Of equals the earlier exception stays, as the later ones came of it.
         if best[2] is None or weight(sign) < weight(best[2]):
             best = (number, text, sign)
     return best

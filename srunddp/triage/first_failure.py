@@ -74,6 +74,7 @@ def _by_signs(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
     if symptoms:
         own = [each for each in symptoms if each.cause not in OF_PEERS]
         return earliest(own or symptoms)
+    # A guess that somebody ended the run counts for less than a rank that a launcher saw end.
     if endings and not report:
         return endings[0]
     return None
@@ -118,6 +119,8 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
     if rank is None or rank in victims:
         missed = the_only_other(victims, evidence.observed)
         left = _ended_untold(victims, evidence)
+        # The peers miss a rank that has neither an error nor a bad end: it took part in fewer
+        # collectives, and left its loop before the others.
         if report and left and secondary and (missed is None or missed in left):
             return Diagnosis(
                 "collective-mismatch",
@@ -131,6 +134,7 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
         if report and report.rank != rank:
             report = None  # it is of a victim
     ends = [*secondary, report] if report else secondary
+    # What was said before any end may be why; the last of it stands nearest to the end.
     words = [
         each
         for each in _of_kind(Kind.WORD, remaining)
@@ -164,6 +168,7 @@ def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
     for event in aside:
         if event.rule == "launcher-notice":
             continue
+        # What surely came later explains nothing, unless nothing at all is known of the cause.
         if first and found.cause != "unknown" and surely_before(first, event):
             continue
         if _explains(event, found):

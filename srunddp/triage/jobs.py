@@ -25,6 +25,8 @@ from srunddp.util.hostlist import group_by_key
 
 # --log-dir's, and torchrun's with eight letters after its --rdzv-id.
 _FOLDER = re.compile(r"(\d{1,18}(?=\.)|\d{3,18}(?:_\d{1,7})?)(?:\.\d{1,9}|_\w{8})?", re.ASCII)
+# slurm-7.out, preflight.7.json and NAME.o7 tell a job by their form, whatever its digits. Elsewhere
+# a number has at least three and stands alone: not rank-100.log, nor dgx-102.rank1.log.
 _NUMBER = re.compile(
     r"(?:(?<=^slurm-)|(?<=^preflight\.)|(?<=\.[oe]))\d{1,18}|"
     r"(?<![A-Za-z0-9])(?<!(?:rank|task|node|host|step)[-_.])[1-9]\d{2,17}(?![A-Za-z0-9]|.*\.rank\d)",
@@ -158,6 +160,7 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
         ConfigError: there is nothing to read.
     """
     match = None
+    # A file or folder that is called 4711 is what the user named.
     if len(what) == 1 and not os.path.exists(what[0]):
         match = slurm_command.JOB.fullmatch(what[0])
     if match:
@@ -197,6 +200,7 @@ def _of_number(match: re.Match[str], log_dir: str) -> Groups:
         numbers.add(known.number)  # a task of an array has one of its own too
         folders.append(known.folder)
     step = match["step"] or "[0-9]+"
+    # Of job 4711, step 0: not 4711.1/. Files without a step in their names may be of any.
     another_step = re.compile(rf"(?:^|/){match['number']}\.(?!{step}/)[0-9]+/")
     for folder in folders:
         pool = _pool(log_dir, folder, job)
@@ -221,6 +225,7 @@ def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
     that tell a job.
     """
     parent = Path(folder, log_dir)
+    # Searched for by the job's number, as the search of the whole folder below stops at MOST_FILES.
     own = [log for each in parent.glob(f"{job}.[0-9]*") for log in logs.of_folder(each)]
     beside = [
         log
@@ -240,7 +245,9 @@ def by_job(found: Sequence[Log]) -> Groups:
     groups = group_by_key((each.key(without_task), log) for each, log in named)
     local = [log for log in found if log.path.name.startswith("preflight.local.")]  # of no job
     nameless = [log for log in groups.get("", ()) if log not in local]
+    # One job, and files that name none: theirs if they are of about the same time.
     if len(groups) == 2 and nameless:
+        # The empty text sorts before any number.
         job = max(groups)
         if abs(_last(nameless) - _last(groups[job])) <= _TOGETHER:
             together = {job: [log for log in found if log not in local]}

@@ -17,7 +17,7 @@ from srunddp.errors import ConfigError
 WHOLE = 64 << 20  # bytes of a file that is read whole; of a larger one HEAD and TAIL
 HEAD = 16 << 20
 TAIL = 32 << 20
-GAP = 1_000_000_000
+GAP = 1_000_000_000  # numbers of lines behind the part that was not read
 MOST_FILES = 20_000
 _LONGEST = 4000  # bytes of a line that are looked at: its beginning, and its end
 _END = 800
@@ -28,9 +28,12 @@ _NO_LOG = re.compile(
     r"^(?!(?:(?:failure|preflight)(?:\.\w+)?|error)\.json$).*\.json$",
     re.IGNORECASE,
 )
+# Folders that may have very many files, but no logs of ranks.
 _FOLDERS = frozenset(
     {"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"}
 )
+# Colours and other sequences of a terminal ("\x1b[31m"), its titles ("\x1b]0;…\x07"), and control
+# characters but tab and the ends of lines.
 _INVISIBLE = re.compile(
     r"\x1b(?:\[[0-?]*["
     r" -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
@@ -70,6 +73,8 @@ class Log:
         """
         for number, line in self._read():
             self.cut = not line.endswith((b"\n", b"\r"))
+            # A bar of progress overwrites its line with "\r": each state is a text of the same
+            # number.
             texts = map(_clean, line.splitlines() if number >= self.begin else ())
             yield from ((number, text) for text in texts if text)
 
@@ -89,6 +94,7 @@ class Log:
 
 
 def _upto(file: BinaryIO, limit: int) -> Iterator[bytes]:
+    # The limit holds within a line too: a binary file may have no end of line in gigabytes.
     while line := file.readline(limit):
         limit -= len(line)
         yield line
@@ -143,6 +149,7 @@ def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
 def _below(folder: Path, deep: bool) -> Iterator[Log]:
     """The newest jobs first, as far as numbers tell: of too many files the oldest are left out."""
     for parent, folders, files in os.walk(folder):
+        # In place: os.walk() goes down by this list, so that what is left out is not entered.
         folders[:] = sorted(
             (name for name in folders if deep and name not in _FOLDERS), key=natural, reverse=True
         )
@@ -151,6 +158,8 @@ def _below(folder: Path, deep: bool) -> Iterator[Log]:
         ):
             path = Path(parent, name)
             with suppress(OSError):  # one that was removed meanwhile
+                # To open a named pipe would block until somebody writes to it; a link may lead to a
+                # file that is read already.
                 if path.is_file() and not path.is_symlink():
                     yield _log(path, folder)
 
@@ -162,6 +171,8 @@ def _log(path: Path, folder: Path) -> Log:
 
 def natural(name: str) -> list[Any]:
     """To sort names by the numbers in them."""
+    # The split leaves text at even places and digits at odd ones, so that two names compare like
+    # with like.
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d{1,18})", name)]
 
 
@@ -172,6 +183,7 @@ def _is_text(log: Log) -> bool:
     head = b""  # of what cannot be read, which is said when its lines are
     with suppress(OSError), open(log.path, "rb") as file:
         head = file.read(8192)
+    # Control characters but tab, the ends of lines and the escape of a terminal's colours.
     odd = sum(byte < 9 or 13 < byte < 27 for byte in head.replace(b"\0", b""))
     return head.count(b"\0") * 2 <= len(head) and odd * 20 <= len(head)
 
@@ -187,6 +199,7 @@ def time_of(text: str) -> float | None:
     *clock, part = match.groups()
     month, day, hour, minute, second = map(int, clock)
     with suppress(ValueError):
+        # 2024 has a 29th of February, whatever the year of the log is.
         return datetime(2024, month, day, hour, minute, second, tzinfo=UTC).timestamp() + float(
             f"0.{part or 0}"
         )

@@ -14,6 +14,8 @@ from srunddp.triage.signatures import says, table
 MOST_RANKS = 1_000_000
 
 # Labels that cannot be anything else.
+# "[1,3]<stderr>:" of Open MPI, in version 5 "[prterun-node01-77@1,3]<stdout>:"; "[rank3]:" of
+# torch; "[default3]:" of torchrun.
 _PLAIN = re.compile(
     r"\[(?:[\w.@-]+@)?\d+,(?P<mpi>\d{1,7})\](?:<\w+>:?|:)\s?|"
     r"\[rank(?P<torch>\d{1,7})\]:?\s?|"
@@ -21,11 +23,15 @@ _PLAIN = re.compile(
 )
 # Labels that may be something else: they count where many lines of a file have them.
 _DOUBTFUL = {
+    # srun --label
     "label": re.compile(r" {0,6}(?P<rank>\d{1,7}): "),
+    # mpiexec -prepend-rank
     "hydra": re.compile(r"\[(?P<rank>\d{1,7})\] "),
+    # srunddp --prefix: "node02:3: ", and not "train.py:12: ".
     "prefix": re.compile(
         r"(?P<node>[A-Za-z][\w.-]*)(?<!\.py)(?<!\.cpp)(?<!\.sh):(?P<rank>\d{1,7}): "
     ),
+    # pdsh: "node02: ". Many other words stand before a colon, so that four lines of five need it.
     "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
 # Of progress, which ends no line.
@@ -73,6 +79,8 @@ class RankLabels:
             text = text[match.end() :]
         if "Traceback (" in text and (header := _BEHIND_A_BAR.search(text)):
             text = text[header.start() :]
+        # torchrun's label, of a local rank, may stand before torch's own, of the rank: the latter
+        # counts.
         while text.startswith("[") and (match := _PLAIN.match(text)):
             said = match["mpi"] or match["torch"] or match["elastic"]
             if rank is None or match["torch"]:
@@ -88,6 +96,7 @@ def ranks_of_names(names: Sequence[str]) -> dict[str, int]:
     """
     numbers = {name: _IN_NAME.findall(name) or _FOLDER.findall(name) for name in names}
     found = {name: int(each[-1]) for name, each in numbers.items() if each}
+    # The folder of each of torchrun's agents, one for each node, before attempt_0/3/.
     agents = {match.group() for name in names if (match := _AGENT.match(name))}
     if len(agents) > 1:  # several agents' local ranks
         return {name: rank for name, rank in found.items() if not _AGENT.match(name)}
@@ -101,10 +110,13 @@ def _of_families(names: Sequence[str]) -> dict[str, int]:
         for match in re.finditer(r"(?<!\d)(?:0|[1-9]\d{0,6})(?!\d)", PurePath(name).name):
             before = PurePath(name).name[: match.start()]
             after = PurePath(name).name[match.end() :]
+            # t-node01-0.out and t-node02-2.out are one family: other numbers before may differ.
             families.setdefault((re.sub(r"\d+", "#", before), after), {})[name] = int(match[0])
     found: dict[str, int] = {}
     for (before, _), members in families.items():
         counts = sorted(set(members.values()))
+        # From 0, each once, and with fewer gaps than members: some ranks may have no file, but most
+        # have.
         whole = (
             len(members) > 1
             and len(counts) == len(members)
@@ -157,6 +169,7 @@ class ObservedRanks:
 
     def add_rank(self, rank: int | None, node: str | None = None) -> None:
         """A rank that has a line of its own."""
+        # Any text may have a number behind "rank"; later there is a loop over all of them.
         if rank is not None and rank < MOST_RANKS:
             self.seen.add(rank)
             if node:

@@ -12,7 +12,10 @@ from srunddp.triage.event import End, Event
 from srunddp.triage.rank_labels import spread
 from srunddp.triage.signatures import Kind, says, table
 
+# srun has the signal's name in the words of the C library: "task 3: Segmentation fault (core
+# dumped)".
 _SIGNALS = {signal.strsignal(number) or "": number for number in (4, 5, 6, 7, 8, 9, 11, 15)}
+# "  host      : node01" in torchrun's table, before the row of the rank.
 _HOST = re.compile(r"^\s*host\s+: (\S+)")
 
 
@@ -70,6 +73,8 @@ class Reports:
         """Torchrun's table has rank and local rank of each failure, and the first failure last."""
         event.node = self._host
         end.root = self._root
+        # A rank that differs from its local rank is not on the first node, and where there are
+        # several nodes a label with a local rank names several ranks.
         if [int(end.local or 0)] != end.ranks:
             self.apart = True
         if self._root:
@@ -166,6 +171,7 @@ def _of_cause(cause: str, event: Event) -> Event:
         else:
             event.kind = Kind.PRIMARY
             event.sure = sign.sure or "killed by" in cause
+    # "ValueError: bad", "project.errors.BadConfig": an exception of the script's.
     elif re.match(r"[\w.]+(?:: |$)", cause):
         event.cause = "script-error"
         event.sure = not says("vague", cause)
@@ -196,6 +202,7 @@ def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
     rank = int(record["rank"])
     victims = [int(victim["rank"]) for victim in record["victims"]]
     event = Event("unknown", Kind.PRIMARY, False, file, 1, cause, rank, str(record["node"]))
+    # The world has at least the ranks that are named.
     return [_of_cause(cause, event)], max([rank, *victims]) + 1
 
 

@@ -47,6 +47,7 @@ def _is_launchers(event: Event, _: Evidence) -> bool:
         said = event.raised.previous  # the logger's own line stands before the traceback
     else:
         said = event.text
+    # Loggers put their names in front; further on a line may speak of one.
     return bool(says("notice", said[:120]))
 
 

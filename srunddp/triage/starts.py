@@ -204,5 +204,6 @@ class _Torchrun:
     def begins(self) -> list[int]:
         """The first line of each start after the first, once all is read."""
         failures = list(self._failures.values())
+        # Each table is of a failure that no start followed: torchrun writes it when it gives up.
         restarted = failures[: max(0, len(failures) - self._tables)]
         return [number + 1 for number in restarted if number < self._wrote_again]

@@ -9,11 +9,16 @@ from srunddp.triage.signatures import says
 
 _HEADER = re.compile(r"(?:Original )?Traceback \(most recent call last\):?")
 _FRAME = re.compile(r'\s*File "([^"]{1,500})", line (\d+)(?:, in (.{1,200}))?')
+# "ValueError: bad", "project.errors.BadConfig", "KeyboardInterrupt".
 _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:: (.*)|:)?$")
 _SURELY = re.compile(r"(?:[Ee]rror|Exception|Interrupt|Exit|[Tt]imeout|Warning|StopIteration)$")
+# "RuntimeError: Caught KeyError in DataLoader worker process 0.": the worker's own traceback
+# follows.
 _AROUND = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory)")
 _FOLLOWS = ("During handling of the above exception", "The above exception was the direct cause")
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit")
+# Where a program's own stack begins: its file, runpy for python -m, or _wrap() of
+# torch.multiprocessing in a spawned process.
 _TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
 _LIBRARY = re.compile(
     r"\.(?:pyx|pxd|pxi|cpp|so)$|site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>|importlib"
@@ -71,6 +76,8 @@ class Tracebacks:
     def feed(self, number: int, text: str) -> bool:
         """Read a line."""
         if _HEADER.search(text, 0, 300):
+            # Another rank's may begin inside an open one: both then have the line where the first
+            # began.
             self._began = self._began if self.open else number
             self.open = self.open + 1
             self._stray = 0
@@ -95,6 +102,7 @@ class Tracebacks:
             self._file = match[1]
             self._code = ""
             self._first = self._first or match[3] or "<module>"
+            # The last frame of the user's own code; a library's only until there is one.
             if not _LIBRARY.search(match[1]) or not self._frame:
                 if match[3]:
                     function = f" in {match[3]}"
@@ -104,6 +112,7 @@ class Tracebacks:
             return True
         # The last three as rich draws it.
         if text.startswith(("    ", "  [Previous line", "│", "╭", "╰")):
+            # Of the line of carets below a line of code nothing is left, and the code stays.
             self._code = text.strip(" ~^")[:300] or self._code
             return True
         match = _RAISED.match(text)
