@@ -47,6 +47,8 @@ class Monitor:
         self.page = TelemetryPage(recording=config is not None)
         self._config = config
         self._files = _open_files(config) if config else None
+        # Of the page, so far: events that are written, and steps of a script that counts them
+        # itself.
         self._seen = 0
         self._count = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -74,6 +76,7 @@ class Monitor:
         """In the supervisor, for its worker: rank 0's script is told of the folder."""
         os.environ.pop(MONITOR_FOLDER, None)  # of a run that has started this one
         if self._config and self._config.rank == 0:
+            # Absolute, as the script may go to another folder.
             os.environ[MONITOR_FOLDER] = str(self._config.folder.absolute())
 
     def in_worker(self) -> None:
@@ -87,11 +90,15 @@ class Monitor:
         """In the supervisor, after the fork: write from now on, in a thread, as a file system may
         be slow.
         """
+        # The kernel gives the start in ticks since boot, suspended time included, which
+        # time.monotonic() leaves out.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(
             stat_fields("self")[_START]
         ) / os.sysconf("SC_CLK_TCK")
         self._event(time.time() - age, "process", math.nan)  # when the kernel started this one
         if self._config and self._files:
+            # A daemon, as a write to a file system that hangs must not hold this process up when it
+            # ends.
             self._thread = threading.Thread(
                 target=self._run, args=(*self._files, self._config.seconds), daemon=True
             )
@@ -106,6 +113,7 @@ class Monitor:
         if self._config:
             own = {"script": self._config.script, "seconds": self._config.seconds}
             text = json.dumps({"version": 1, **run, **own}, indent=2) + "\n"
+            # By the thread, as every other write.
             self._tasks.put(partial(_replace, self._config.folder / RUN, text))
 
     def stop_sampler(self) -> str:
@@ -119,6 +127,7 @@ class Monitor:
     def finish(self, code: int, limit: float = _WITHIN) -> None:
         """Write the rest, within so many seconds; ``code`` is the exit code to leave with."""
         if self._files and self._thread:
+            # In this order: what the worker did last, then its end, and then the thread leaves.
             self._tasks.put(partial(self._look, *self._files))
             self.mark("end", code)
             self._tasks.put(None)
@@ -135,6 +144,7 @@ class Monitor:
                 task = self._tasks.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
                 self._look(steps, events)
+                # What was due while a write took long is left out, and not made up for at once.
                 due = max(due + seconds, time.monotonic())
                 continue
             if task is None:
@@ -146,6 +156,7 @@ class Monitor:
         if new:
             _write(events, "".join(_line(*event) for event in new))
         sums = self.page.snapshot()
+        # Of srunddp.Trainer; another loop only counts, by srunddp.heartbeat().
         if sums.steps or sums.epoch:
             figures = (
                 f"{sums.steps},{sums.samples},{sums.step_s:.6f},{sums.data_s:.6f},{sums.own_s:.6f}"

@@ -23,7 +23,7 @@ _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
 }
 _KIB = 1 << 10
 _MIB = 1 << 20
-_ALL_LINKS = 0xFFFFFFFF
+_ALL_LINKS = 0xFFFFFFFF  # NVML's scope for the sum over all links
 # NVML takes 20 ms for each direction: not where samples are as close as that.
 _NO_THROUGHPUT_BELOW = 1.0
 
@@ -57,6 +57,7 @@ class Gpu:
     ) -> list[Callable[[], dict[str, str]]]:
         nvml = self._nvml
         handle = self._handle
+        # NVML has milliwatts and millijoules.
         figures: dict[str, Callable[[], object]] = {
             "power_w": lambda: f"{nvml.nvmlDeviceGetPowerUsage(handle) / 1000:.3f}",
             "energy_j": lambda: f"{nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000:.3f}",
@@ -72,6 +73,7 @@ class Gpu:
             self._throttled,
             self._nvlink,
         ]
+        # Defaults, as a lambda would else see the loop's last values when it is called.
         own += [lambda field=field, ask=ask: {field: str(ask())} for field, ask in figures.items()]  # type: ignore[misc]
         if gpm:
             return [*own, gpm.ask]
@@ -90,6 +92,8 @@ class Gpu:
             except self._unasked:
                 self._questions.remove(ask)
             except self._nvml.NVMLError as error:
+                # Nothing of the row, as what was read before the loss would look like a measurement
+                # of now.
                 if isinstance(error, self._nvml.NVMLError_GpuIsLost):
                     return "," * (len(GPU_FIELDS) - 1)
         return ",".join(row)
@@ -126,6 +130,7 @@ class Gpu:
         found = nvml.nvmlDeviceGetFieldValues(
             self._handle, [(field, _ALL_LINKS) for field in wanted]
         )
+        # Of several fields each has a code of its own, and pynvml raises none of them.
         if any(each.nvmlReturn != nvml.NVML_SUCCESS for each in found):
             raise nvml.NVMLError_NotSupported
         received, sent = found
@@ -203,6 +208,7 @@ class Gpm:
             self._nvml.nvmlGpmSampleGet(self._gpu, self._older)
         else:
             self._nvml.nvmlGpmMigSampleGet(self._gpu, self._instance, self._older)
+        # NVML compares two samples, whose memory is used again in turn.
         self._latest, self._older = self._older, self._latest
         had_before = self._has_before
         self._has_before = True
@@ -253,6 +259,7 @@ class Gpus:
             for device in visible(each, self._known)[0]:
                 if device["uuid"] not in self._gpus:
                     parent = device["gpu"] if device["parent"] else None
+                    # Nothing in the files is quoted.
                     name = device["name"].replace(",", " ")
                     label = f"{device['uuid']},{device['index']},{name}"
                     self._gpus[device["uuid"]] = Gpu(

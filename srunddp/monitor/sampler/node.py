@@ -94,6 +94,8 @@ def requested_memory(environ: Mapping[str, str]) -> int | None:
         text = environ.get(name, "")
         return int(text) if text.isdecimal() else 0
 
+    # A job has one of the two variables: --mem is for the node, --mem-per-cpu for each of its CPUs
+    # here.
     return (
         number("SLURM_MEM_PER_NODE") or number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
     ) * _MIB or None
@@ -117,6 +119,7 @@ class NetworkCounters:
             counters = [file for path in paths if (file := opened(path))]
             device = folder.parent.parent
             is_chosen = (device / "device" / "net" / chosen).exists()
+            # A port that shows one way alone would look as if it only received, or only sent.
             if len(counters) == 2:
                 self._ports.append((f"{device.name}/{folder.name},rdma,{int(is_chosen)}", counters))
 

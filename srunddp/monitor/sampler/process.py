@@ -74,6 +74,8 @@ class Sampler:
         message = b""
         with self._end:
             with contextlib.suppress(OSError):
+                # The sampler sees the end of the stream, and its own end stays open for what it may
+                # have to say.
                 self._end.shutdown(socket.SHUT_WR)
             with contextlib.suppress(OSError):
                 while select.select([self._end], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -96,6 +98,8 @@ def start(config: SamplerConfig) -> Sampler:
     pid = os.fork()
     if pid == 0:
         try:
+            # Never back into the supervisor's code: its exit handlers and buffered output must not
+            # run twice.
             _run_sampler(config, theirs)
         finally:
             os._exit(0)
@@ -141,6 +145,7 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
     """
     with contextlib.suppress(OSError, ValueError):
         raise_open_files_limit()  # four of each process are kept open, of maybe hundreds
+    # Before the freeze below, as these objects live to the end.
     samples = Samples(config)
     gc.freeze()
     closed = select.poll()
@@ -149,7 +154,10 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
     while True:
         samples.take()
         now = time.monotonic()
+        # After a sample that took too long some times are left out, and the others stay as they
+        # were.
         due += config.run.seconds * max(1, math.ceil((now - due) / config.run.seconds))
+        # The only sleep, so that the end is noticed at once.
         if closed.poll(1000 * (due - now)):
             break
     samples.take(last=True)
@@ -198,6 +206,8 @@ class Samples:
         if has_gpus and len(self._tables) == 3:
             self._tables.append((self._open("gpus"), self._gpus.rows))
         for table, rows in self._tables:
+            # A source may fail. A file that cannot be written ends the sampler instead, which says
+            # so: add() is outside of the try.
             lines = ""
             with contextlib.suppress(Exception):
                 lines = rows(f"{seconds}.{milliseconds:03}")
@@ -214,6 +224,8 @@ class CsvWriter:
 
     def __init__(self, path: Path, kind: SampleFile) -> None:
         self._path = path
+        # With O_APPEND the next write begins at the new end after append_whole() has taken a
+        # partial one back. At the descriptor's own offset it would leave a hole.
         self._file = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666
         )

@@ -19,7 +19,7 @@ from srunddp.util.kernel_file import (
 
 _NANO = 1e-9
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_PASSES = 4
+_PASSES = 4  # what still ends then is complete in the next sample
 # The kernel rounds the CPU time of children that were waited for down to two ticks of 10 ms: that
 # is not lost.
 _ROUNDING = 20_000_000
@@ -99,6 +99,8 @@ class ProcessTree:
         """Whether a process has ended since the last one."""
         ended = []
         queue = list(self._members.values())
+        # The list grows while it is gone through: a new child is read in the same pass, and may
+        # have children.
         for process in queue:
             if not process.look(thorough=thorough):
                 ended.append(process)
@@ -144,6 +146,8 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        # The number that clock_getcpuclockid(3) makes: to read the clock takes one call, and no
+        # file.
         self._clock = (~pid << 3) | _PROCESS_CLOCK
         self._stat = KernelFile(f"/proc/{pid}/stat")
         self._children = opened(f"/proc/{pid}/task/{pid}/children")
@@ -152,6 +156,7 @@ class Process:
         self._known = b""
         self._ran = True
         self._threads = 1
+        # No clock shows this: the first look reads all.
         self.cpu = -1
         self.reaped = self.resident = self.delay = self.bytes_read = self.bytes_written = 0
 
@@ -179,6 +184,7 @@ class Process:
 
     def _read_stat(self) -> None:
         line = self._stat.read()
+        # The name, in parentheses, may itself have blanks and parentheses.
         fields = line[line.rindex(b")") + 2 :].split(b" ", _RESIDENT + 1)
         self.reaped = (int(fields[_REAPED_USER]) + int(fields[_REAPED_SYSTEM])) * _TICK
         self._threads = int(fields[_THREADS])
@@ -201,6 +207,7 @@ class Process:
         """
         before = self._known
         with contextlib.suppress(OSError):
+            # /proc/PID/task/TID/children has what this one thread has forked.
             if self._ran and of_all_threads and self._threads > 1:
                 self._known = self._of_threads()
             elif self._ran:
@@ -246,6 +253,7 @@ class Tasks:
         # Its ancestor, or itself, that is the launcher's child; itself where the launcher is none.
         line = [each for each, _ in ancestors(supervisor)]
         if self._launcher in line[1:]:
+            # Upwards from the supervisor, so that the one before the launcher is its child.
             root = line[line.index(self._launcher) - 1]
         else:
             root = supervisor
