@@ -91,6 +91,7 @@ from srunddp.util.click_types import (
 )
 @click.option(
     "--result",
+    # Made absolute at once, as with --staged this process changes its working folder.
     type=click.Path(resolve_path=True),
     metavar="FILE",
     help="Write exit code and restarts there.",

@@ -103,6 +103,7 @@ class RunCommand:
             restart_grace=given["restart_grace"],
             spare_nodes=given["spare_nodes"],
             stall_timeout=given["stall_timeout"],
+            # A given one is never 0, see LOST_LEAST.
             lost_after=given["lost_after"] or default_lost_after(given["spare_nodes"]),
             grace=given["grace"],
             fast_exit=given["fast_exit"],

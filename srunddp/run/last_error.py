@@ -46,6 +46,7 @@ def leave_before_meeting(
         write_stderr(f"srunddp: error: {error}\n")
         report_early_failure(environment, options, error, interface)
         leave(error, environment, options.rejoin, printer=Printer.NOBODY)
+    # An error of the whole job is seen by all ranks, and rank 0 prints it without being told.
     if error.scope is not Scope.JOB and report_early_failure(environment, options, error):
         _show(error, Printer.ANOTHER_RANK)
         sys.exit(error.exit_code)
@@ -102,6 +103,8 @@ def _printer(error: SrunddpError, environment: Environment | None) -> Printer:
         rank = environment.rank
         local_rank = environment.local_rank
     else:
+        # The environment itself is what is wrong: the ranks that its variables name at least decide
+        # who speaks.
         rank, local_rank = likely_ranks(os.environ)
     match error.scope:
         case Scope.JOB:

@@ -59,7 +59,7 @@ from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
 from srunddp.util.kernel_file import raise_open_files_limit
 
-_OTHER_FILES = 64
+_OTHER_FILES = 64  # besides the connections: output, pipes, sockets, samples
 
 
 def launch(
@@ -204,8 +204,11 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
     """
     supervisor = os.getpid()
     if worker := os.fork():
+        # With the worker's end of the pipe open here as well, this process would not notice that
+        # the worker has gone.
         context.supervisor.end.close()
         return worker
+    # First: a supervisor that is killed from here on takes this process with it.
     signals.die_with_parent(supervisor)
     ours.end.close()
     monitor.in_worker()

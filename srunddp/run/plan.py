@@ -183,6 +183,7 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
     from srunddp.stage.paths import activate, lock, read
 
     staged = read(os.environ)
+    # Before this process works in the copies: from here on nobody removes them.
     lock(staged.folder)
     folder = activate(staged)
     rendezvous = plan.rendezvous
@@ -190,6 +191,7 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
         rendezvous = replace(rendezvous, ifaces=staged.here(rendezvous.ifaces))
     script = plan.script
     if not script.module:
+        # A module is found by sys.path, which leads to the copies already.
         script = replace(script, name=staged.here(script.name))
     script = replace(script, arguments=tuple(map(staged.argument, script.arguments)))
     notes = plan.notes

@@ -127,6 +127,8 @@ class InheritedStart:
             os.kill(os.getpid(), number)
         with suppress(OSError):  # it may have another name by now
             os.chdir(self.folder)
+        # With --bind=auto this process has fewer CPUs than when it was started, and the next start
+        # shares out those that its mask allows.
         os.sched_setaffinity(0, self.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
         os.execve(sys.executable, _command_line(), {**self.environ, _VARIABLE: text})

@@ -95,6 +95,7 @@ def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
 
 def _time_limit() -> int | None:
     """Seconds that Slurm gives the job; None where it does not say."""
+    # Slurm 22.05 and older do not tell the end.
     begin = os.environ.get("SLURM_JOB_START_TIME", "")
     end = os.environ.get("SLURM_JOB_END_TIME", "")
     if begin.isdecimal() and end.isdecimal():

@@ -103,6 +103,8 @@ def _module_problem(name: str, folder: str) -> tuple[str, str] | None:
     found = None
     sys.path.insert(0, folder)
     with contextlib.suppress(ValueError):  # it has no spec, as __main__
+        # Not the whole name: to find a.b, importlib would import a, and with it run code of the
+        # user's.
         found = importlib.util.find_spec(package)
     sys.path.pop(0)
     if found:
@@ -126,14 +128,21 @@ class ScriptResult:
 
 
 def run(script: Script) -> ScriptResult:
-    """Run it as ``__main__``."""
+    """Run it as ``__main__``, in this process.
+
+    Returns:
+        How it ended. Whatever it raised is told there, and not raised here.
+    """
     for stream in (sys.stdout, sys.stderr):
+        # To a file or a pipe Python writes in blocks, and the last of them would be lost with a
+        # killed rank.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     sys.argv = [script.name, *script.arguments]
     prepare_path(script)
     try:
         if script.module:
+            # With alter_sys sys.argv[0] becomes the module's file, as under python -m.
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
         else:
             _run_file(script.name)
@@ -141,16 +150,19 @@ def run(script: Script) -> ScriptResult:
         return ScriptResult(error.exit_code, error)
     except SystemExit as end:
         if isinstance(end.code, int):
+            # As the kernel does, which keeps the low 8 bits of an exit code.
             return ScriptResult(end.code & 0xFF, end)
         # As Python does: None is success, and anything else is printed.
         return ScriptResult(0 if end.code is None else 1, end)
     except BaseException as error:
+        # No frame of the module's own: runpy has not found it, and it has not begun.
         if script.module and isinstance(error, ImportError) and _theirs(error) is None:
             wrong = ConfigError(
                 str(error), expected="a module to run", hint="correct the name after -m"
             )
             return ScriptResult(wrong.exit_code, wrong)
         error.__traceback__ = _without_us(error)
+        # 130 is a shell's code for SIGINT, by which Python itself ends after a KeyboardInterrupt.
         return ScriptResult(
             130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__
         )
@@ -159,6 +171,7 @@ def run(script: Script) -> ScriptResult:
 
 def prepare_path(script: Script) -> None:
     """Let the script find its own neighbours where Python found the launcher, in bin/."""
+    # With -P Python puts no folder there, and the first entry is another one.
     if not sys.flags.safe_path:
         if script.module:
             sys.path[0] = os.getcwd()
@@ -175,13 +188,17 @@ def _run_file(name: str) -> None:
     # own.
     main = types.ModuleType("__main__")
     main.__file__ = path
+    # pickle and multiprocessing look there for the functions and classes of the script.
     sys.modules["__main__"] = main
     with io.open_code(path) as source:
+        # Without the __future__ imports of this module.
         code = compile(source.read(), path, "exec", dont_inherit=True)
     exec(code, vars(main))
 
 
 def _is_archive(path: str) -> bool:
+    # A shell's <(...) is a pipe: to look for an archive in it would take away what the script is
+    # read from.
     if path.endswith(".py") or not os.path.isfile(path):
         return False
     import zipfile

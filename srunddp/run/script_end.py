@@ -24,6 +24,7 @@ def release_objects() -> None:
         gc.unfreeze()
         return
     names = getattr(sys.modules.get("__main__"), "__dict__", {})
+    # The latest first: its __del__ may use what was named before it.
     for name, value in reversed(list(names.items())):
         if not (isinstance(value, _DEFINITIONS) or str(name).startswith("__")):
             names[name] = None

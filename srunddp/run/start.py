@@ -53,6 +53,7 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
     environment = plan.environment
     interface = None
     try:
+        # First of all, as a worker of the start before may still hold memory, a GPU's too.
         inherited.check()
         check_restarts_without_mpi(plan.rendezvous, environment)
         if plan.command.staged:
@@ -67,6 +68,7 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
         setup = listen_as_deputy(bind(setup))
     except SrunddpError as error:
         leave_before_meeting(error, environment, plan.rendezvous, interface)
+    # Before the fork, which hands the affinity mask on to the worker.
     if plan.command.bind == "auto":
         _bind_near_gpu(plan)
     if environment.rank == 0:
@@ -117,6 +119,7 @@ def _open_files(plan: RunPlan, limits: Limits) -> tuple[OutputRedirect, Monitor]
     """
     is_rank_zero = plan.environment.rank == 0
     is_first_start = plan.rendezvous.generation == 0
+    # A restart within the job is of the same run, whose result is still to come.
     if plan.command.result and is_rank_zero and is_first_start:
         clear_result(plan.command.result)
     if plan.output.file and is_rank_zero:

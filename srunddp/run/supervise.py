@@ -257,6 +257,8 @@ class Agent(RankAgent):
     def _receive_over_mpi(self, _: object) -> str:
         """MPI is spoken by the worker, which then sends what it received."""
         timeout = self.context.setup.options.timeout
+        # MPI_Init cannot be interrupted, nor given a limit: it is waited for here, in another
+        # process.
         if not select.select([self.pipe.end], [], [], timeout)[0]:
             raise RendezvousError(
                 f"MPI_Init did not return within {timeout:g} s",

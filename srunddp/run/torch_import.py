@@ -26,6 +26,7 @@ def modules_before(script: Script) -> list[str] | None:
     if script.module or not script.name.endswith(".py"):
         return None
     before: list[str] = []
+    # What is wrong with the script is said when it is run.
     with suppress(OSError, SyntaxError, ValueError):
         for name in _first_imports(Path(script.name).read_bytes()):
             if name == "torch":
@@ -41,6 +42,8 @@ def _first_imports(text: bytes) -> Iterator[str]:
     """The packages of the imports at the top of a file, until it does something else."""
     import ast  # most runs need none of it
 
+    # Only what stands at the top of the file runs before torch is imported there; an "if" or a call
+    # may do anything.
     for statement in ast.parse(text).body:
         match statement:
             case ast.Import(names=names):
@@ -81,6 +84,7 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str]) -> 
             importlib.import_module("torch.distributed")
     except Exception as error:
         store.surround_import("torch", partial(_raising, error))
+    # The script, and what it starts, are to see the variables as they were.
     for name, value in before_import.items():
         if value is None:
             del os.environ[name]
@@ -91,4 +95,5 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str]) -> 
 @contextmanager
 def _raising(error: Exception, _: ModuleType) -> Iterator[None]:
     raise error
+    # Never reached: it makes this a generator, which contextmanager() needs.
     yield

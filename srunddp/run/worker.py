@@ -87,6 +87,8 @@ def run_worker(context: WorkerContext) -> int:
     # from before.
     interrupt_handler = _end_at(signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
+    # Only the supervisor listens there. With a copy open here, who connects after its end would
+    # wait instead of being refused.
     for listening in (setup.held and setup.held.rendezvous, setup.deputy):
         if listening:
             listening.close()
@@ -98,6 +100,7 @@ def run_worker(context: WorkerContext) -> int:
         imported_with = _import_torch(context)
     info = supervisor.receive()
     if not isinstance(info, RendezvousInfo):  # the supervisor has ended
+        # Without exit handlers, as nothing of the script has begun.
         os._exit(RendezvousError.exit_code)
     if environment.is_spare:
         return _wait_as_spare(context)
@@ -320,6 +323,7 @@ def _exit_fast() -> NoReturn:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         world.wait_for_gloo_threads()
+    # mpirun takes a rank that ends without it for one that failed.
     mpi.finalize()
     atexit.unregister(script_end.release_objects)
     exit_without_teardown(0)

@@ -23,8 +23,11 @@ def become(context: WorkerContext) -> NoReturn:
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
     state, inherited = pack(context)
+    # An exec closes the descriptors that Python has made unless they are set inheritable (PEP 446).
     for descriptor in (state, *inherited):
         os.set_inheritable(descriptor, True)
+    # With -c Python puts the working folder first in sys.path, where the script would find modules
+    # that it does not find here.
     code = (
         f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main;"
         f" main({state}, {inherited})"
@@ -52,6 +55,7 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
         The file's descriptor, and the descriptors of which it speaks.
     """
     state = memory_file()
+    # The descriptor stays open for the next program.
     with open(state, "wb", closefd=False) as file:
         _Pickler(file).dump((context, dict(os.environ)))
     held = context.setup.held
@@ -67,6 +71,7 @@ def unpack(state: int) -> WorkerContext:
 
     The environment variables of this process become those of the other one.
     """
+    # The offset, which the writer has left at the end, comes with the descriptor.
     os.lseek(state, 0, os.SEEK_SET)
     with open(state, "rb") as file:
         context, variables = pickle.load(file)
