@@ -54,8 +54,9 @@ def append_whole(file: int, data: bytes) -> None:
 
 
 def plain(name: str) -> str:
-    """One folder's or file's name, whatever the name holds; never hidden, never the folder
-    above.
+    """Return a name for one file or folder, made of any text.
+
+    Whatever the text holds, the name has no slash, is not hidden, and is not the folder above.
     """
     # Only a leading dot is replaced: without a slash that is enough to exclude "..", and the dots
     # in a node's domain or in a run's JOB.STEP stay.

@@ -19,17 +19,21 @@ _UNLIMITED = 1 << 60  # more than any machine has; version 1 says so in pages
 
 
 def own_groups() -> str:
-    """The groups of this process, as /proc/self/cgroup has them: a line for each hierarchy."""
+    """Read the control groups of this process from /proc/self/cgroup: a line for each hierarchy."""
     return text_of(Path("/proc/self/cgroup"))
 
 
 def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
-    """CPUs that its groups leave a process, as a container's ``--cpus=2`` does; None for any
-    number.
+    """Find the least quota of CPUs among a process's control groups.
+
+    A container's ``--cpus=2`` is such a quota.
 
     Args:
-        groups: of the process, this one unless given.
-        root: where the control groups are mounted.
+        groups: The process's lines of /proc/PID/cgroup; those of this process unless given.
+        root: Where the control groups are mounted.
+
+    Returns:
+        A number of CPUs, which may be a fraction; None for no limit.
     """
     # A limit above binds a group as well, though the files of the group itself do not show it.
     limits = [
@@ -51,8 +55,14 @@ def _cpus(folder: Path) -> float | None:
 
 
 def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
-    """CPUs that its groups let a process run on; empty where they do not say. For the arguments see
-    cpu_quota.
+    """Find the CPUs that a process's control groups let it run on.
+
+    Args:
+        groups: The process's lines of /proc/PID/cgroup; those of this process unless given.
+        root: Where the control groups are mounted.
+
+    Returns:
+        The CPUs' numbers; empty where the groups do not say.
     """
     names = {"": "cpuset.cpus.effective", "cpuset": "cpuset.effective_cpus"}
     listed = (
@@ -64,8 +74,14 @@ def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
 
 
 def memory_limit(groups: str, root: Path = ROOT) -> int | None:
-    """Bytes that a process may use with the others of its groups: the least limit of these; None
-    for no limit.
+    """Find the least limit of memory among a process's control groups.
+
+    Args:
+        groups: The process's lines of /proc/PID/cgroup.
+        root: Where the control groups are mounted.
+
+    Returns:
+        Bytes, for all processes of the group together; None for no limit.
     """
     names = {"": "memory.max", "memory": "memory.limit_in_bytes"}
     limits = [
@@ -76,9 +92,7 @@ def memory_limit(groups: str, root: Path = ROOT) -> int | None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed in this process's group because its memory was used
-    up.
-    """
+    """Count the processes of this one's control group that were killed for lack of memory."""
     # A system may have both versions mounted, but each controller is in one of them alone
     # (cgroups(7)): where version 1 has memory, version 2 has no memory.events.
     for controller, name in (("memory", "memory.oom_control"), ("", "memory.events")):
@@ -107,8 +121,14 @@ class JobGroup:
 
     @classmethod
     def find(cls, groups: str, root: Path = ROOT) -> JobGroup | None:
-        """The job's, where both CPU time and memory are counted for it, by the groups of a process
-        of the job.
+        """Find the group of the job that a process belongs to.
+
+        Args:
+            groups: The process's lines of /proc/PID/cgroup.
+            root: Where the control groups are mounted.
+
+        Returns:
+            None unless both CPU time and memory are counted for the job.
         """
         # Only where both are there: version 1 may have a group of the job for memory alone, and the
         # CPU time of a group does not go with the memory of its processes.
@@ -123,15 +143,23 @@ class JobGroup:
         return None
 
     def cpu_seconds(self) -> float:
-        """Of all its processes, also those that have ended."""
+        """Return the CPU time of all the job's processes on this node, ended ones included.
+
+        Raises:
+            OSError: The group is gone.
+        """
         text = self._cpu.read()
         if self._version == 1:
             return int(text) / 1e9
         return (number_after(text, b"usage_usec ") or 0) / 1e6
 
     def memory_bytes(self) -> int:
-        """What it uses but for file pages that the kernel would drop first: those fill up in any
-        job that reads.
+        """Return the memory in use, without the file pages that the kernel would drop first.
+
+        Those pages fill up in any job that reads files.
+
+        Raises:
+            OSError: The group is gone.
         """
         used = int(self._memory.read())
         if not self._statistics:

@@ -80,7 +80,7 @@ def _duration(text: str) -> float | None:
 
 
 def shown(seconds: float) -> str:
-    """A duration as :class:`Seconds` reads it: 90.0 is ``1m30s``."""
+    """Write a duration as :class:`Seconds` reads it: 90.0 is ``1m30s``."""
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(int(minutes), 60)
     return (
@@ -145,7 +145,7 @@ logs_option = partial(
 
 
 def json_text(*values: Any, indent: int | None = 2) -> str:
-    """JSON documents, in ASCII; without ``indent`` each is one line."""
+    """Write JSON documents in ASCII, one after another; without ``indent`` each is one line."""
     return "\n".join(json.dumps(value, indent=indent) for value in values)
 
 
@@ -188,9 +188,7 @@ class Run(GroupedCommand):
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Around what a command prints: where that cannot be written is one line and a fixed exit code,
-    too.
-    """
+    """Wrap what a command prints: if it cannot be written, end with one line and exit code 74."""
     try:
         yield
         sys.stdout.flush()

@@ -20,10 +20,14 @@ _HINT = re.compile(r"^((?:(?:srunddp: |(?:FAIL|WARN)  ).* | {6,})-> )(.+)$", re.
 
 
 def coloured(text: str, stream: TextIO) -> str:
-    """The text of a report or a message, with its levels in colour and its hints bold, for a
-    terminal.
+    """Colour the levels of a report or a message, and make its hints bold, for a terminal.
 
-    It is unchanged for anything else, and where ``NO_COLOR`` is set.
+    Args:
+        text: The report or the message.
+        stream: Where it is to be written.
+
+    Returns:
+        The same text if the stream is no terminal, or if ``NO_COLOR`` is set.
     """
     # Open MPI gives rank 0 a terminal of its own, whatever mpirun writes to.
     plain = (
@@ -51,7 +55,7 @@ def write_stderr(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """A line of srunddp's own on standard error."""
+    """Write a line of srunddp's own to standard error, behind ``srunddp: ``."""
     write_stderr(f"srunddp: {one_line(line)}\n")
 
 

@@ -12,15 +12,15 @@ _below_srunddp = False
 
 
 def leave_to_srunddp() -> None:
-    """This process is a rank below ``srunddp``, which prints such an error itself."""
+    """Tell that this process is a rank below ``srunddp``, which prints such an error itself."""
     global _below_srunddp
     _below_srunddp = True
 
 
 def install_excepthook() -> None:
-    """From now on an uncaught SrunddpError ends the program with its line, without a traceback.
+    """Let an uncaught SrunddpError end the program with its line and exit code, and no traceback.
 
-    Not below ``srunddp``, nor in an interactive Python, which goes on.
+    Nothing is done below ``srunddp``, nor in an interactive Python, which goes on after an error.
     """
     if not (_below_srunddp or sys.flags.interactive or hasattr(sys, "ps1")):
         _set_hook()

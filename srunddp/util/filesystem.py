@@ -86,7 +86,7 @@ def look(role: str, path: str, *, write: bool = False) -> Place:
 
 
 def identity(mount: Mount, found: os.stat_result) -> str:
-    """Equal for all nodes that see this one file or folder, and for no others."""
+    """Return a text that is equal for all nodes that see this one file or folder, and no others."""
     if mount.type in _SHARED:
         # One file system is often mounted from several servers.
         export = mount.source.rpartition(":")[2]
@@ -97,8 +97,10 @@ def identity(mount: Mount, found: os.stat_result) -> str:
 
 
 def why_not_writable(folder: str) -> str:
-    """Why no file can be written there, by writing one that has no name afterwards; empty where it
-    can.
+    """Try to write a file in a folder; it has no name, and nothing of it is left.
+
+    Returns:
+        Why that fails; empty where it does not.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".srunddp-check-") as file:
@@ -112,10 +114,14 @@ def why_not_writable(folder: str) -> str:
 
 
 def content(path: str, *, whole: bool = False) -> str:
-    """A hash of a file, or of the names and sizes in a folder; empty where there is none to
-    compare.
+    """Hash a file, or the names and sizes in a folder, so that two nodes can compare them.
 
-    Of a big file its size says enough, unless the ``whole`` is asked for.
+    Args:
+        path: Of the file or folder.
+        whole: Hash a file of more than :data:`SMALL` bytes as well; else its size stands for it.
+
+    Returns:
+        Empty where it cannot be read, or a folder has more than :data:`FEW` entries.
     """
     with contextlib.suppress(OSError):  # that it cannot be read is found elsewhere
         if os.path.isdir(path):
@@ -154,7 +160,7 @@ class Mount(NamedTuple):
 
 
 def mount_of(path: str, mounts: Path = MOUNTS) -> Mount:
-    """The one that a path without links is on."""
+    """Find the mounted file system that a path is on; the path is absolute and has no links."""
     found = Mount("", "", "")
     # 36 35 98:0 /root /mnt rw,noatime master:1 - ext3 /dev/root rw: the number of fields before the
     # "-" varies (proc(5)).
@@ -178,7 +184,7 @@ def _unescaped(text: str) -> str:
 
 
 def mark(path: str) -> dict[str, str]:
-    """What two nodes can compare of a folder; empty where it cannot be read.
+    """Describe a folder so that two nodes can compare it; empty where it cannot be read.
 
     Returns:
         ``identity``: equal for nodes that see this one folder, where its file system lets that be
@@ -207,5 +213,5 @@ def _stamp(entry: os.DirEntry[str]) -> str:
 
 
 def same(here: Mapping[str, str], there: Mapping[str, str]) -> bool:
-    """Whether it is one folder, or a copy of it to the last time of its entries."""
+    """Tell whether two marks are of one folder, or of a folder and a copy with the same times."""
     return any(here[key] and here[key] == there[key] for key in ("identity", "content"))

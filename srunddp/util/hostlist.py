@@ -160,5 +160,5 @@ def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
 
 
 def shortened(text: str) -> str:
-    """A text that may be very long, for a message."""
+    """Cut a text that may be very long, for a message."""
     return text if len(text) <= 80 else text[:77] + "..."

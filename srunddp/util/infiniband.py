@@ -30,19 +30,25 @@ class Device:
 
 
 def devices(root: Path = _ROOT) -> list[Device]:
-    """Those of this node; none where there are none."""
+    """List the devices of this node, by name; empty where there are none."""
     return [_device(folder) for folder in sorted(root.glob("*"))]
 
 
 def with_interface(
     own: Sequence[Device], every: Sequence[Device]
 ) -> tuple[list[Device], list[Device]]:
-    """The devices that NCCL is to use where an interface is chosen, and those of which that is not
-    known.
+    """Choose the devices that NCCL is to use where a network interface is chosen.
 
-    The interface has its own ones, of every active one of the node. InfiniBand carries NCCL without
-    an address, and often one device alone has one: all of the best rate are used. RoCE takes
-    addresses, so that a fast device without this interface may belong to another network.
+    InfiniBand carries NCCL without an address, and often only one device has one: all of the best
+    rate are used. RoCE needs addresses, so a fast device without this interface may belong to
+    another network.
+
+    Args:
+        own: The active devices of the interface.
+        every: All active devices of the node.
+
+    Returns:
+        The devices to use, and those of which it is not known whether they belong to the network.
     """
     alike = [device for device in every if own and device.layer == own[0].layer]
     best = [device for device in alike if device.rate == max(each.rate for each in alike)]

@@ -25,11 +25,13 @@ class KernelFile:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, *, whole: bool = False) -> bytes:
-        """What is in it now; the ``whole`` where that may be more than the page that the kernel
-        gives at once.
+        """Read what the file says now.
+
+        Args:
+            whole: It may be more than the page that the kernel gives at once.
 
         Raises:
-            OSError: what it speaks of is gone.
+            OSError: What the file is about is gone.
         """
         text = more = os.pread(self._file, _PAGE, 0)
         # The kernel ends a read before the first record that does not fit, not in the middle of
@@ -45,21 +47,29 @@ class KernelFile:
 
 
 def opened(path: str | Path) -> KernelFile | None:
-    """The file, or None where there is none, or it is not ours to read."""
+    """Open a file; None where there is none, or where it is not ours to read."""
     with contextlib.suppress(OSError):
         return KernelFile(path)
     return None
 
 
 def text_of(path: Path) -> str:
-    """What is in a file of the kernel that is read once; empty where there is none."""
+    """Read a file of the kernel once, without blanks at its ends; empty where it cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text(errors="replace").strip()
     return ""
 
 
 def number_after(text: bytes, name: bytes) -> int | None:
-    """Of ``name 123`` or ``name: 123`` in a text of such lines."""
+    """Find the number in a line ``name 123`` or ``name: 123`` of a text.
+
+    Args:
+        text: Such lines.
+        name: With all that stands before the number, such as ``b"usage_usec "``.
+
+    Returns:
+        None where no line has the name.
+    """
     start = text.find(name)
     if start < 0:
         return None
@@ -69,18 +79,20 @@ def number_after(text: bytes, name: bytes) -> int | None:
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """A process as /proc/PID/stat has it, after its name, which may hold anything: state, parent,
-    group, session, …
+    """Read the fields of /proc/PID/stat behind the name: state, parent, group, session, …
+
+    The name is left out, as it may hold anything, also what separates the fields.
 
     Raises:
-        OSError: it has ended, or is hidden from us.
+        OSError: The process has ended, or is hidden from us.
     """
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def ancestors(pid: int) -> Iterator[tuple[int, str]]:
-    """Process id and name of a process, its parent, and so on, as far as our process namespace
-    goes.
+    """Yield process id and name of a process, its parent, and so on, as far as our namespace goes.
+
+    The last one has an empty name where it is hidden from us.
     """
     while pid:
         try:
@@ -93,16 +105,19 @@ def ancestors(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The variables that a process was started with. OSError: it has ended, or is another
-    user's.
+    """Read the variables that a process was started with.
+
+    Raises:
+        OSError: It has ended, or is another user's.
     """
     text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that any of its threads has forked; none where it has ended, or is hidden from
-    us.
+    """List the processes that any thread of a process has forked.
+
+    Empty where it has ended, or is hidden from us.
     """
     found: list[int] = []
     with contextlib.suppress(OSError):
@@ -112,8 +127,13 @@ def children_of(pid: int) -> list[int]:
 
 
 def raise_open_files_limit(needed: float = math.inf) -> None:
-    """Let this process have as many files as its hard limit of open ones allows, where it needs so
-    many.
+    """Raise this process's soft limit of open files to the hard one, unless it is high enough.
+
+    Args:
+        needed: The number of files that is enough.
+
+    Raises:
+        OSError, ValueError: The kernel refuses that.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Soft limits are often 1,024 for the sake of select(), which takes no higher descriptor;
@@ -123,7 +143,7 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
 
 
 def memory_file() -> int:
-    """The descriptor of a file in memory that has no name and is not inherited."""
+    """Make a file in memory that has no name; return its descriptor, which is not inherited."""
     # Not where Python was built against an old glibc, as Miniforge's and uv's are.
     if hasattr(os, "memfd_create"):
         return os.memfd_create("srunddp")

@@ -144,7 +144,7 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
 
 
 def instances(nvml: Any, gpu: Any) -> list[Any]:
-    """NVML's handles of the MIG instances of a GPU."""
+    """List NVML's handles of the MIG instances of a GPU; empty where MIG is off."""
     if query_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(gpu)[0], 0) != nvml.NVML_DEVICE_MIG_ENABLE:
         return []
     indices = range(query_or(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 0))
@@ -170,6 +170,6 @@ def query_or(nvml: Any, ask: Callable[[], T], default: T) -> T:
 
 
 def unsupported_errors(nvml: Any) -> tuple[type[Exception], ...]:
-    """NVML's errors that say that this GPU, driver or user is not to ask that, now or later."""
+    """Return NVML's errors by which this GPU, driver or user cannot be asked that, now or later."""
     names = ("NotSupported", "NotFound", "InvalidArgument", "FunctionNotFound", "NoPermission")
     return tuple(getattr(nvml, f"NVMLError_{name}") for name in names)

@@ -47,9 +47,13 @@ class GroupedCommand(click.Command):
 
 
 def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
-    """A note for each argument of SCRIPT that is spelled like an option of the command.
+    """Note each argument of SCRIPT that is spelled like an option of the command.
 
     One with a value that the command would not take is certainly the script's own.
+
+    Args:
+        context: Of the command.
+        arguments: Those behind SCRIPT.
     """
     known = {
         name: each for each in context.command.params for name in each.opts if name.startswith("--")

@@ -49,7 +49,7 @@ class SampleFile:
         return next(iter(self.having(Use.KEY)), "")
 
     def having(self, *uses: Use) -> tuple[str, ...]:
-        """The columns that hold one of these."""
+        """Return the columns that have one of these uses."""
         return tuple(name for name, use in self.columns.items() if use in uses)
 
 

@@ -91,8 +91,11 @@ def run(
 
 
 def outside(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
-    """Without what the job that this process may be in would hand on, but for what finds Slurm and
-    these.
+    """Return variables as outside of any job, for a command that must not take this job's.
+
+    Args:
+        environ: The variables.
+        kept: Names of Slurm's variables to keep, besides those by which its commands find it.
     """
     # srun and sbatch read most of a job's variables as if they were options: with SLURM_JOB_ID set,
     # srun would start a step in that job.
@@ -141,8 +144,13 @@ def output(
 
 
 def job(what: str) -> Job | None:
-    """The job ``4711`` or ``4711_3``; None where Slurm does not know it; the controller forgets it
-    soon.
+    """Ask Slurm about a job: scontrol, which forgets a job soon after its end, then sacct.
+
+    Args:
+        what: ``4711``, or an array's task ``4711_3``.
+
+    Returns:
+        None where neither knows it.
     """
     lines = output("scontrol", "--oneliner", "show", "job", what).splitlines()
     found = [dict(_FIELD.findall(line)) for line in lines if line.startswith("JobId=")]
@@ -178,7 +186,7 @@ def job(what: str) -> Job | None:
 
 
 def seconds(text: str) -> float | None:
-    """Of ``[DD-[HH:]]MM:SS[.mmm]``."""
+    """Read a duration of Slurm's, ``[DD-[HH:]]MM:SS[.mmm]``; None for anything else."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)
     if not match:
         return None
@@ -187,5 +195,5 @@ def seconds(text: str) -> float | None:
 
 
 def figure(text: str) -> float | None:
-    """A number; None for whatever is none, as ``Unknown``."""
+    """Read a number; None for a text that is none, such as ``Unknown``."""
     return float(text) if re.fullmatch(r"\d+(?:\.\d+)?", text) else None

@@ -9,8 +9,11 @@ _THIN_LINEAR_TIMEOUTS = 16
 
 
 def limit_silence(connection: socket.socket, seconds: float) -> None:
-    """Let a connection end with an error after so many seconds without an answer of the other end's
-    kernel.
+    """Let a connection fail when the other end's kernel has not answered for some seconds.
+
+    Args:
+        connection: A connected TCP socket.
+        seconds: The limit. Keepalive's probes are whole seconds apart.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     every = max(1, round(seconds / _PROBES))

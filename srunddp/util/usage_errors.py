@@ -15,11 +15,11 @@ _FOREIGN = Path(__file__).with_name("foreign_options.yaml")
 
 
 def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
-    """The error of srunddp for one of click's; of another kind where an environment variable is
-    wrong.
+    """Turn an error of click's into one of srunddp's; a ConfigError if a variable is wrong.
 
-    ``command`` is the command's name, for errors of click that do not say of which command they
-    are.
+    Args:
+        refused: What click raised.
+        command: The command's name, for errors of click that do not say of which they are.
     """
     context = refused.ctx
     path = context.command_path if context else f"srunddp {command}"
@@ -62,7 +62,11 @@ def _no_such_command(message: str, known: list[str], see: str) -> UsageError:
 
 
 def foreign(option: str) -> tuple[str, str] | None:
-    """The launcher that an option belongs to, and what to write here; None if no launcher's."""
+    """Find the launcher that an option belongs to, and what to write here instead.
+
+    Returns:
+        None where the option is no launcher's.
+    """
     for launcher, rows in yaml.safe_load(_FOREIGN.read_text(encoding="utf-8")).items():
         for names, answer in rows.items():
             if option in names.split():

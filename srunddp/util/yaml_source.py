@@ -23,10 +23,18 @@ _KNOWN = {
 
 
 def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
-    """The root of what a file holds; None for nothing. ``error`` is what else a ConfigError has.
+    """Parse a YAML file into its root node.
+
+    Args:
+        text: The file's content.
+        path: Its name, for messages.
+        error: What else a ConfigError is to have.
+
+    Returns:
+        None for a file without content.
 
     Raises:
-        ConfigError: it is not YAML; with file, line and column.
+        ConfigError: It is not YAML; with file, line and column.
     """
     import yaml  # most ranks read none
 
@@ -58,12 +66,12 @@ def _error_position(error: Exception, text: bytes, path: str) -> str:
 
 
 def yaml_position(path: str, node: yaml.Node) -> str:
-    """File, line and column of a node."""
+    """Return file, line and column of a node: ``FILE:3:7``."""
     return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def shown(node: yaml.Node) -> str:
-    """What is there instead of something else, for a message."""
+    """Describe a node that is not what it should be, for a message."""
     if type(node).__name__ == "ScalarNode":
         return repr(node.value if len(node.value) <= 80 else node.value[:79] + "…")
     if type(node).__name__ == "SequenceNode":
