@@ -67,10 +67,11 @@ class Advice:
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
-    """All that hold: those first that cost most; of the others causes before consequences, unused
-    requests last.
+    """Apply all rules to a run.
 
-    Before all is a loss that is no number: steps after it may be in vain.
+    Returns:
+        A loss that is no finite number first, as the steps after it may be in vain. Then the notes
+        that cost most; of the others causes before consequences, and unused requests last.
     """
     diverged = tuple(filter(None, [_not_finite(summary)]))
     if too_short(summary):
@@ -105,7 +106,7 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
 
 
 def too_short(summary: Summary) -> str:
-    """Why nothing is concluded; empty where there is enough."""
+    """Say why nothing is concluded from so short a run; empty where there is enough."""
     if summary.steps and summary.steps < FEWEST_STEPS:
         return (
             f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
@@ -188,7 +189,7 @@ def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | Non
 
 
 def devices(gpus: list[GpuFigures]) -> str:
-    """``GPU 2 on node01``, or how many they are."""
+    """Name GPUs in a few words: ``GPU 2 on node01``, or of more than two their number."""
     if len(gpus) > 2:
         return f"{len(gpus)} GPUs on {format.nodes(dict.fromkeys(each.node for each in gpus))}"
     return ", ".join(f"GPU {one_line(each.index)} on {format.nodes([each.node])}" for each in gpus)
@@ -329,7 +330,7 @@ def _both_ways(link: LinkFigures) -> float:
 
 
 def carried(node: NodeFigures) -> float:
-    """Bytes per second of the training: what the chosen link and RDMA carry."""
+    """Add up the bytes per second of the training on a node: of the chosen link, and of RDMA."""
     links = [each for each in node.links if each.chosen or each.kind == "rdma"]
     return sum(each.received_bytes_per_s + each.sent_bytes_per_s for each in links)
 
@@ -404,11 +405,11 @@ class Stragglers:
 
 
 def find_stragglers(summary: Summary) -> Stragglers:
-    """Ranks whose own time per step is above the others' median by more than ``DATA_WAIT`` of the
-    step time.
+    """Find ranks whose own time per step is far above the others'.
 
-    They count where they are few: a quarter of all, or not more than half and all on one node.
-    Where all wait for data, that wait is left out of the comparison, as it varies.
+    Far is more than ``DATA_WAIT`` of the step time above the median. The ranks count where they are
+    few: a quarter of all, or not more than half and all on one node. Where all wait for data, that
+    wait is left out of the comparison, as it varies.
     """
     all_wait = (summary.data_share or 0.0) > DATA_WAIT
     work = {each.rank: each.steady_work_s if all_wait else each.steady_s for each in summary.ranks}

@@ -65,18 +65,23 @@ class TimeAxis:
         return [(at * self.width, min(self.end, (at + 1) * self.width)) for at in range(count)]
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """The times that are labelled, with their labels."""
+        """Yield the times that are labelled, in seconds, with their labels."""
         step = next((each for each in _STEPS if self.end < (_MOST_TICKS + 0.5) * each), self.end)
         size, unit = next(pair for pair in _UNITS if step >= pair[0] or pair[0] == 1)
         for at in range(int(self.end / step) + 1):
             yield at * step, f"{at * step / size:g} {unit}"
 
     def place(self, time: float) -> str:
-        """Where a time stands, as a part of the width: ``12.50%``."""
+        """Write where a time stands, as a part of the width: ``12.50%``."""
         return f"{time / self.end:.2%}"
 
     def grouped(self, points: Points, by: float = 1.0) -> Columns:
-        """The values in each column, times a factor."""
+        """Sort values into the columns; a column without any has an empty list.
+
+        Args:
+            points: Times and values; those outside of the axis are left out.
+            by: What each value is multiplied with.
+        """
         found: Columns = [[] for _ in self.columns]
         for time, value in points:
             if 0 <= time <= self.end:
@@ -86,7 +91,10 @@ class TimeAxis:
 
 
 def ranges(series: Iterable[Columns]) -> list[Range]:
-    """Of each column the least and the most of all series, and the median of their medians."""
+    """Find for each column the least and the most of all series.
+
+    The middle is the median of their medians.
+    """
     return [_range(column) for column in zip(*series, strict=True)]
 
 

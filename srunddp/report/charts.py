@@ -341,7 +341,7 @@ class _Colours:
 
     @classmethod
     def of(cls, known: Sequence[float], limits: Span | None) -> "_Colours":
-        """The colours for some values."""
+        """Choose the range of colours for some values, unless limits are given."""
         if limits:
             return cls(*limits)
         # Not up to the highest value: one stall must not make all others look alike. Where more

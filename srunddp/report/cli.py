@@ -116,7 +116,7 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
 
 
 def record(summary: Summary) -> dict[str, Any]:
-    """For ``--json``: the figures and the notes."""
+    """Collect what ``--json`` prints: the figures and the notes."""
     computed = ("step_s", "data_share", "slowest_rank", "energy_j")
     found = asdict(summary) | {name: getattr(summary, name) for name in computed}
     found["launches"] = [

@@ -114,7 +114,7 @@ def _rising(times: Iterable[float]) -> Iterator[int]:
 
 
 def numbers(texts: Sequence[str]) -> list[float]:
-    """As numbers; nan for what is none."""
+    """Read texts as numbers; nan for a text that is none, and for a number that is too large."""
     try:
         # Nearly always all of them are numbers, and one try for the whole column is faster than one
         # for each.
@@ -133,7 +133,7 @@ def _number(text: str) -> float:
 
 
 def marks(path: Path, rank: int) -> list[Mark]:
-    """The marks of one rank; ``time`` is Unix time."""
+    """Read the marks of one rank, with Unix time; none where it is no such file."""
     rows = _rows(path)
     # A newer version may have added columns behind these.
     if next(rows, [])[:3] != list(MARKS.names):
@@ -145,7 +145,7 @@ def marks(path: Path, rank: int) -> list[Mark]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """As ``run.json``; empty where it is not there, or not whole."""
+    """Read a file such as ``run.json``; empty where it is not there, or not whole."""
     with suppress(OSError):
         return parse(path.read_text(encoding="utf-8", errors="replace"))
     return {}
@@ -176,13 +176,14 @@ class TimeSeries:
     count: int = 0
 
     def known(self, name: str) -> list[tuple[float, float]]:
-        """The times and values of a column, without those that are not known."""
+        """Return the times and values of a column, without those that are not known."""
         pairs = zip(self.time, self.columns.get(name, ()), strict=False)
         return [(time, value) for time, value in pairs if not math.isnan(value)]
 
     def spread(self, name: str) -> list[tuple[float, float]]:
-        """The known values of a gauge; of one that was thinned also the least and the most of each
-        group.
+        """Return the known values of a gauge, with its extremes.
+
+        Of a series that was thinned these are the least and the most of each group, and its mean.
         """
         return [point for which in _OF_A_GROUP for point in self.known(name + which)]
 
@@ -198,7 +199,7 @@ class TimeSeries:
         return fmean(values) if values else None
 
     def most(self, name: str) -> float | None:
-        """The highest that is known."""
+        """Find the highest value of a gauge, thinned or not; None where none is known."""
         return max((value for _, value in self.spread(name)), default=None)
 
     def steps(
@@ -257,7 +258,11 @@ class TimeSeries:
         return sum(grown for _, _, grown in inside) if inside else None
 
     def total(self, name: str) -> float | None:
-        """Of a counter, since it began, before the first sample too."""
+        """Return how far a counter has come since it began, also before the first sample.
+
+        Returns:
+            None where it is not known.
+        """
         known = self.known(name)
         if known:
             return known[0][1] + sum(grown for _, _, grown in self.steps(name))
@@ -281,7 +286,7 @@ class TimeSeries:
         return growth / sum(stop - start for start, stop, _ in inside)
 
     def shifted(self, by: float) -> TimeSeries:
-        """With the times moved."""
+        """Return the series with so many seconds added to its times."""
         return replace(self, time=array("d", (each + by for each in self.time)))
 
 

@@ -135,7 +135,7 @@ class Figure:
 
 
 def short_label(words: str) -> str:
-    """A label as long as there is room for; its end may be what tells it from others."""
+    """Shorten a label in its middle, as its end may be what tells it from others."""
     if len(words) <= _LABEL_LETTERS:
         return words
     # Three letters, the ellipsis and the last seven: node names differ at their end.
@@ -143,11 +143,11 @@ def short_label(words: str) -> str:
 
 
 def box(left: float, right: float, top: float, height: float) -> str:
-    """The path of a rectangle."""
+    """Write the path of a rectangle for SVG."""
     return f"M{left:.6g} {top:g}H{right:.6g}v{height:g}H{left:.6g}z"
 
 
 def line(points: Iterable[tuple[float, float]]) -> str:
-    """The path of a line through points."""
+    """Write the path of a line through points for SVG."""
     # A tenth of a unit is less than a pixel, and more digits would make the page much bigger.
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)

@@ -16,7 +16,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_number(value: float) -> str:
-    """A number with about three digits that count: 0.0123, 1.23, 12.3, 123, 12345."""
+    """Write a number with about three digits that count: 0.0123, 1.23, 12.3, 123, 12345."""
     size = abs(value)
     # The limits are where rounding would add a digit: 99.96 is 100, and not 100.0.
     if size >= 99.95 or size == 0:
@@ -27,13 +27,13 @@ def format_number(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """The same to be read alone: ``1.2``, ``64``, ``12,345``."""
-    # Through float() again, which drops zeros at the end: 1.20 is 1.2.
+    """Write a number to be read alone, without zeros at its end: ``1.2``, ``64``, ``12,345``."""
+    # Read again and written with "g", 1.20 becomes 1.2.
     return UNKNOWN if value is None else f"{float(format_number(value)):,.15g}"
 
 
 def duration(seconds: float | None) -> str:
-    """``0.12 s``, ``12.3 s``, ``4 min 5 s``, ``1 h 2 min``, ``2 d 3 h``."""
+    """Write seconds: ``0.12 s``, ``12.3 s``, ``4 min 5 s``, ``1 h 2 min``, ``2 d 3 h``."""
     if seconds is None:
         return UNKNOWN
     if seconds < 0:
@@ -57,7 +57,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``4:05``, ``1:02:03``, since the start."""
+    """Write seconds since the start: ``4:05``, ``1:02:03``."""
     hours, rest = divmod(max(0, int(seconds)), 3600)
     if hours:
         return f"{hours}:{rest // 60:02}:{rest % 60:02}"
@@ -65,7 +65,7 @@ def clock(seconds: float) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes: ``1.23 GiB``."""
+    """Write a number of bytes: ``1.23 GiB``."""
     if count is None:
         return UNKNOWN
     for unit in _BYTES:
@@ -77,12 +77,12 @@ def size(count: float | None) -> str:
 
 
 def rate(count: float | None) -> str:
-    """Bytes per second."""
+    """Write a number of bytes per second: ``1.23 MiB/s``."""
     return UNKNOWN if count is None else f"{size(count)}/s"
 
 
 def percent(part: float | None) -> str:
-    """Of a share of one."""
+    """Write a share of one: 0.12 is ``12 %``."""
     if part is None:
         return UNKNOWN
     value = part * 100
@@ -92,7 +92,7 @@ def percent(part: float | None) -> str:
 
 
 def moment(unix: float) -> str:
-    """A point of time, by this machine's time zone."""
+    """Write Unix time as a date and time of this machine's time zone."""
     try:
         return datetime.datetime.fromtimestamp(unix).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
     # A damaged file may name any time.
@@ -101,12 +101,12 @@ def moment(unix: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Write a number with its noun: ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def nodes(names: Iterable[str]) -> str:
-    """Folded, as Slurm writes them."""
+    """Write names of nodes folded, as Slurm does: ``node[01-04]``."""
     return one_line(fold(names))
 
 
@@ -140,14 +140,21 @@ def cell(value: float | None, shown: Callable[[float], str], apart: float = math
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The words of a table, its header first, without columns of which nothing is known."""
+    """Write a table, its header first, without columns of which nothing is known."""
     names = [name for name in rows[0] if any(row[name].words != UNKNOWN for row in rows)]
     return [names, *([row[name].words for name in names] for row in rows)]
 
 
 def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
-    """A table's title, which has what is the same in all rows; and rows with what is not, few of
-    them.
+    """Fold a table to what differs between its rows, and to few rows.
+
+    Args:
+        noun: What a row is about, for the title.
+        rows: At least one.
+
+    Returns:
+        A title, which names what is the same in all rows; and the rows with their header, empty
+        where they have no figures.
     """
     # A single row has nothing in common with others, and keeps its columns.
     same = [name for name in rows[0] if len({row[name].words for row in rows}) == 1 < len(rows)]

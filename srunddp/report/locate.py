@@ -15,13 +15,17 @@ Start = tuple[int, int]  # restarts by Slurm, and within that start by --restart
 
 
 def start_of(folder: Path) -> Start | None:
-    """Which start of its run ``monitor.N`` or ``monitor.N.G`` is of; None for another folder."""
+    """Read which start of its run a folder ``monitor.N`` or ``monitor.N.G`` is of.
+
+    Returns:
+        None for another folder.
+    """
     match = _RESTART.fullmatch(folder.absolute().name)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
-    """The files that are meant.
+    """Find the files that are meant.
 
     Args:
         what: a folder, or a job's number, ``4711``, ``4711.0`` or ``4711_3``.
@@ -68,7 +72,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def starts_of(folder: Path) -> dict[Start, Path]:
-    """The starts of a run, by their number."""
+    """List the folders of a run's starts, by which start each is of."""
     return {start: each for each in _folders(folder) if (start := start_of(each)) is not None}
 
 

@@ -43,7 +43,10 @@ class Tile:
 
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:
-    """GPUs, their memory, CPUs, waiting for data, samples per second: from the first step on."""
+    """Sum the run up in five figures, from the first step on.
+
+    They are GPUs, their memory, CPUs, waiting for data, and samples per second.
+    """
     rate = format.number(summary.throughput.per_s)
     own = summary.throughput.own_share
     return (
@@ -103,8 +106,10 @@ def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, st
 
 
 def failure(summary: Summary) -> Advice | None:
-    """Who failed, and of what; None for a run that went well, runs without failure, or stopped with
-    a checkpoint.
+    """Tell who failed, and of what.
+
+    Returns:
+        None for a run that went well, runs without a failure, or stopped with a checkpoint.
     """
     end = summary.ending
     # While other ranks still run, codes of a good end or of a requeue say nothing yet; any other
@@ -127,7 +132,10 @@ def failure(summary: Summary) -> Advice | None:
 
 
 def ends(summary: Summary) -> Iterator[str]:
-    """What is recorded of the ranks' ends, the least frequent first: the others ended with them."""
+    """Yield what is recorded of the ranks' ends, by exit code.
+
+    The least frequent code comes first: most ranks have ended because of others.
+    """
     end = summary.ending
     by_code = group_by_key((code, rank) for rank, code in end.codes.items() if code)
     for code, ranks in sorted(by_code.items(), key=lambda each: len(each[1])):

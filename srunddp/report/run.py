@@ -62,7 +62,7 @@ class Device:
     samples: TimeSeries
 
     def text(self, column: str) -> str:
-        """The last word of a column that is no number; empty where there is none."""
+        """Return the last word of a column that is no number; empty where there is none."""
         return self.samples.texts.get(column, "")
 
     @property
@@ -108,18 +108,18 @@ class RunData:
     not_finite: NotFinite | None = None
 
     def marked(self, name: str) -> dict[int, Mark]:
-        """The first mark of that name, by rank."""
+        """Return the first mark of a name, by rank."""
         return {mark.rank: mark for mark in reversed(self.marks) if mark.name == name}
 
     def text(self, key: str) -> str:
-        """Of run.json; empty where it is none."""
+        """Read a text or a whole number of run.json; empty where it is neither."""
         value = self.header.get(key)
         if type(value) in (str, int):
             return str(value)
         return ""
 
     def number(self, key: str) -> float | None:
-        """Of run.json; None where it is none, or below 0."""
+        """Read a number of run.json; None where it is none, or below 0."""
         value = self.header.get(key, -1)
         if type(value) in (int, float) and 0 <= value < _LARGEST:
             return float(value)
@@ -152,17 +152,17 @@ class _Layout(NamedTuple):
     nodes: dict[str, str]
 
     def has_rank(self, rank: int) -> bool:
-        """Whether a file of that rank is of this start."""
+        """Tell whether a file of that rank is of this start."""
         # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later
         # one empties. The same for spare nodes, which have no rank.
         return not self.ranks or rank in self.ranks
 
     def has_node(self, called: str) -> bool:
-        """Whether a file of that node is of this start."""
+        """Tell whether a file of that node is of this start."""
         return not self.ranks or called in self.nodes
 
     def node(self, called: str) -> str:
-        """The name of a node."""
+        """Return the name of a node, by what its files are called."""
         return self.nodes.get(called, called)
 
 
@@ -324,7 +324,12 @@ def _unix_time(text: object) -> float:
 
 
 def ending(run: RunData, now: float) -> RunEnd:
-    """How the run ended, as far as that was recorded; ``now`` is Unix time."""
+    """Tell how a run ended, as far as that was recorded.
+
+    Args:
+        run: Its files.
+        now: Unix time, to tell whether its newest sample is from just now.
+    """
     ends = run.marked("end")
     codes = {
         rank: 0 if math.isnan(mark.value) else int(mark.value)
@@ -348,8 +353,9 @@ def ending(run: RunData, now: float) -> RunEnd:
 
 
 def moves(run: RunData) -> Iterator[str]:
-    """A sentence for each node that was lost before this start, or an earlier one by
-    ``--restarts``.
+    """Yield a sentence for each node that was lost before this start, with where its ranks went.
+
+    Starts count that ``--restarts`` has made, but not those after a requeue.
     """
     own = start_of(run.folder)
     folders = starts_of(run.folder.absolute().parent)
@@ -394,7 +400,10 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
 
 
 def checkpoints(run: RunData) -> Checkpoints:
-    """Of the rank that stood still for longest; what was written in the background, likewise."""
+    """Sum up the checkpoints of the rank whose training stood still for longest.
+
+    What was written in the background is that of the rank with most of it.
+    """
     stood = _values(run, "checkpoint")
     written = _values(run, "checkpoint_written")
     longest = max(stood.values(), key=sum, default=[])

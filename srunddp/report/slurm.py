@@ -11,7 +11,10 @@ _GONE = ("not found", "Invalid job id")  # as scontrol has it
 
 
 def completed(summary: Summary) -> Summary:
-    """With whether the step is over, the job's time limit, and how long the job has lasted."""
+    """Add what Slurm knows of a run's job.
+
+    This is whether the step is over, the job's time limit, and how long the job has lasted.
+    """
     step = f"{summary.job}.{summary.step}"
     if not _STEP.fullmatch(step):  # Slurm did not start the run
         return summary

@@ -80,7 +80,7 @@ def _script(run: RunData) -> str:
 
 
 def with_baseline(summary: Summary, baseline: Summary) -> Summary:
-    """With the scaling efficiency: throughput per rank, over the baseline's."""
+    """Add the scaling efficiency: the throughput per rank over that of the baseline."""
     ours = share(summary.throughput.per_s, summary.world_size)
     theirs = share(baseline.throughput.per_s, baseline.world_size)
     ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
@@ -93,8 +93,11 @@ def with_baseline(summary: Summary, baseline: Summary) -> Summary:
 
 
 def training(run: RunData) -> tuple[float | None, float | None]:
-    """When all ranks had made their first step, and when the last step was counted, or its epoch
-    was over before.
+    """Find when the training began and ended, in seconds since the start of the run.
+
+    Returns:
+        When all ranks had made their first step; and when the last step was counted, or before that
+        its epoch was over. Both are None where no step was made.
     """
     marked = [mark.time for mark in run.marked("step").values()]
     counted = [

@@ -259,14 +259,14 @@ class Summary:
 
 
 def median_or_none(values: list[float | None]) -> float | None:
-    """The median of what is known; of two the lower."""
+    """Return the median of the values that are known; of an even number the lower of two."""
     # Not the mean of the two in the middle, which would be a time that no rank has had.
     known = sorted(value for value in values if value is not None)
     return known[(len(known) - 1) // 2] if known else None
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """The one over the other, where both are known and there is something to share."""
+    """Divide one figure by another; None where either is unknown, or there is nothing to share."""
     if part is not None and whole is not None and whole > _LEAST:
         return part / whole
     return None

@@ -27,7 +27,7 @@ _BEFORE_UNIT = re.compile(
 
 
 def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
-    """All of it; nothing in it is obeyed by a terminal."""
+    """Write the whole summary; a terminal obeys nothing in it, whatever names the run has."""
     return [
         *(part for line in heading(summary) for part in wrapped(line)),
         *_tiles(summary),
@@ -60,7 +60,10 @@ def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
 
 
 def figures(summary: Summary) -> dict[str, str]:
-    """In sentences, by what they are about: those that neither a tile nor a table has."""
+    """Write figures in sentences, by what they are about.
+
+    They are those that neither a tile nor a table has.
+    """
     rate = summary.throughput
     scaling = (
         f"{format.percent(rate.efficiency_share)} of the throughput per rank of {rate.baseline}"
@@ -77,7 +80,7 @@ def figures(summary: Summary) -> dict[str, str]:
 
 
 def heading(summary: Summary) -> list[str]:
-    """What ran, where, when, and how it ended, unless that is the failure."""
+    """Tell what ran, where and when, and how it ended, unless that is the failure."""
     if summary.script:
         script = f": {summary.script}"
     else:
@@ -172,8 +175,9 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """What is to be known of the figures and notes: too few samples, nodes without any, and clocks
-    that differ.
+    """Tell what has to be known of the figures and notes.
+
+    These are too few samples, nodes without any, and clocks that differ.
     """
     silent = [each.node for each in summary.per_node if not each.samples]
     if silent:
@@ -258,7 +262,7 @@ def _energy(summary: Summary) -> str:
 
 
 def tables(summary: Summary) -> dict[str, list[format.Row]]:
-    """All rows, by what they are of."""
+    """Make the rows of all tables, by what a row is about: ``node``, ``rank`` and ``GPU``."""
     return {
         "node": _node_rows(summary.per_node),
         "rank": _rank_rows(summary),
