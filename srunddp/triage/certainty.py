@@ -59,13 +59,13 @@ Objection = Callable[[Case], bool]
 
 
 def is_certain(case: Case) -> bool:
-    """Whether nothing contradicts the diagnosis, and a second sign agrees."""
+    """Tell whether nothing contradicts the diagnosis, and a second sign agrees."""
     objections = OBJECTIONS[teller(case)]
     return objections is not None and not any(applies(case) for applies in objections)
 
 
 def teller(case: Case) -> Teller:
-    """What the first failure is told by."""
+    """Find what the first failure is told by."""
     first = case.first
     # Whoever cancelled a job may have had a reason that no log tells.
     if first.rule or not first.sure or first.cause == "cancelled":

@@ -98,8 +98,9 @@ class Evidence:
     runs: bool = False
 
     def is_stopped_after(self, event: Event) -> bool:
-        """Whether the run was ended from outside later, and no launcher told of a rank's own
-        end.
+        """Tell whether the run was ended from outside after an event.
+
+        False where a launcher told of a rank's own end.
         """
         if self.report:
             return False
@@ -110,7 +111,10 @@ class Evidence:
         )
 
     def is_outlived(self, event: Event) -> bool:
-        """Whether srunddp ended with 0 all the same: spare nodes took the place of a lost one."""
+        """Tell whether srunddp ended with 0 in spite of an event.
+
+        That is so where spare nodes took the place of a lost one.
+        """
         good_end = self.finished.get(event.file)
         if not good_end or good_end.weight < 3:
             return False

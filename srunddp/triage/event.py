@@ -107,7 +107,7 @@ def earliest(events: Iterable[Event]) -> Event:
 
 
 def before(one: Event, other: Event) -> bool:
-    """Whether one event came before the other, as well as that can be told."""
+    """Tell whether one event came before the other, as well as that can be told."""
     if one.file == other.file:
         return _begin(one) < _begin(other)
     time = _last_known_time(one)
@@ -118,7 +118,7 @@ def before(one: Event, other: Event) -> bool:
 
 
 def surely_before(one: Event, other: Event) -> bool:
-    """Whether one event came before the other in the same file, or by more than clocks differ."""
+    """Tell whether one event came before the other in one file, or by more than clocks differ."""
     if one.file == other.file:
         return one.number < other.number
     return one.time is not None and other.time is not None and one.time + MARGIN < other.time

@@ -72,12 +72,12 @@ class OtherJob:
     command: str | None
 
     def line(self) -> str:
-        """For a terminal."""
+        """Write the job in a line for a terminal."""
         said = f"also in {self.folder}/: {_title(self.job, self.last)}"
         return f"{said} -> {self.command}" if self.command else said
 
     def record(self) -> dict[str, str | float | None]:
-        """For ``--json``."""
+        """Return the job for ``--json``."""
         return {
             "job": self.job or None,
             "folder": self.folder,
@@ -107,7 +107,7 @@ class JobLogs:
     notes: list[str]
 
     def lines(self) -> list[str]:
-        """What was judged, and the other jobs."""
+        """Write what was judged, and the other jobs, for a terminal."""
         said = [f"judged: {_title(self.job, _last(self.logs))}"]
         said += [each.line() for each in self.others[:_LISTED]]
         if len(self.others) > _LISTED:
@@ -115,7 +115,7 @@ class JobLogs:
         return [one_line(line) for line in said]
 
     def record(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return what was judged, and the other jobs, for ``--json``."""
         return {
             "job": self.job or None,
             "start": self.start,
@@ -237,7 +237,11 @@ def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
 
 
 def by_job(found: Sequence[Log]) -> Groups:
-    """Group logs by the numbers that names of folders and files tell."""
+    """Group logs by the job whose number the names of files and folders tell.
+
+    Files without a number belong to the one job that has one, if there is no other and they are of
+    about the same time.
+    """
     ranks = ranks_of_names([log.name for log in found])
     named = [(_named_job(log, ranks.get(log.name)), log) for log in found]
     # An array has no file without a task: beside one the numbers are ranks.
@@ -269,7 +273,11 @@ class _NamedJob(NamedTuple):
     task: str
 
     def key(self, without_task: Collection[str]) -> str:
-        """The job as in :data:`Groups`; ``without_task``: names that no task follows."""
+        """Return the job as in :data:`Groups`.
+
+        Args:
+            without_task: Names that no task follows.
+        """
         if self.task and self.name not in without_task:
             return f"{self.job}_{self.task}"
         return self.job

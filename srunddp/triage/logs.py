@@ -68,8 +68,9 @@ class Log:
     cut: bool = False
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Number and text of each line from ``begin`` that is not empty; numbers after a gap begin
-        at :data:`GAP`.
+        """Yield number and text of each line from ``begin`` that is not empty.
+
+        Numbers after the part of a large file that is left out begin at :data:`GAP`.
         """
         for number, line in self._read():
             self.cut = not line.endswith((b"\n", b"\r"))
@@ -137,8 +138,14 @@ def _no_logs(found: str) -> ConfigError:
 
 
 def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
-    """The logs in a folder, and below it unless ``deep`` is unset; a file itself; none where there
-    is neither.
+    """List the logs in a folder, in the order of the numbers in their names.
+
+    Args:
+        folder: Or a file, which is the only log then.
+        deep: Look into the folders below it as well.
+
+    Returns:
+        At most :data:`MOST_FILES`; none where there is no such folder.
     """
     if os.path.isfile(folder):
         return [_log(Path(folder), Path(folder).parent)]
@@ -170,7 +177,7 @@ def _log(path: Path, folder: Path) -> Log:
 
 
 def natural(name: str) -> list[Any]:
-    """To sort names by the numbers in them."""
+    """Split a name at the numbers in it, as a key to sort by: ``out.9`` comes before ``out.10``."""
     # The split leaves text at even places and digits at odd ones, so that two names compare like
     # with like.
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d{1,18})", name)]
@@ -189,8 +196,11 @@ def _is_text(log: Log) -> bool:
 
 
 def time_of(text: str) -> float | None:
-    """When the line was written, as far as it says so, in seconds, without the year, which many
-    leave out.
+    """Read when a line was written, as far as it says so.
+
+    Returns:
+        Seconds from an arbitrary begin: the year is ignored, as many lines leave it out. None where
+        the line has no time.
     """
     # Clocks of nodes and their zones are taken to agree.
     match = _TIME.search(text[:160])

@@ -69,7 +69,11 @@ class RankLabels:
         return cls()
 
     def strip(self, text: str) -> tuple[str, int | None, str | None]:
-        """The line without its labels, whose it is, and on which node."""
+        """Take the labels off a line.
+
+        Returns:
+            The line without them; its rank and its node, each None where no label tells it.
+        """
         rank: int | None = None
         node: str | None = None
         if self.kind and (match := _DOUBTFUL[self.kind].match(text)):
@@ -91,8 +95,9 @@ class RankLabels:
 
 
 def ranks_of_names(names: Sequence[str]) -> dict[str, int]:
-    """The ranks that file names tell: ``node01.rank3.log``, torchrun's ``attempt_0/3/``, ``out.0``
-    beside ``out.1``.
+    """Find the ranks that file names tell.
+
+    They do so as ``node01.rank3.log``, torchrun's ``attempt_0/3/``, or ``out.0`` beside ``out.1``.
     """
     numbers = {name: _IN_NAME.findall(name) or _FOLDER.findall(name) for name in names}
     found = {name: int(each[-1]) for name, each in numbers.items() if each}
@@ -129,19 +134,19 @@ def _of_families(names: Sequence[str]) -> dict[str, int]:
 
 
 def node_of_name(name: str) -> str | None:
-    """The node in a file name of ``--log-dir``."""
+    """Read the node in a file name of ``--log-dir``; None where the name has another form."""
     match = _NODE_IN_NAME.match(PurePath(name).name)
     return match[1] if match else None
 
 
 def stated_rank(text: str) -> int | None:
-    """The rank that a line says it is of, within itself."""
+    """Read the rank that a line says it is of, within its text; None where it says none."""
     match = says("stated-rank", text[:300])
     return int(match[match.lastindex or 1]) if match else None
 
 
 def spread(text: str) -> list[int]:
-    """The numbers of ``0-3,5`` or ``[0-3,5]``, at most 100 000."""
+    """Read the numbers of ``0-3,5`` or ``[0-3,5]``; at most 100,000 of them."""
     numbers: list[int] = []
     for part in text.strip("[]").split(","):
         ends = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
@@ -168,7 +173,7 @@ class ObservedRanks:
     _alone: dict[tuple[object, str], tuple[int, list[int | None]]] = field(default_factory=dict)
 
     def add_rank(self, rank: int | None, node: str | None = None) -> None:
-        """A rank that has a line of its own."""
+        """Add a rank that has a line of its own, and where it ran; for None do nothing."""
         # Any text may have a number behind "rank"; later there is a loop over all of them.
         if rank is not None and rank < MOST_RANKS:
             self.seen.add(rank)
@@ -212,7 +217,7 @@ class ObservedRanks:
         self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
 
     def add_world_size(self, size: int) -> None:
-        """A size of the world that a line tells."""
+        """Add a size of the world that a line tells."""
         self.stated = max(self.stated, size if size <= MOST_RANKS else 0)
 
     @property

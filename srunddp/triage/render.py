@@ -23,7 +23,7 @@ _MOST = 100  # of what followed and of what was set aside, in JSON
 
 
 def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
-    """For a terminal."""
+    """Write the diagnosis for a terminal."""
     said = ["nothing failed"]
     if diagnosis.cause is not None:
         cause = f"cause: {table().causes[diagnosis.cause].cause}"
@@ -153,7 +153,7 @@ def _world(diagnosis: Diagnosis) -> list[str]:
 
 
 def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
-    """For ``--json``."""
+    """Return the diagnosis for ``--json``."""
 
     def origin(event: Event) -> dict[str, Any]:
         return {

@@ -40,7 +40,7 @@ class Signature:
     sample: str
 
     def fits(self, text: str) -> bool:
-        """Whether the line says so."""
+        """Tell whether the line says so."""
         return bool(self.match.search(text)) and not self.unless.search(text)
 
 
@@ -96,7 +96,7 @@ def says(name: str, text: str) -> re.Match[str] | None:
 
 @functools.cache
 def table() -> SignatureTable:
-    """The table that comes with srunddp."""
+    """Read the table that comes with srunddp, once."""
     import yaml
 
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")

@@ -41,7 +41,7 @@ class NewestStart:
     earlier: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        """A sentence on what is left out, if anything is."""
+        """Say in a sentence what is left out; none where nothing is."""
         if not self.earlier:
             return []
         names = ", ".join(self.earlier[:_LISTED])
@@ -202,7 +202,7 @@ class _Torchrun:
         self._ranks = _Ranks.ENDED
 
     def begins(self) -> list[int]:
-        """The first line of each start after the first, once all is read."""
+        """Return the first line of each start after the first, once all is read."""
         failures = list(self._failures.values())
         # Each table is of a failure that no start followed: torchrun writes it when it gives up.
         restarted = failures[: max(0, len(failures) - self._tables)]

@@ -74,7 +74,7 @@ class Tracebacks:
     _first: str = ""
 
     def feed(self, number: int, text: str) -> bool:
-        """Read a line."""
+        """Read a line; tell whether it belongs to a traceback."""
         if _HEADER.search(text, 0, 300):
             # Another rank's may begin inside an open one: both then have the line where the first
             # began.
