@@ -56,7 +56,7 @@ class Monitor:
         self._sampler: Sampler | None = None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
-        """In the supervisor, before it forks its worker.
+        """Fork the node's sampler, if this rank has it; in the supervisor, before the worker.
 
         Args:
             interface: the network interface.
@@ -73,22 +73,23 @@ class Monitor:
             )
 
     def export(self) -> None:
-        """In the supervisor, for its worker: rank 0's script is told of the folder."""
+        """Tell rank 0's script the folder, by a variable; in the supervisor, before the fork."""
         os.environ.pop(MONITOR_FOLDER, None)  # of a run that has started this one
         if self._config and self._config.rank == 0:
             # Absolute, as the script may go to another folder.
             os.environ[MONITOR_FOLDER] = str(self._config.folder.absolute())
 
     def in_worker(self) -> None:
-        """Close there what is the supervisor's."""
+        """Close in the worker what is the supervisor's."""
         for file in self._files or ():
             os.close(file)
         if self._sampler:
             self._sampler.in_worker()
 
     def start(self) -> None:
-        """In the supervisor, after the fork: write from now on, in a thread, as a file system may
-        be slow.
+        """Begin to write, in the supervisor after the fork.
+
+        A thread does so, as a file system may be slow.
         """
         # The kernel gives the start in ticks since boot, suspended time included, which
         # time.monotonic() leaves out.
@@ -105,11 +106,16 @@ class Monitor:
             self._thread.start()
 
     def mark(self, name: str, value: float = math.nan) -> None:
-        """Something happens in the supervisor."""
+        """Note that something happens in the supervisor now.
+
+        Args:
+            name: As in the reference of the files.
+            value: A figure that goes with it; nan for none.
+        """
         self._event(time.time(), name, value)
 
     def describe(self, run: Mapping[str, Any]) -> None:
-        """On rank 0: what is known of the run after the rendezvous."""
+        """Write run.json, on rank 0: what is known of the run after the rendezvous."""
         if self._config:
             own = {"script": self._config.script, "seconds": self._config.seconds}
             text = json.dumps({"version": 1, **run, **own}, indent=2) + "\n"
@@ -117,15 +123,22 @@ class Monitor:
             self._tasks.put(partial(_replace, self._config.folder / RUN, text))
 
     def stop_sampler(self) -> str:
-        """The worker has ended, and what it left is about to be killed; returns why the sampler had
-        ended before.
+        """End the sampler, once the worker has ended and before what that has left is killed.
+
+        Returns:
+            Why the sampler had ended before; empty where it had not.
         """
         if self._sampler:
             return self._sampler.finish(_WITHIN)
         return ""
 
     def finish(self, code: int, limit: float = _WITHIN) -> None:
-        """Write the rest, within so many seconds; ``code`` is the exit code to leave with."""
+        """Write the rest.
+
+        Args:
+            code: The exit code to leave with.
+            limit: Seconds that this may take; what is not written by then is lost.
+        """
         if self._files and self._thread:
             # In this order: what the worker did last, then its end, and then the thread leaves.
             self._tasks.put(partial(self._look, *self._files))

@@ -83,7 +83,7 @@ class Gpu:
         return [*own, self._pcie]
 
     def sample(self) -> str:
-        """Its fields, in the order of :data:`GPU_FIELDS`."""
+        """Ask the GPU; return its fields, in the order of :data:`GPU_FIELDS`, with commas."""
         row = [""] * len(GPU_FIELDS)
         for ask in tuple(self._questions):
             try:
@@ -203,7 +203,7 @@ class Gpm:
         return None
 
     def ask(self) -> dict[str, str]:
-        """Percentages and bytes a second by column; none the first time."""
+        """Return percentages, and bytes a second, by column; none the first time."""
         if self._instance is None:
             self._nvml.nvmlGpmSampleGet(self._gpu, self._older)
         else:
@@ -252,8 +252,10 @@ class Gpus:
         self._gpus: dict[str, Gpu] = {}
 
     def choose(self, wanted: Iterable[str | None]) -> bool:
-        """Ask the GPUs that these values of ``CUDA_VISIBLE_DEVICES`` show; returns whether there
-        are any.
+        """Ask from now on the GPUs that these values of ``CUDA_VISIBLE_DEVICES`` show.
+
+        Returns:
+            Whether there are any.
         """
         for each in wanted:
             for device in visible(each, self._known)[0]:
@@ -268,7 +270,7 @@ class Gpus:
         return bool(self._gpus)
 
     def rows(self, time: str) -> str:
-        """A line for each."""
+        """Ask all GPUs; return a line for each."""
         return "".join(f"{time},{gpu.label},{gpu.sample()}\n" for gpu in self._gpus.values())
 
 

@@ -59,7 +59,7 @@ class Node:
             self._cpus = f"{min(allowed, self._quota or allowed):g}"
 
     def rows(self, time: str) -> str:
-        """The node's line, after the tasks have been looked at."""
+        """Return the node's line; the tasks must have been looked at before."""
         trees = self._tasks.trees
         group = self._group
         if group:
@@ -86,8 +86,10 @@ class Node:
 
 
 def requested_memory(environ: Mapping[str, str]) -> int | None:
-    """Bytes that the job was given on this node, by Slurm's variables; None for all of the
-    node's.
+    """Read Slurm's variables for the memory that the job was given on this node.
+
+    Returns:
+        Bytes; None for all of the node's.
     """
 
     def number(name: str) -> int:
@@ -124,7 +126,7 @@ class NetworkCounters:
                 self._ports.append((f"{device.name}/{folder.name},rdma,{int(is_chosen)}", counters))
 
     def rows(self, time: str) -> str:
-        """A line for each."""
+        """Read the counters; return a line for each link and port."""
         rows: list[str] = []
         if self._net:
             titles = 2

@@ -60,7 +60,7 @@ class Sampler:
     _end: socket.socket
 
     def in_worker(self) -> None:
-        """In a process that the supervisor forks later: leave the sampler to it."""
+        """Leave the sampler to the supervisor, in a process that it forks later."""
         self._end.close()
 
     def finish(self, limit: float) -> str:
@@ -232,8 +232,10 @@ class CsvWriter:
         self.add(kind.header)
 
     def add(self, lines: str) -> None:
-        """Append whole lines. OSError: there is no room, or the file system fails; what was written
-        is taken back.
+        """Append whole lines.
+
+        Raises:
+            OSError: There is no room, or the file system fails; what was written is taken back.
         """
         try:
             append_whole(self._file, lines.encode())

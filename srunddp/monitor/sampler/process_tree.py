@@ -38,7 +38,7 @@ class MonotonicCounter:
         self._rounding = rounding
 
     def update(self, total: int) -> None:
-        """What those that are there add up to."""
+        """Take the sum of the counters whose owners are there now."""
         if self._last - total > self._rounding:
             self._kept += self._last - total
         self._last = total
@@ -80,8 +80,10 @@ class ProcessTree:
         return len(self._members)
 
     def look(self, *, thorough: bool) -> None:
-        """Take the numbers of now; ``thorough``: all of each process, and what all of its threads
-        have forked.
+        """Take the numbers of now.
+
+        Args:
+            thorough: Read all of each process, and what all of its threads have forked.
         """
         # A parent is read before its children: nothing counts twice, but one that ended in between
         # is missing until its parent is read once more.
@@ -202,8 +204,10 @@ class Process:
             self._io = None  # it has changed its user, or has ended, which the next look finds
 
     def new_children(self, *, of_all_threads: bool) -> list[int]:
-        """Process ids of its children where they are others than those of the last call, else
-        none.
+        """List its children where they are others than those of the last call, else none.
+
+        Args:
+            of_all_threads: Also those that another than the main thread has forked.
         """
         before = self._known
         with contextlib.suppress(OSError):
@@ -265,7 +269,14 @@ class Tasks:
         self._known = {root}
 
     def look(self, *, thorough: bool) -> bool:
-        """Take the numbers of now; returns whether more tasks have been found."""
+        """Take the numbers of now.
+
+        Args:
+            thorough: Look for new tasks in any case, and as of :meth:`ProcessTree.look`.
+
+        Returns:
+            Whether more tasks have been found.
+        """
         before = len(self.trees)
         if self._started and (thorough or self._has_started_others()):
             # A task that is not exec'ed yet has not been told its rank: those without one are
@@ -296,7 +307,7 @@ class Tasks:
             self.trees.append(ProcessTree(int(rank) + self._moved_by, pid))
 
     def rows(self, time: str) -> str:
-        """A line for each task that has a process."""
+        """Return a line for each task that has a process."""
         return "".join(
             f"{time},{tree.rank},{tree.cpu.value * _NANO:.3f},{tree.resident},{tree.processes},"
             f"{tree.delay * _NANO:.3f}\n"
@@ -305,7 +316,7 @@ class Tasks:
         )
 
     def cpus(self) -> int:
-        """How many CPUs the affinity masks of the tasks name together."""
+        """Count the CPUs that the affinity masks of the tasks name together."""
         union: set[int] = set()
         for tree in self.trees:
             with contextlib.suppress(OSError):
