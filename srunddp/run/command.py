@@ -16,7 +16,7 @@ LOST_AFTER_HELP = f"[default: {LOST_AFTER:.0f}s; with --spare-nodes {_LOST_AFTER
 
 
 def default_lost_after(spare_nodes: int) -> float:
-    """The default of ``--lost-after``, in seconds, which depends on ``--spare-nodes``."""
+    """Return the default of ``--lost-after`` in seconds, which depends on ``--spare-nodes``."""
     if spare_nodes:
         return _LOST_AFTER_WITH_SPARES
     return LOST_AFTER

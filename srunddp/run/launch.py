@@ -222,7 +222,7 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
 
 
 def is_worker_exec(environ: Mapping[str, str]) -> bool:
-    """Whether the worker is to be a program of its own, see :mod:`srunddp.run.worker_exec`."""
+    """Tell whether the worker is to be a program of its own, see :mod:`srunddp.run.worker_exec`."""
     return environ.get("SRUNDDP_WORKER") == "exec"
 
 
@@ -243,10 +243,10 @@ def check_worker_variable(environ: Mapping[str, str]) -> None:
 
 
 def check_open_files(environment: Environment) -> None:
-    """Before the ranks meet: may rank 0 open as many files as the connections of all ranks need?
+    """Refuse, before the ranks meet, a limit of open files that rank 0's connections exceed.
 
     Raises:
-        ConfigError: the hard limit is too low.
+        ConfigError: The hard limit is too low.
     """
     needed = environment.world_size + environment.spares + _OTHER_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

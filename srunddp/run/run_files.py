@@ -15,8 +15,7 @@ from srunddp.util.atomic_file import plain, replace_file
 
 
 def clear_result(path: str) -> None:
-    """On rank 0, before the ranks meet: leave nothing of an earlier run in the file of
-    ``--result``.
+    """Leave nothing of an earlier run in the file of ``--result``; on rank 0, before ranks meet.
 
     Raises:
         ConfigError: it cannot be written.
@@ -25,7 +24,7 @@ def clear_result(path: str) -> None:
 
 
 def write_result(path: str, *, exit_code: int, restarts: int) -> None:
-    """On rank 0: write how the run has ended, of which Slurm may make another exit code.
+    """Write how the run has ended, of which Slurm may make another exit code; on rank 0.
 
     Args:
         path: the file of ``--result``.
@@ -50,13 +49,13 @@ def _write_result(path: str, content: bytes) -> None:
 
 
 def requeues() -> int:
-    """How often Slurm has started this job again."""
+    """Return how often Slurm has started this job again; 0 outside of Slurm."""
     text = os.environ.get("SLURM_RESTART_COUNT", "")
     return int(text) if text.isdecimal() else 0
 
 
 def run_name(environment: Environment) -> str:
-    """The name of a run's folder, the same on all ranks and after a requeue."""
+    """Name a run's folder, the same on all ranks and after a requeue."""
     # The same on all ranks before any of them has heard of another.
     if environment.step:
         return f"{environment.step.job}.{environment.step.step}"
@@ -70,7 +69,7 @@ def run_name(environment: Environment) -> str:
 
 
 def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
-    """What the report of the run has to know, and rank 0 knows after the rendezvous."""
+    """Collect what the report of the run has to know, and rank 0 knows after the rendezvous."""
     environment = setup.environment
     ranks = [
         (rank, node) for rank, node in sorted(result.nodes.items()) if rank < environment.world_size

@@ -226,8 +226,9 @@ def _theirs(error: BaseException) -> types.TracebackType | None:
 
 
 def print_result(ending: ScriptResult) -> None:
-    """Say on standard error what Python would, a traceback or what was given to ``sys.exit``, or
-    what is ours.
+    """Print on standard error what Python would: a traceback, or what was given to ``sys.exit``.
+
+    An error of srunddp's is its line instead.
     """
     error = ending.error
     if isinstance(error, SrunddpError):

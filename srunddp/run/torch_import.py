@@ -17,7 +17,7 @@ ahead = False  # whether torch was imported before the script did so
 
 
 def modules_before(script: Script) -> list[str] | None:
-    """The packages that a file imports before torch.
+    """Find the packages that a script imports before torch.
 
     Returns:
         Those that are not imported yet; None where the file does not import torch, or does anything

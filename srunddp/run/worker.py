@@ -330,8 +330,9 @@ def _exit_fast() -> NoReturn:
 
 
 def exit_without_teardown(code: int) -> NoReturn:
-    """End as Python does, with threads, exit handlers and output, but without MPI_Finalize and the
-    teardown.
+    """End as Python does, with threads, exit handlers and output, but for two things.
+
+    These are MPI_Finalize and Python's teardown.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # private, as is the next; multiprocessing's children end so too
     atexit._run_exitfuncs()

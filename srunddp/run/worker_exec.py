@@ -17,9 +17,7 @@ from srunddp.util.kernel_file import memory_file
 
 
 def become(context: WorkerContext) -> NoReturn:
-    """In the process that was forked for the worker: start Python again, with its options, for
-    :func:`main`.
-    """
+    """Start Python again for :func:`main`, with its options, in the process forked for a worker."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
     state, inherited = pack(context)
