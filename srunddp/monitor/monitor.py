@@ -47,8 +47,8 @@ class Monitor:
         self.page = TelemetryPage(recording=config is not None)
         self._config = config
         self._files = _open_files(config) if config else None
-        # Of the page, so far: events that are written, and steps of a script that counts them
-        # itself.
+        # How many events of the page are written, and how many steps a script's own loop has
+        # counted.
         self._seen = 0
         self._count = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -431,7 +431,7 @@ def find_stragglers(summary: Summary) -> Stragglers:
         more_data = 0.0
     else:
         more_data = waits.get(worst, 0.0) - (fmean(of_others) if of_others else 0.0)
-    # More than 0, as only ranks above the usual time are slow.
+    # Above 0, as slow ranks are above the usual time: it may be divided by.
     excess = own[worst] - usual
     return Stragglers(
         tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess

@@ -149,7 +149,8 @@ class Chart:
         """The band and the line of one series, anew after each gap."""
         middles = [self._x((begin + end) / 2) for begin, end in self.axis.columns]
         places = list(zip(middles, found, strict=True))
-        # What the training logs comes less often than the columns: each point would stand alone.
+        # The training logs less often than there are columns, and each of its points would stand
+        # alone.
         if self.joined:
             places = [(x, each) for x, each in places if each.is_known]
         for is_known, group in groupby(places, key=lambda place: place[1].is_known):

@@ -89,7 +89,6 @@ def _values(name: str, texts: Sequence[str]) -> Iterable[float]:
 
 
 def _series(columns: dict[str, array[float]], texts: dict[str, str]) -> TimeSeries:
-    # All columns lose the same rows.
     keep = list(_rising(columns["time"]))
     if len(keep) < len(columns["time"]):
         columns = {name: array("d", (each[at] for at in keep)) for name, each in columns.items()}

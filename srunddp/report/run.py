@@ -233,7 +233,7 @@ def _shifts(run: RunData) -> dict[str, float]:
     if not run.nodes or run.nodes[0] not in met:
         return {}
     own = median(met[run.nodes[0]])
-    # The median, as single ranks may come to write their mark late.
+    # The median, as a single rank may write its mark late.
     ahead = {node: median(times) - own for node, times in met.items()}
     return {node: by for node, by in ahead.items() if abs(by) > _CLOCK_TOLERANCE}
 
@@ -311,8 +311,8 @@ def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
     with suppress(OSError), open(path, "rb") as file:
         every = 1 + os.fstat(file.fileno()).st_size // _MANY
         for number, line in enumerate(file):
-            # By its bytes, as the Trainer writes them: to parse each line would cost what is to be
-            # saved.
+            # Told by the bytes that the Trainer writes: parsing each line would take the time that
+            # is to be saved.
             if number % every == 0 or b'"kind": "step"' not in line:
                 yield parse(line)
 

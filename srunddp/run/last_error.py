@@ -103,8 +103,8 @@ def _printer(error: SrunddpError, environment: Environment | None) -> Printer:
         rank = environment.rank
         local_rank = environment.local_rank
     else:
-        # The environment itself is what is wrong: the ranks that its variables name at least decide
-        # who speaks.
+        # The environment itself is wrong, but the ranks that its variables name are good enough to
+        # decide who speaks.
         rank, local_rank = likely_ranks(os.environ)
     match error.scope:
         case Scope.JOB:

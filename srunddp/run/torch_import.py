@@ -26,7 +26,7 @@ def modules_before(script: Script) -> list[str] | None:
     if script.module or not script.name.endswith(".py"):
         return None
     before: list[str] = []
-    # What is wrong with the script is said when it is run.
+    # An error in the script's text is left for the run, which reports it.
     with suppress(OSError, SyntaxError, ValueError):
         for name in _first_imports(Path(script.name).read_bytes()):
             if name == "torch":

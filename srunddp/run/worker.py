@@ -87,8 +87,8 @@ def run_worker(context: WorkerContext) -> int:
     # from before.
     interrupt_handler = _end_at(signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
-    # Only the supervisor listens there. With a copy open here, who connects after its end would
-    # wait instead of being refused.
+    # Only the supervisor listens there. With a copy open here, a rank that connects after the
+    # supervisor's end would wait instead of being refused.
     for listening in (setup.held and setup.held.rendezvous, setup.deputy):
         if listening:
             listening.close()

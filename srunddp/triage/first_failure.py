@@ -134,7 +134,7 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
         if report and report.rank != rank:
             report = None  # it is of a victim
     ends = [*secondary, report] if report else secondary
-    # What was said before any end may be why; the last of it stands nearest to the end.
+    # A word from before any end may be the reason, and the last one stands nearest to the end.
     words = [
         each
         for each in _of_kind(Kind.WORD, remaining)

@@ -249,7 +249,7 @@ def by_job(found: Sequence[Log]) -> Groups:
     groups = group_by_key((each.key(without_task), log) for each, log in named)
     local = [log for log in found if log.path.name.startswith("preflight.local.")]  # of no job
     nameless = [log for log in groups.get("", ()) if log not in local]
-    # One job, and files that name none: theirs if they are of about the same time.
+    # One job, and files that name none: they are the job's if they are of about the same time.
     if len(groups) == 2 and nameless:
         # The empty text sorts before any number.
         job = max(groups)

@@ -86,8 +86,8 @@ def _short(text: str) -> str:
 def _followed(diagnosis: Diagnosis) -> list[str]:
     """One line for each kind of what followed, with its ranks."""
     first = diagnosis.first
-    # What the same rank said again of the same cause did not follow from it. Each failure of a
-    # check is another one.
+    # When the same rank tells of the same cause again, that did not follow from it. But each
+    # failure of a check is a finding of its own.
     groups = group_by_key(
         (event.cause, event)
         for event in diagnosis.followed

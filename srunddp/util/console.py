@@ -83,6 +83,6 @@ def periodically(say: Callable[[str], None], line: str, every: float) -> Iterato
     try:
         yield
     finally:
-        # The line is not printed any more once the block has ended: the thread is waited for.
+        # The thread is waited for, so that no line comes after what the block's end prints.
         over.set()
         thread.join()

@@ -73,7 +73,8 @@ class Gpu:
             self._throttled,
             self._nvlink,
         ]
-        # Defaults, as a lambda would else see the loop's last values when it is called.
+        # Bound as defaults: otherwise each lambda would see the loop's last values when it is
+        # called.
         own += [lambda field=field, ask=ask: {field: str(ask())} for field, ask in figures.items()]  # type: ignore[misc]
         if gpm:
             return [*own, gpm.ask]
@@ -208,7 +209,7 @@ class Gpm:
             self._nvml.nvmlGpmSampleGet(self._gpu, self._older)
         else:
             self._nvml.nvmlGpmMigSampleGet(self._gpu, self._instance, self._older)
-        # NVML compares two samples, whose memory is used again in turn.
+        # NVML compares two samples; the memory of the older one takes the next.
         self._latest, self._older = self._older, self._latest
         had_before = self._has_before
         self._has_before = True

@@ -148,7 +148,7 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        # The number that clock_getcpuclockid(3) makes: to read the clock takes one call, and no
+        # The clock's number as clock_getcpuclockid(3) makes it: reading it takes one call, and no
         # file.
         self._clock = (~pid << 3) | _PROCESS_CLOCK
         self._stat = KernelFile(f"/proc/{pid}/stat")
