@@ -15,6 +15,8 @@ from typing import Any
 from srunddp.bootstrap.environment import mpi
 
 _FORK_SERVER = "from multiprocessing.forkserver import"
+# multiprocessing starts such a process as `python -c CODE`, where CODE is for instance `from
+# multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)`.
 # How the code begins that processes run which are to import the script. The resource tracker's is
 # not among them.
 _IMPORTERS = (_FORK_SERVER, "from multiprocessing.spawn import")
@@ -32,6 +34,8 @@ def keep_mpi_out(util: ModuleType) -> None:
     script may mean to start MPI in one of them.
     """
     global _plain_start
+    # A second replacement would take our own function for the plain one, which then calls itself
+    # without end.
     if _plain_start is None:
         _plain_start = util.spawnv_passfds
         util.spawnv_passfds = _start  # type: ignore[attr-defined]  # not known of a module
@@ -43,6 +47,8 @@ def call_in_fork_server(module: str, function: str) -> None:
 
     keep_mpi_out(util)
     call = f"import {module}; {module}.{function}()"
+    # The server runs the code once, when it starts; what the call changes is inherited by all
+    # processes that the server forks.
     if call not in _fork_server_calls:
         _fork_server_calls.append(call)
 
@@ -63,6 +69,7 @@ def _prepared(word: Any) -> Any:
         first += _fork_server_calls
     if not first:
         return word
+    # `python -c` begins with the path of a fresh interpreter, in which srunddp need not be found.
     # The rank's own path, which multiprocessing sets a moment later in any case.
     path = [str(folder) for folder in sys.path]
     return "; ".join(["import sys", f"sys.path[:] = {path}", *first, word])
@@ -74,6 +81,7 @@ def enter(*, mpi_blocked: bool) -> None:
 
     ``mpi_blocked`` says that the rank refuses the import; so does this process then.
     """
+    # _prepared() goes by it: what this process starts keeps MPI out as well.
     global _below_rank
     _below_rank = True
     if mpi_blocked:

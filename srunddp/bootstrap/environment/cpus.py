@@ -18,8 +18,12 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that i
 
 @dataclass(frozen=True)
 class Cpus:
-    """CPUs that this process is allowed, the machine has, and one core has, of which each hardware
-    thread is one.
+    """Numbers of CPUs, of which each hardware thread is one.
+
+    Attributes:
+        allowed: in this process's affinity mask.
+        machine: that the machine has.
+        core: that one core has.
     """
 
     allowed: int
@@ -30,6 +34,8 @@ class Cpus:
     def here(cls) -> Cpus:
         """This process's."""
         allowed = os.sched_getaffinity(0)
+        # A mask in hexadecimal with a comma between 32 bits each, such as `00000001,00000001` for
+        # CPUs 0 and 32. Where the kernel has no such file, a core counts as one CPU.
         siblings = Path(f"/sys/devices/system/cpu/cpu{min(allowed)}/topology/thread_siblings")
         return cls(
             len(allowed),
@@ -50,6 +56,8 @@ def mask() -> str:
     """What two processes have in common if they have the same affinity mask; a mask's own digits
     may be too many.
     """
+    # The mask is a word of the hello, and rank 0 refuses a hello with a word of more than 256
+    # letters: a list of many CPUs is longer.
     return f"{zlib.crc32(str(sorted(os.sched_getaffinity(0))).encode()):08x}"
 
 
@@ -69,8 +77,14 @@ def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
 
 
 def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
-    """``OMP_NUM_THREADS`` as :func:`share` says, to be exported before torch is imported; not over
-    a user's.
+    """Return ``OMP_NUM_THREADS`` as :func:`share` says, to be exported before torch is imported.
+
+    Args:
+        environ: of the rank.
+        sharers: ranks of its node that have the same mask, itself included.
+
+    Returns:
+        The variable; nothing where the user has set one of ``THREADS``.
     """
     if any(name in environ for name in THREADS):
         return {}
@@ -79,14 +93,21 @@ def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
 
 def asked(environ: Mapping[str, str]) -> int:
     """CPUs that Slurm was asked for, for each task; 0 where nothing says so."""
+    # sbatch's --cpus-per-task sets the first. srun of Slurm 22.05 and later goes by the second
+    # alone, which job scripts export for that reason.
     return max(_number(environ, name) for name in ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"))
 
 
 def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
-    """A line for each sign that the launcher gave this rank fewer CPUs than it could, with the
-    hint.
+    """Return a line for each sign that the launcher gave this rank fewer CPUs than it could.
+
+    Args:
+        environ: of the rank.
+        cpus: the rank's.
     """
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
+        # Under mpirun Slurm's tasks are daemons and not ranks: CPUs per task mean something else
+        # there.
         return _of_mpirun(environ, cpus)
     wanted = asked(environ)
     if wanted <= cpus.allowed:
@@ -103,8 +124,11 @@ def _of_mpirun(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
     """Open MPI binds each of up to two ranks to a core unless told otherwise, and its loader
     workers with it.
     """
+    # Slurm may have given the job a part of the machine only.
     there = min(cpus.machine, _number(environ, "SLURM_CPUS_ON_NODE") or cpus.machine)
     ranks = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    # A rank with more than one core has been bound by somebody's choice, and where the ranks fill
+    # the node no CPU is idle: in neither case is there anything to advise.
     if cpus.allowed > cpus.core or ranks * cpus.allowed >= there:
         return []
     return [

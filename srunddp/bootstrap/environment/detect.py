@@ -114,15 +114,20 @@ def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[s
     if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
         return _single(variables), _single_notes("a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
+    # One variable alone proves nothing: `srun --mpi=pmi2` sets PMI_RANK, too, and a name may be
+    # left over in a user's script.
     launchers = [
         each
         for each in mpi.LAUNCHERS
         if {each.rank, each.local_rank, each.world_size} <= {*variables}
     ]
+    # Before the step: mpirun within a step hands the variables of its daemon's task on to all of
+    # its ranks.
     if launchers:
         return _from_mpi(variables, launchers, step), ()
     if step and not step.typed:
         return _from_slurm(variables, step), ()
+    # Not earlier: beside PMIX_RANK, mpirun and a step have variables that tell all that is needed.
     mpi.reject_prterun(variables)
     if any(name in variables for name in EXPLICIT):
         return _explicit(variables), ()
@@ -143,6 +148,8 @@ def _from_mpi(
             process.
     """
     identity = _from_variables(variables, launchers[0])
+    # If srun has started this very process, SLURM_PROCID is its own and has to agree. Else it is
+    # that of a daemon, and rightly another.
     others = launchers[1:]
     if step and step.direct:
         others = [*others, SRUN]
@@ -156,6 +163,8 @@ def _from_mpi(
 
 def _from_slurm(variables: Mapping[str, str], step: SlurmStep) -> Identity:
     identity = _from_variables(variables, SRUN, step=step)
+    # srun --mpi=pmi2 repeats rank and size over PMI; other values come from an mpirun around the
+    # step, and its socket would lead to that one's ranks.
     if all(name in variables for name in PMI):
         _require_agreement(variables, identity, "PMI_RANK", "PMI_SIZE")
     return identity

@@ -45,6 +45,7 @@ _WORLDS = {
 
 def is_installed() -> bool:
     """Whether mpi4py can be imported."""
+    # This looks at the package's place alone; MPI starts when mpi4py.MPI is imported.
     return importlib.util.find_spec("mpi4py") is not None
 
 
@@ -75,24 +76,32 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
         MpiNotLaunchedError: initialising MPI here would end the process.
         RendezvousError: MPI's world has another size than the launcher's.
     """
+    # MPI_Init reads these variables. For an MPI that the script has started already they come too
+    # late, and do nothing.
     if interface:
         os.environ.update(interface_variables(os.environ, interface))
     import mpi4py
 
     mpi4py.rc.initialize = False
+    # By default mpi4py finalises only what its import has initialised. Without MPI_Finalize Open
+    # MPI's mpirun reports a failure.
     mpi4py.rc.finalize = True
     try:
         from mpi4py import MPI
+    # mpi4py's wheels look for a library at import, and raise a RuntimeError where they find none.
     except (ImportError, RuntimeError) as error:
         raise MpiNotLaunchedError(f"mpi4py does not find its MPI library: {error}") from None
 
+    # The script may have started MPI itself, which is possible once in a process.
     if not MPI.Is_initialized():
         library = MPI.Get_library_version()
         require_world(library, os.environ)
         before = time.monotonic()
         MPI.Init_thread()
+        # mpirun sets that variable, srun does not.
         if library.startswith("Open MPI") and "OMPI_COMM_WORLD_RANK" not in os.environ:
             time.sleep(_PAUSE + 2 * (time.monotonic() - before))
+    # An MPI that does not know this launcher may make each process a world of its own.
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise RendezvousError(
             f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}",
@@ -108,6 +117,7 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
 def interface_variables(variables: Mapping[str, str], interface: str) -> dict[str, str]:
     """What Open MPI and MPICH read when they are initialised, as far as the user has not set it."""
     names = ["MPICH_NETWORK_IFACE", "FI_TCP_IFACE"]
+    # Open MPI takes one of the two only.
     if "OMPI_MCA_btl_tcp_if_exclude" not in variables:
         names.append("OMPI_MCA_btl_tcp_if_include")
     return {name: interface for name in names if name not in variables}
@@ -186,6 +196,8 @@ def reject_prterun(variables: Mapping[str, str]) -> None:
     """Refuse prterun and prun, whose processes are told a rank and nothing else, by a
     ConfigError.
     """
+    # srun --mpi=pmix sets the first alone. Open MPI's mpirun sets both, and OMPI_* by which it has
+    # been recognised before.
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
         raise ConfigError(
             f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local"

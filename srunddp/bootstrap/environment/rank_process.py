@@ -23,15 +23,28 @@ _LAUNCHER_VARIABLES = (
 
 
 def rank_mark(variables: Mapping[str, str], pid: int) -> str:
-    """The mark of a rank, when all that it exports is there."""
+    """Return the mark of a rank.
+
+    Args:
+        variables: the rank's, with all that it exports: the mark has a checksum of them.
+        pid: the rank's process.
+    """
     return f"{pid},{_launcher_checksum(variables)},{_pmi_socket(variables)}"
 
 
 def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
-    """Whether a rank has started this process, and no launcher in between."""
+    """Tell whether a rank has started a process, and no launcher in between.
+
+    Args:
+        variables: the process's own.
+        pid: its process id.
+    """
     if not (found := variables.get(RANK_PROCESS, "")):
         return False
+    # A mark that lacks parts is nobody's: no checksum is empty.
     rank, checksum, pmi = (*found.split(","), "", "")[:3]
+    # A rank that has become another program by exec keeps its process id, and is still the rank. A
+    # closed PMI_FD says nothing, as `subprocess` closes it in what it starts.
     # Hydra's processes may have the same numbers again, but a socket of their own.
     return (
         rank != str(pid)
@@ -42,6 +55,7 @@ def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
 
 def _launcher_checksum(variables: Mapping[str, str]) -> str:
     return str(
+        # A value that is not UTF-8 has surrogates in os.environ, which encode() refuses by default.
         zlib.crc32(
             repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode(
                 errors="surrogateescape"
@@ -52,6 +66,7 @@ def _launcher_checksum(variables: Mapping[str, str]) -> str:
 
 def _pmi_socket(variables: Mapping[str, str]) -> str:
     """PMI's socket, where it is open."""
+    # The link reads `socket:[48213]`, with a number that no two open sockets share.
     with contextlib.suppress(OSError, ValueError):
         return os.readlink(f"/proc/self/fd/{int(variables.get('PMI_FD', ''))}")
     return ""

@@ -31,6 +31,7 @@ PMI = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 _PMI_KEY = "srunddp"
 # Below Linux's ephemeral range (32768 and up), where the kernel hands ports out to anyone.
 _DERIVED_PORTS = range(20480, 32768)
+# Every rank that looks for rank 0 tries all of them in turn.
 _MOST_PORTS = 24
 
 
@@ -47,6 +48,8 @@ class PmiDiscovery(Discovery):
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
         if identity.master:
             return "explicit variables rule"
+        # In a step all three have to be there: detect() has compared their rank and size with
+        # Slurm's. Elsewhere a launcher may have other names for these, as Flux has.
         if missing := [
             name for name in (PMI if identity.step else PMI[:1]) if name not in variables
         ]:
@@ -100,10 +103,14 @@ class SlurmDiscovery(Discovery):
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:
         assert environment.step
         if allowed:
+            # What the firewall leaves open outranks what Slurm has reserved, which may be closed.
             reserved = []
         else:
             reserved = list(environment.step.reserved_ports)
         within = allowed or _DERIVED_PORTS
+        # Not hash(), which differs from process to process: all ranks have to come to the same
+        # ports. Two steps on one node most likely begin at different ones; where they do not, rank
+        # 0 goes on to the next port, and the token tells the steps apart.
         start = zlib.crc32(environment.step.id.encode()) % len(within)
         return reserved + [
             within[(start + more) % len(within)] for more in range(min(len(within), _MOST_PORTS))
@@ -124,6 +131,8 @@ class MpiDiscovery(Discovery):
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
         if identity.master:
             return "explicit variables rule"
+        # Without srun's PMIx each task would be a world of its own for MPI, or MPI_Init would end
+        # the process.
         if identity.step and "PMIX_RANK" not in variables:
             return "PMIX_RANK is not set, as without srun --mpi=pmix"
         if mpi.is_installed():
@@ -188,6 +197,8 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
         RendezvousError: a rank did not come, or the launcher does not answer.
     """
     try:
+        # The descriptor itself stays open: the mark of a rank (rank_process.py) is made of its
+        # socket later.
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.settimeout(timeout)
             return _exchange(connection, message)
@@ -210,9 +221,11 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
 
 def _exchange(connection: socket.socket, message: str | None) -> str:
     _ask(connection, "cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
+    # PMI-1 wants init first. The values of a job are in a space that the launcher names.
     space = _ask(connection, "cmd=get_my_kvsname", "my_kvsname", "kvsname")
     if message is not None:
         _ask(connection, f"cmd=put kvsname={space} key={_PMI_KEY} value={message}", "put_result")
+    # PMI-1 promises a value only to a rank that has passed the barrier after the put.
     _ask(connection, "cmd=barrier_in", "barrier_out")
     value = _ask(connection, f"cmd=get kvsname={space} key={_PMI_KEY}", "get_result", "value")
     _ask(connection, "cmd=finalize", "finalize_ack")
@@ -234,6 +247,7 @@ def _ask(connection: socket.socket, request: str, answer: str, wanted: str = "cm
         line += piece
     text = line.decode(errors="replace").strip()
     words = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    # Not every answer carries rc: barrier_out often does not.
     if words.get("cmd") != answer or words.get("rc", "0") != "0" or wanted not in words:
         raise RendezvousError(
             f"PMI answered {text!r}", expected=f"cmd={answer}", hint="use --channel slurm or mpi"

@@ -36,6 +36,7 @@ def in_allocation(variables: Mapping[str, str]) -> bool:
 def in_step(variables: Mapping[str, str]) -> bool:
     """Whether these are the variables of a task of a real step, not of a batch body or a shell."""
     step = variables.get(STEP_ID, "")
+    # The id has 32 bits; one that is printed as negative is reserved, and does not match.
     real = bool(re.fullmatch("[0-9]{1,10}", step)) and int(step) < _FIRST_RESERVED_STEP
     return real and all(name in variables for name in (RANK, LOCAL_RANK, WORLD_SIZE))
 
@@ -50,8 +51,11 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
         local_world_size: ranks of this node.
         visible: GPUs that the rank sees.
     """
+    # The option may name a type, as in `--gpus-per-task=a100:2`, and the variable then reads
+    # `a100:2`.
     asked = variables.get("SLURM_GPUS_PER_TASK", "")
     step = variables.get("SLURM_STEP_GPUS", "")
+    # With SLURM_STEP_GPUS=0,1,2,3 for two ranks that see two GPUs each, no GPU is seen twice.
     shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
     return (
         visible > 1
@@ -74,6 +78,7 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
     step = SlurmStep(
         job=_digits(variables, "SLURM_JOB_ID", 20),
         step=_digits(variables, STEP_ID, 20),
+        # Not set in a job's first start.
         restarts=_digits(variables, "SLURM_RESTART_COUNT", 20),
         rank=parse_uint(variables, RANK),
         world_size=parse_uint(variables, WORLD_SIZE),
@@ -87,7 +92,9 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         reserved_ports=tuple(
             _numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")
         ),
+        # Every step of a heterogeneous job has the variable, also one within a component.
         heterogeneous="SLURM_HET_SIZE" in variables and not _in_one_component(variables, nodes),
+        # slurmstepd names its own child there. A daemon of mpirun and its ranks inherit the number.
         direct=variables.get("SLURM_TASK_PID") == str(pid),
         typed="SLURM_PTY_PORT" in variables
         and is_interactive_shell(variables.get("SLURM_TASK_PID", "")),
@@ -105,6 +112,8 @@ def _in_one_component(variables: Mapping[str, str], nodes: tuple[str, ...]) -> b
         for name, value in variables.items()
         if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")
     }
+    # If several components fit, or none as without these lists, nothing shows that the step is
+    # within one.
     return [{*nodes} <= {*expand(value, where=name)} for name, value in lists.items()].count(
         True
     ) == 1
@@ -125,6 +134,7 @@ def is_interactive_shell(task: str) -> bool:
 
 
 def _has_terminal(pid: str) -> bool:
+    # Field tty_nr of proc(5): 0 for a process without a controlling terminal.
     return stat_fields(pid)[4] != "0"
 
 
@@ -151,6 +161,8 @@ def parse_uint(variables: Mapping[str, str], name: str) -> int:
 
 def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
     value = variables.get(name, "0")
+    # Not \d, which takes the digits of all scripts. With a longer value int() would raise a
+    # ValueError of its own (4,300 digits), and not our error.
     if not re.fullmatch(f"[0-9]{{1,{most}}}", value):
         raise ConfigError(
             f"{name}={shortened(value)!r}",
@@ -170,6 +182,8 @@ def task_counts(counts: str) -> list[int]:
     if counts:
         for part in counts.split(","):
             match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
+            # Checked before anything is expanded: `1(x999999)` many times over would fill the
+            # memory.
             repeated = int(match[2] or 1) if match else 0
             if not match or len(expanded) + repeated > LONGEST_LIST:
                 raise ConfigError(
@@ -184,5 +198,7 @@ def task_counts(counts: str) -> list[int]:
 
 def _numbers(text: str, where: str) -> Iterator[int]:
     if text:
+        # Slurm writes these without brackets, as in `12000-12003,12010`; with them they are a host
+        # list whose names have no letters.
         return (int(number) for number in expand(f"[{text}]", where=where))
     return iter(())

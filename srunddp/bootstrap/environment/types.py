@@ -64,6 +64,7 @@ class SlurmStep:
         """Why rank 0 need not be on the first node of the list; empty where it is."""
         if self.heterogeneous:
             return "a heterogeneous step"
+        # A host file may begin with any node of the step.
         if self.distribution.startswith("arbitrary"):
             return "-m arbitrary"
         if self.nodes:
@@ -72,8 +73,11 @@ class SlurmStep:
 
     def layout(self) -> dict[int, str]:
         """Which node each rank runs on, as far as the distribution tells; else empty."""
+        # Who is where then depends on the components, on the host file, or on the size of a plane.
         if self.heterogeneous or self.distribution.startswith(("arbitrary", "plane")):
             return {}
+        # The variables contradict each other, and a layout that is wrong is worse than none:
+        # messages would name the wrong node.
         if len(self.tasks_per_node) != len(self.nodes):
             return {}
         if sum(self.tasks_per_node) != self.world_size:
@@ -81,6 +85,8 @@ class SlurmStep:
         slots = [
             [node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)
         ]
+        # In each turn every node gets a rank, until its tasks are used up: a node with fewer drops
+        # out.
         if self.distribution.startswith("cyclic"):
             return dict(
                 enumerate(node for turn in itertools.zip_longest(*slots) for node in turn if node)
@@ -120,6 +126,7 @@ class Identity:
     @property
     def rank_variable(self) -> str:
         """The variable that tells the rank; a sentence where none does."""
+        # A source reads `SLURM_PROCID=3`.
         return self.sources["rank"].partition("=")[0]
 
     @property
@@ -157,8 +164,10 @@ class Environment(Identity):
     @property
     def one_node(self) -> bool:
         """Whether all ranks are known to share this node."""
+        # A restart may move ranks to a spare node, and those must find the store.
         if self.spares:
             return False
+        # From any other node such an address does not lead to rank 0.
         if self.master and self.master[0].startswith(("127.", "localhost", "::1")):
             return True
         return self.world_size in (1, self.local_world_size)
