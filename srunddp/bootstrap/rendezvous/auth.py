@@ -54,6 +54,7 @@ class Challenge:
 
     def text(self, role: str) -> bytes:
         """What the prover of this role proves."""
+        # JSON marks where each field ends: simply joined, two challenges could give one text.
         return json.dumps(["srunddp", role, *vars(self).values()]).encode()
 
 
@@ -89,6 +90,7 @@ class HmacAuthenticator(Authenticator):
     def why_invalid(self, proof: object, text: bytes) -> str:
         import hmac
 
+        # As bytes, since compare_digest() takes only texts in ASCII, and a peer may send any.
         right = isinstance(proof, str) and hmac.compare_digest(
             proof.encode(errors="replace"), self.sign(text).encode()
         )
@@ -116,6 +118,7 @@ class MungeAuthenticator(Authenticator):
                 )
             )
         proof = (made.value or b"").decode()
+        # munge_encode() has allocated it; free() of a null pointer does nothing.
         _libc.free(made)
         return proof
 
@@ -126,6 +129,8 @@ class MungeAuthenticator(Authenticator):
             user, proven = self._decode(proof.encode(errors="replace"))
         except ProofError as reason:
             return str(reason)
+        # The restriction below says who can decode a credential. Anybody can make one that we can
+        # decode.
         if user != os.geteuid():
             return f"its user is {user}, ours is {os.geteuid()}"
         if proven == text:
@@ -197,9 +202,11 @@ def _munge_here() -> MungeAuthenticator | None:
         library = ctypes.CDLL("libmunge.so.2")
     except OSError:
         return None
+    # ctypes takes a result for an int by default, which cuts a pointer to 32 bits.
     library.munge_ctx_create.restype = ctypes.c_void_p
     library.munge_strerror.restype = ctypes.c_char_p
     munge = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, ""))
+    # The library may be installed where munged does not run, or refuses us.
     trial = b"srunddp"
     with contextlib.suppress(ProofError):
         return None if munge.why_invalid(munge.sign(trial), trial) else munge
@@ -213,4 +220,5 @@ def nonce() -> str:
 
 def is_nonce(value: object) -> bool:
     """Whether a peer's nonce has the form of one."""
+    # A short one could be guessed, or come again, and an old proof with it.
     return isinstance(value, str) and len(nonce()) <= len(value) <= _LONGEST_NONCE

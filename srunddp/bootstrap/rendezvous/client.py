@@ -35,6 +35,7 @@ from srunddp.errors import PeerError, ReassignedError, RendezvousError, Scope, S
 from srunddp.util.messages import receive, send
 from srunddp.util.tcp import limit_silence
 
+# Seconds for which a rank waits for an answer: at first, and at most after doubling.
 ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
 # Ranks, by rank 0 at least, where all come at once; munged does 4,000 proofs.
@@ -45,6 +46,7 @@ _AT_ONCE = 4096
 _LATER_PER_SECOND = 16000
 # Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
 _RANK_ZERO_LATER = 60.0
+# Letters of a refusal in our error: whoever refuses has proven nothing.
 _LONGEST_REASON = 400
 
 
@@ -214,6 +216,8 @@ class RendezvousClient:
             # A rank 0 that answers late may be busy with proofs: each rank that has given up and
             # says hello again costs it one more.
             patience = min(2 * patience, _LONGEST_PATIENCE)
+            # Where nobody listens yet the kernel refuses at once, and this pause is all that keeps
+            # the search from spinning.
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
     def tell(self, what: AbortReason, deadline: float) -> bool:
@@ -237,6 +241,7 @@ class RendezvousClient:
 
     def _stop_if_interrupted(self) -> None:
         if failure := self.interrupt.failure:
+            # The search has left no connection to rank 0 over which this could be told.
             by = time.monotonic() + protocol.TELL_FOR
             raise self._failed(
                 failure, report_failure(self.candidates, self.hello, self.own, failure, by)
@@ -254,10 +259,12 @@ class RendezvousClient:
         try:
             proof = self._greet(connection, address, patience, deadline)
         except OSError as error:
+            # A time limit of Python's sockets raises a TimeoutError without a number.
             why = os.strerror(error.errno) if error.errno else "did not answer"
             self.passed_over[_Kind.SILENT] = f"{address} {why}"
         except _NotRankZeroError as error:
             self.passed_over[error.kind] = f"{address} {error.why}"
+        # This rank's own failure, or an interrupt of the user: nobody gets the connection.
         except BaseException:
             connection.close()
             raise
@@ -284,6 +291,7 @@ class RendezvousClient:
             OSError: nobody answers.
             _NotRankZeroError: somebody else has answered, or refuses us.
         """
+        # New for each connection, so that rank 0's proof cannot be one that was made for another.
         nonce = auth.nonce()
         # A timeout of 0 would mean a socket that does not block.
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
@@ -317,6 +325,8 @@ class RendezvousClient:
         challenge = Challenge(
             self.hello.token,
             self.hello.rank,
+            # As this end sees it: a relay in between has another address than rank 0, which signs
+            # its own.
             str(Address(*connection.getpeername()[:2])),
             nonce,
             greeting.nonce,
@@ -355,6 +365,8 @@ class RendezvousClient:
         """Be there, and wait until the last rank has come."""
         connection = greeted.connection
         send(connection, Here(greeted.proof))
+        # From here on rank 0 may be silent for long, as it waits for others: only its kernel's
+        # answers tell that its node is still there.
         if self.lost_after is not None:
             limit_silence(connection, self.lost_after)
         try:
@@ -373,6 +385,8 @@ class RendezvousClient:
             self.interrupt.wait(deadline, connection)
             if failure := self.interrupt.failure:
                 raise self._failed(failure, _confirmed(connection, failure))
+            # A line that is no message is None, and passed over. Without one until the deadline
+            # receive() raises an OSError.
             match receive(connection, RendezvousMessage, deadline):
                 case AbortReason() | NotMet() as why:
                     raise error_from(why)
@@ -382,6 +396,8 @@ class RendezvousClient:
                     connection.close()
                     raise ReassignedError(rank)
                 case RendezvousInfo() as info:
+                    # receive() has set a limit; whoever takes the connection over has limits of its
+                    # own.
                     connection.settimeout(None)
                     return info
 
@@ -393,4 +409,5 @@ def _confirmed(connection: socket.socket, message: AbortReason | CannotCome) -> 
         answer = receive(connection, RendezvousMessage, time.monotonic() + ANSWER_WITHIN)
     except OSError:
         return False
+    # If rank 0 is telling a failure itself, it prints that one, and this rank's is over with it.
     return isinstance(answer, Told | AbortReason | NotMet)

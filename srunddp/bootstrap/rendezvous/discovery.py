@@ -106,6 +106,7 @@ def introduce(environment: Environment, published: str, address: str = "") -> In
         return Introduction(
             hello(environment, token(environment), address), choose_authenticator(), []
         )
+    # Only now does a rank without a step know the run's name: rank 0 has drawn it.
     advertisement = decode_advertisement(published)
     return Introduction(
         hello(environment, advertisement.token, address),
@@ -125,6 +126,7 @@ def rendezvous_ports(
         forced: those of ``--port``, which come before the entry's; None without.
     """
     allowed = forced or entry.ports
+    # A way that publishes has no rule for ports, and 0 lets the kernel choose one.
     return working_out(environment).ports(environment, allowed) or list(allowed or [0])
 
 
@@ -182,7 +184,10 @@ def discover(
                 if way.starts_mpi:
                     return way.name, over_mpi(message)
                 return way.name, way.exchange(message, environment, timeout)
+        # Nothing has been said over MPI then. After any other error some ranks may have been told
+        # by this way, and would not take part in another.
         except mpi.MpiNotLaunchedError as reason:
+            # Python deletes the name after `as` at the end of its clause.
             unsuitable = reason
     raise ConfigError(
         str(unsuitable),
@@ -237,12 +242,16 @@ def candidate_addresses(
     """
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
+    # On rank 0's own node its name may lead to loopback, as Debian's /etc/hosts has it, where rank
+    # 0 does not listen.
     if here:
         hosts = _own(environment, interface)
     else:
         hosts = _resolve(name, environment)
     return [
         Address(host, port)
+        # All hosts at the first port come first: rank 0 goes on to the next port only if one is
+        # taken.
         for port in rendezvous_ports(environment, entry, forced)
         for host in hosts
     ]
@@ -256,6 +265,7 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
         return [interface.address]
     if environment.one_node:
         return ["127.0.0.1"]
+    # Which of them rank 0 has taken, or the others look at, is not known here.
     addresses = [address for link in list_interfaces() for address in link.addresses]
     return [host for host in addresses if not is_loopback(host)]
 
@@ -276,6 +286,8 @@ def resolve_node(
         beside = []
     if environment.one_node:
         return beside or _own(environment, None)
+    # The others look where the name leads to. An own address among these is all that can be bound
+    # here.
     found = addresses_of(
         _own_name(environment, entry_for(entries, environment.node, or_default=True))
     )
@@ -331,6 +343,8 @@ def check_reachable(
     name = _own_name(environment, entry)
     found = addresses_of(name)
     addresses = {address: link.name for link in links for address in link.addresses}
+    # Only another interface of this node is a proof: a name that leads nowhere here, or to
+    # loopback, may be right on the other nodes.
     elsewhere = {
         host: addresses[host] for host in found if host in addresses and not host.startswith("127.")
     }

@@ -59,12 +59,15 @@ def report_early_failure(
         return False
     if environment.discovery.starts_mpi:
         return False
+    # Not str(error), which for a file with several errors has a line for each.
     reason = AbortReason(str(error.args[0]), error.exit_code)
     try:
         if environment.rank == 0:
             _let_others_know(environment, options, reason, interface)
             return True
         return _tell_rank_zero(environment, options, reason, interface)
+    # The failure itself is what counts: this rank prints it, and the others find out by their time
+    # limit.
     except (SrunddpError, OSError):
         return False
 
@@ -120,6 +123,7 @@ def _answer_others(
     from srunddp.bootstrap.rendezvous.server import tell_all
 
     published = options.rejoin.published if options.rejoin else ""
+    # Without this rank's address: the failure may be that it has none.
     introduction = discovery.introduce(environment, published)
     with AuthenticatedListener(
         listening=listening,
@@ -127,6 +131,7 @@ def _answer_others(
         trust=introduction.trust,
         say=lambda _: None,
     ) as listener:
+        # Where nothing could be bound nobody can come, and there is no reason to wait.
         tell_all(listener, reason, {0}, seconds if listening else 0.0)
         for each in (*listening, *listener.known):
             each.close()

@@ -33,8 +33,10 @@ from srunddp.util.messages import send
 
 UNPROVEN = 1024  # so many connections without a proof are kept, besides one for each rank
 PATIENCE = 30.0  # seconds after which one of those is closed
+# Bytes of one line, and letters of one text in a hello, of whoever connects.
 _LONGEST = 4096
 _LONGEST_WORD = 256
+# Lines in the log: a stranger that comes again and again must not fill it.
 _MOST_NOTES = 10
 # Connections that are accepted in a row; messages that are read in between.
 _AT_ONCE = 4096
@@ -97,6 +99,8 @@ class AuthenticatedListener:
         self._selector.close()
         for stranger in self._waiting:
             stranger.close()
+        # What has not been handed on may be of peers that have gone, whose sockets are still open.
+        # The connections in `known` are the caller's.
         for event in self._said_by_peers:
             if event[2] is None:
                 event[1].close()
@@ -128,6 +132,7 @@ class AuthenticatedListener:
     def _wait_once(self, seconds: float) -> None:
         """Take in who comes and what is said, waiting for it once."""
         before = time.monotonic() - PATIENCE
+        # A dict keeps the order in which they came.
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
             self._close(oldest)
         selected = self._selector.select(max(0.0, seconds))
@@ -161,6 +166,7 @@ class AuthenticatedListener:
             )
             self._selector.register(connection, selectors.EVENT_READ)
             if len(self._waiting) > UNPROVEN + self.own.world_size:
+                # An honest rank that waits for its turn has said hello at least.
                 mute = next((one for one in self._waiting.values() if not one.hello), None)
                 self._close(mute or next(iter(self._waiting.values())))
                 return  # first what the others have sent
@@ -189,6 +195,7 @@ class AuthenticatedListener:
         """Read what a peer has sent, and see whether it has gone."""
         try:
             piece = peer.connection.recv(_LONGEST)
+        # The kernel may report a socket as readable that is not, see select(2).
         except BlockingIOError:
             return
         except OSError:
@@ -199,6 +206,7 @@ class AuthenticatedListener:
                 return  # it has been refused
         if piece and len(peer.received) < _LONGEST:
             return
+        # The end of what it says comes in order, after its last messages.
         if peer.hello and peer.connection in self.known:
             self._forget(peer)
             self._said_by_peers.append((peer.hello, peer.connection, None))
@@ -234,6 +242,8 @@ class AuthenticatedListener:
             self._note(peer, "it sent no message of srunddp's")
             return
         hello = message
+        # Not worth a line: a rank of another step on this node has come to the wrong port, and goes
+        # on.
         if hello.token != self.own.token:
             self._dismiss(peer)
             return
@@ -254,6 +264,8 @@ class AuthenticatedListener:
             self._refuse(peer, f"rank 0 cannot prove itself: {reason}")
             return
         peer.challenge = challenge
+        # It does not block: nothing has been sent here before, and the line fits into an empty
+        # buffer.
         send(peer.connection, Seen(nonce=challenge.server_nonce, proof=proof))
 
     def _dismiss(self, peer: PendingPeer) -> None:
@@ -275,6 +287,7 @@ class AuthenticatedListener:
 
 def _is_plausible(hello: Hello) -> bool:
     """Whether it may be an honest rank's, and can be shown in the log."""
+    # What is shown in the log must not move the cursor there, or add a line.
     for value in vars(hello).values():
         if isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST_WORD):
             return False

@@ -53,6 +53,7 @@ class Hello(RendezvousMessage, kind="hello"):
     local_world_size: int = 0
     version: str = ""
     deputy_port: int = 0
+    # Not compared, as they differ with each connection of one rank.
     nonce: str = field(default="", compare=False)
     proof_kind: str = field(default="", compare=False)
 
@@ -135,6 +136,7 @@ class AbortReason(RendezvousMessage, kind="failed"):
 
     @property
     def _failing_exit_code(self) -> int:
+        # wait(2) has 8 bits for it: 256 would arrive as 0, and the failure would look like success.
         return self.exit_code if 0 < self.exit_code < 256 else 1
 
 
@@ -200,6 +202,7 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
     master_node: str
     sharers: int = 1
     deputies: Deputies = ()
+    # It has the secret of the next rendezvous, which must not get into a log.
     takeover: str = field(default="", repr=False)
     vacant: tuple[int, ...] = ()
 
@@ -252,6 +255,7 @@ def error_from(message: AbortReason | NotMet) -> SrunddpError:
 
 def _beginning(text: str) -> str:
     """Return as much of a text as fits into a line."""
+    # The bound is for the line: as JSON one letter may be twelve bytes, such as \ud83d\ude00.
     while len(json.dumps(text)) > _LONGEST_TEXT:
         text = text[: len(text) * 3 // 4]
     return text

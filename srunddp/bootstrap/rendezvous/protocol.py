@@ -102,10 +102,14 @@ def listen(host: str, ports: list[int]) -> socket.socket:
     """
     for port in ports:
         try:
+            # Python sets SO_REUSEADDR here. So connections of an earlier start in TIME_WAIT do not
+            # block the port, but somebody who listens there does.
             return socket.create_server(
                 (host, port), family=Address(host, port).family, backlog=_BACKLOG
             )
         except OSError as error:
+            # Any other error, such as EADDRNOTAVAIL, is about the address: the next port would not
+            # help.
             if error.errno != errno.EADDRINUSE:
                 raise RendezvousError(
                     f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}",
@@ -146,6 +150,7 @@ class CancelToken:
     """
 
     def __init__(self) -> None:
+        # A socket and not a threading.Event: selectors wait for it together with the connections.
         self._read_end, self._write_end = socket.socketpair()
         self.failure: AbortReason | None = None
 
@@ -154,6 +159,7 @@ class CancelToken:
         counts.
         """
         if not self.failure:
+            # Before the byte: whoever wakes up by it finds the failure here.
             self.failure = AbortReason(text, code)
             with contextlib.suppress(OSError):  # the meeting is over
                 self._write_end.send(b"!")
@@ -173,6 +179,7 @@ class CancelToken:
             if connection:
                 selector.register(connection, selectors.EVENT_READ)
             ready = selector.select(max(0.0, deadline - time.monotonic()))
+        # Also when both are ready: this rank's own failure comes first.
         return any(key.fileobj is connection for key, _ in ready) and not self.failure
 
     def close(self) -> None:
@@ -200,6 +207,7 @@ def encode_advertisement(token: str, addresses: Sequence[Address]) -> str:
 
 def encode_abort(failure: AbortReason) -> str:
     """The text that announces rank 0's failure."""
+    # No token reads `failed`. A value of PMI-1 must not have blanks, which quote() replaces.
     return f"{_FAILED}@{failure.exit_code}@{quote(failure.text)[:_LONGEST]}"
 
 
@@ -210,12 +218,16 @@ def decode_advertisement(text: str) -> Advertisement:
         PeerError: that it has failed.
         RendezvousError: this is no announcement.
     """
+    # For example `4711.0.0@10.0.0.1:21234,[fd00::1]:21234@` and 64 hexadecimal digits, or
+    # `failed@1@rank%200%20on%20node01%20failed`.
     first, _, rest = text.partition("@")
     where, _, last = rest.partition("@")
     if first == _FAILED and where.isdecimal():
         raise PeerError(unquote(last), code=int(where))
+    # From the right: a host of IPv6 has colons of its own.
     parts = [part.rpartition(":") for part in where.split(",")]
     try:
+        # A text that was cut on its way must not become a short key.
         if len(bytes.fromhex(last)) != auth.SECRET_BYTES:
             raise ValueError
         return Advertisement(

@@ -136,6 +136,7 @@ def bind(prepared: RankSetup) -> RankSetup:
     alone = environment.world_size == 1
     rejoin = prepared.options.rejoin
     entry = entry_for(prepared.entries, environment.node, or_default=alone)
+    # In all these cases no other rank looks up a name to find this one.
     if not (
         environment.world_size == 1
         or environment.discovery.publishes
@@ -145,6 +146,7 @@ def bind(prepared: RankSetup) -> RankSetup:
         discovery.check_reachable(
             environment, prepared.interface, entry, interface.list_interfaces()
         )
+    # The start before has left it listening across execve: others may be in its queue already.
     if rejoin and rejoin.descriptor is not None:
         listening = socket.socket(fileno=rejoin.descriptor)
     else:
@@ -158,6 +160,8 @@ def bind(prepared: RankSetup) -> RankSetup:
     published = protocol.encode_advertisement(
         discovery.token(environment), [held.rendezvous_address]
     )
+    # After a restart the others have the address and secret of the verdict, and not those made
+    # here.
     return replace(prepared, held=held, published=rejoin.published if rejoin else published)
 
 
@@ -166,11 +170,14 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     free.
     """
     environment = prepared.environment
+    # The first rank of each node, and rank 1 as well: on rank 0's own node another has to be there
+    # if rank 0 alone is killed.
     if environment.rank == 0 or (environment.local_rank and environment.rank > 1):
         return prepared
     entry = entry_for(prepared.entries, environment.node, or_default=True)
     allowed = prepared.options.ports or entry.ports
     # The first two are for a rank 0, of this run or of another, and its store.
+    # From the last one down, as a rank 0 takes them from the first up.
     ports = [0] if allowed is None else [*allowed][:1:-1]
     if environment.is_spare and not ports:
         raise ConfigError(
@@ -203,6 +210,7 @@ def listen_again(prepared: RankSetup) -> tuple[int, str]:
         prepared.interface.address, list(prepared.options.ports or entry.ports or [0])
     )
     address = protocol.Address(*listening.getsockname()[:2])
+    # The descriptor has to outlive this object until execve.
     return listening.detach(), protocol.encode_advertisement(
         discovery.token(prepared.environment), [address]
     )

@@ -72,6 +72,7 @@ def rendezvous(
     role = role_of(setup)
     if role is Role.ALONE:
         return _alone(setup)
+    # Set before the channel is used: the wait of its barrier counts, too.
     deadline = time.monotonic() + setup.options.timeout
     channel, published = _learn_from_rank_zero(setup, over_mpi, say)
     introduction = _introduce(setup, published)
@@ -99,6 +100,7 @@ def rendezvous(
 def _alone(setup: RankSetup) -> RendezvousResult:
     """The result for a process that is the whole world, and meets nobody."""
     assert setup.held
+    # Nobody comes; the store's socket goes on to the worker.
     setup.held.rendezvous.close()
     environment = setup.environment
     store = setup.held.store_address

@@ -96,6 +96,8 @@ class RendezvousServer:
                 # for that.
                 self.say(f"error: {error}")
                 error.said = True
+                # At the deadline those that are missing have had all their time: nobody is waited
+                # for once more.
                 late = time.monotonic() >= deadline
                 self._settled.add(self.own.rank)
                 tell_all(
@@ -140,6 +142,7 @@ class RendezvousServer:
     ) -> None:
         match message:
             case None:
+                # An older connection of a rank that has come again over a new one may end.
                 if self.connections.get(hello.rank) is connection:
                     self._settled.add(hello.rank)
                     raise PeerError(
@@ -167,6 +170,7 @@ class RendezvousServer:
     def _objection(self, hello: Hello) -> str:
         """Why a rank cannot be one of this world; empty where it can."""
         own = self.own
+        # First, as in another version the other fields may mean something else.
         if hello.version != own.version:
             return (
                 f"{hello} has srunddp {hello.version or 'of another version'}, {own} has"
@@ -243,6 +247,7 @@ class RendezvousServer:
         """
         listening = [hello for hello in self._here.values() if hello.deputy_port]
         listening.sort(key=lambda hello: (hello.rank < self._ranks, hello.rank))
+        # Of equal keys a dict keeps the last, which in this order is a node's first.
         first = {hello.node: hello for hello in reversed(listening)}
         chosen = [hello for hello in listening if first[hello.node] is hello][:MOST_DEPUTIES]
         return tuple((hello.rank, hello.address, hello.deputy_port) for hello in chosen)
@@ -270,6 +275,8 @@ def infos_of(
     nodes = _nodes(hellos)
     sizes = Counter(nodes[:ranks])
     masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))
+    # A Counter has its keys in the order in which they came: nodes are numbered by their lowest
+    # ranks.
     node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
     return [
         RendezvousInfo(
@@ -277,6 +284,7 @@ def infos_of(
             master_port=store.port,
             nnodes=len(sizes),
             node_rank=node_ranks.get(node, 0),
+            # A launcher that tells it knows better than the names of nodes, which may be equal.
             local_world_size=hello.local_world_size or sizes[node],
             run=hello.token,
             channel=channel,
