@@ -46,6 +46,7 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
             in a default place.
     """
     asked = {
+        # The option comes last: if both name one file, messages name the option.
         Path(path): origin
         for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, option))
         if path
@@ -82,6 +83,7 @@ def default_files() -> list[Path]:
 
 
 def _read(path: Path, origin: str) -> bytes:
+    # Before it is opened: to open a named pipe would wait for a writer.
     if not os.path.isfile(path):
         if os.path.islink(path):
             missing = "a link that leads nowhere"
@@ -99,6 +101,8 @@ def _read(path: Path, origin: str) -> bytes:
     found = f"{path}: cannot be read"
     hint = "correct its permissions"
     with file_errors(found, expected="a readable file", hint=hint, scope=Scope.NODE):
+        # Whoever names a file has chosen to trust it, such as one in a project folder of another
+        # account.
         if not origin:
             _check_owner(path)
         return path.read_bytes()
@@ -115,6 +119,7 @@ def _check_owner(path: Path) -> None:
     """
     # In a user namespace root appears as another number, the one that the root folder has.
     trusted = {os.geteuid(), *(os.stat(place).st_uid for place in ("/", __file__))}
+    # The folder as well: who may write there can put another file in the place of this one.
     for place in (path.resolve(), path.resolve().parent):
         status = place.stat()
         if status.st_uid in trusted and not status.st_mode & stat.S_IWOTH:
@@ -145,6 +150,7 @@ def parse(text: bytes, path: str) -> Entries:
         hint="see the example in the shipped etc/ifaces.conf",
         scope=Scope.NODE,
     )
+    # Nothing but comments, or nothing after a `---`.
     if root is None or root.value == "":
         return ()
     from srunddp.bootstrap.network.ifaces_reader import Reader  # which most ranks do not need

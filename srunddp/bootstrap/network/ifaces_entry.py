@@ -65,6 +65,7 @@ class IfacesEntry:
     @property
     def file(self) -> str:
         """Where the entry is, without line and column."""
+        # A position reads `/etc/srunddp/ifaces.conf:12:3`.
         return self.where.rsplit(":", 2)[0]
 
     @cached_property
@@ -84,6 +85,8 @@ class IfacesEntry:
         a ``?`` here can.
         """
         names = {node, node.split(".")[0]}
+        # The node may be given by a pattern itself, such as `gpu*`: a ? stands for one letter, and
+        # must not fit its *.
         patterns = [pattern.replace("?", "[!*]") for pattern in self.patterns]
         return any(
             name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns)

@@ -142,6 +142,8 @@ class Reader:
         children = self._several(node)
         names = tuple(self._scalar(child) for child in children)
         for child, name in zip(children, names, strict=True):
+            # Linux has 16 bytes for a name with its final zero byte (IFNAMSIZ). A pattern such as
+            # `en[op][0-9]*` may be longer than the names that it fits.
             length = 60 if is_pattern(name) else 15
             if (
                 not re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name)
@@ -163,11 +165,13 @@ class Reader:
         found = []
         for child in self._several(node):
             text = self._scalar(child)
+            # ip_network() takes a text without a prefix length for a single address; an empty one
+            # it refuses.
+            network = text if "/" in text else ""
             with self._collecting():
                 try:
-                    found.append(
-                        str(ipaddress.ip_network(text if "/" in text else "", strict=False))
-                    )
+                    # Not strict: `ip address` shows a node's own address with the prefix length.
+                    found.append(str(ipaddress.ip_network(network, strict=False)))
                 except ValueError:
                     raise self._wrong(
                         child,
@@ -190,6 +194,8 @@ class Reader:
         address = self._scalar(node)
         try:
             parts = string.Formatter().parse(address)
+            # What format() would do with the name: anything but a plain {node}, such as
+            # {node.upper}, is refused.
             fields = {
                 f"{name}{form}{kind or ''}" for _, name, form, kind in parts if name is not None
             }

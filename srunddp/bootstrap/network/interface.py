@@ -26,6 +26,8 @@ from srunddp.errors import ConfigError, Scope
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
+# How the names of loopback begin, and of links that containers (docker, podman, cni, lxc, veth),
+# Kubernetes' networks (flannel, calico) and virtual machines (virbr, vnet) make on a node.
 _VIRTUAL = (
     "lo",
     "docker",
@@ -124,6 +126,8 @@ def select_interface(
     alone = environment.world_size == 1
     entry = entry_for(entries, environment.node, or_default=alone, interfaces=_listed(links))
     exported = _exported(variables, links)
+    # All of them, also one that does not decide here: it stays exported, so that Gloo or NCCL goes
+    # by it.
     for each in exported:
         _checked(
             each.name,
@@ -228,6 +232,7 @@ def _within(link: NetworkInterface, network: str) -> tuple[str, ...]:
 
 def _order(link: NetworkInterface) -> tuple[object, ...]:
     """Sorts by name, ib2 before ib10; what ``auto`` would not take comes last."""
+    # `ib10` gives `ib`, `10` and an empty text: texts and numbers in turn.
     parts = re.split(r"(\d+)", link.name)
     return bool(why_unusable(link)), [*map(str, parts[::2])], [*map(int, parts[1::2])]
 
@@ -245,6 +250,7 @@ def _nearest(
     if not gpu or not usable:
         choice = _automatic(links, environment, where)
         return choice._replace(source=f"{choice.source}; not by distance to the GPU: {unknown}")
+    # Distance counts among these only: what is next to the GPU may be a management interface.
     best = [link.name for link in usable if _kind(link) == min(map(_kind, usable))]
     distances = {name: pci.distance(gpu, name) for name in best}
     nearest = [name for name in best if distances[name] == min(distances.values())]
@@ -268,6 +274,8 @@ def _interface(
 ) -> SelectedInterface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
     ours = {**entry.env, GLOO: choice.name, NCCL: f"={choice.name}"}
+    # NCCL may choose among the interface's addresses: it has to take the family that the ranks have
+    # met over.
     if ":" in address:
         ours["NCCL_SOCKET_FAMILY"] = "AF_INET6"
     sources = {}
@@ -284,6 +292,7 @@ def _interface(
     return SelectedInterface(
         name=choice.name,
         address=address,
+        # A variable that is set and empty is no choice of the user's.
         exports={name: variables.get(name) or value for name, value in ours.items()},
         source=choice.source,
         kept=tuple(name for name in ours if variables.get(name)),
@@ -310,6 +319,8 @@ def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environmen
         name = entry.address.format(node=environment.node)
     known = addresses_of(name or environment.node)
     families = {":" in host for host in known if not is_loopback(host)}
+    # Known by a name first, then of the family that the names lead to; of equals min() takes the
+    # first, which is IPv4.
     return min(own, key=lambda host: (host not in known, (":" in host) not in families))
 
 
@@ -319,6 +330,7 @@ def _exported(variables: Mapping[str, str], links: Links) -> list[_Exported]:
     nccl = variables.get(NCCL, "")
     if not nccl or nccl.startswith("^"):  # which excludes
         return found
+    # NCCL's own syntax: `=ib0,ib1` are names, `ib` without the sign is the beginning of names.
     is_exact = nccl.startswith("=")
     wanted = nccl.removeprefix("=").split(",")
     usable = [link.name for link in links if link.up and link.addresses]
@@ -366,12 +378,14 @@ def why_unusable(link: NetworkInterface) -> str:
     """Why an interface of this node is none to choose; empty where it may be one that reaches other
     nodes.
     """
+    # The kernel has this folder for each bridge, whatever its name is.
     if link.name.startswith(_VIRTUAL) or Path("/sys/class/net", link.name, "bridge").exists():
         return "loopback, a bridge or a container's"
     if not link.up:
         return "down"
     if not link.addresses:
         return "no address"
+    # An interface gives itself such an address where no DHCP server has answered.
     if all(host.startswith("169.254.") for host in link.addresses):
         return "a link-local address only"
     return ""
@@ -393,6 +407,7 @@ def addresses_of(name: str) -> set[str]:
         return {
             str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         }
+    # A part of a name that is empty or has more than 63 letters makes Python raise a UnicodeError.
     except (OSError, UnicodeError):
         return set()
 
@@ -451,6 +466,8 @@ def list_interfaces() -> Links:
         state = states.get(name)
         ipv4 = tuple(each.address for each in addresses if each.family == socket.AF_INET)
         every6 = [each.address for each in addresses if each.family == socket.AF_INET6]
+        # A link-local address holds for one link: the other end would have to name its own
+        # interface with it.
         ipv6 = tuple(address for address in every6 if not address.startswith("fe80"))
         found.append(
             NetworkInterface(

@@ -46,6 +46,8 @@ def distance(gpu: str, interface: str) -> tuple[int, bool]:
     there = _device(SYSFS / "class/net" / interface)
     if not there:
         return 0, True
+    # Each bridge is a folder, as in /sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0: the longer
+    # the common path, the fewer bridges are in between.
     return -len(Path(os.path.commonpath((here, there))).parts), _numa(here) != _numa(there)
 
 
@@ -53,6 +55,7 @@ def _device(folder: Path) -> Path | None:
     """The PCI device of an interface, or of the first one that is below a bond or a VLAN."""
     if (folder / "device").exists():
         return (folder / "device").resolve()
+    # The kernel links an interface that is made of others to each of them as lower_NAME.
     below = sorted(link.name.removeprefix("lower_") for link in folder.glob("lower_*"))
     return next(filter(None, (_device(folder.with_name(name)) for name in below)), None)
 

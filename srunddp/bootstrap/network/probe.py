@@ -84,6 +84,7 @@ def _routed_from(host: str) -> str:
         socket.socket(_family(host), socket.SOCK_DGRAM) as connection,
         contextlib.suppress(OSError),
     ):
+        # Any port would do; 9 is that of discard.
         connection.connect((host, 9))
         return str(connection.getsockname()[0])
     return ""
@@ -107,6 +108,7 @@ class Prober:
         """Listen with an empty queue; the port that the kernel chose, 0 where the address cannot be
         bound.
         """
+        # Closing is the only way to drop what is in a queue.
         if address in self.listeners:
             self.listeners.pop(address).close()
         try:
@@ -126,5 +128,7 @@ def half_open(listeners: Iterable[socket.socket]) -> list[str]:
     import psutil
 
     ports = {listener.getsockname()[1] for listener in listeners}
+    # In this state the kernel has got a SYN and sent its answer, and the other end has not
+    # confirmed it.
     waiting = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_SYN_RECV]
     return [one.raddr.ip for one in waiting if one.laddr and one.raddr and one.laddr.port in ports]
