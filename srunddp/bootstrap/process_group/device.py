@@ -66,6 +66,8 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
     Raises:
         ConfigError: another rank has it.
     """
+    # With no value expected the store sets the key only if there is none: of two ranks one gets the
+    # other's number.
     holder = store.compare_set(f"srunddp/gpu/{node}/{gpu}", "", str(rank)).decode()
     if holder != str(rank):
         raise ConfigError(
@@ -109,6 +111,7 @@ def select_device(
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``: NCCL where CUDA is, else Gloo.
+        local_rank, local_world_size: torch's terms.
 
     Raises:
         ConfigError: another backend, NCCL without a GPU, or too few GPUs.
@@ -121,6 +124,7 @@ def select_device(
             expected=f"one of {', '.join(BACKENDS)}",
             hint="correct its name",
         )
+    # It asks NVML where it can, and makes no context.
     visible = torch.cuda.device_count()
     if backend == "nccl" and not visible:
         raise ConfigError(
@@ -135,6 +139,8 @@ def select_device(
         return torch.device("cpu"), "gloo", ""
     own = has_own(os.environ, local_world_size, visible)
     device = torch.device("cuda", device_index(local_rank, local_world_size, visible, own=own))
+    # Before anything uses CUDA: without a current device each rank would open a context on the
+    # node's first GPU, which costs memory there.
     torch.cuda.set_device(device)
     return (
         device,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from srunddp.bootstrap.process_group.world import World
 
 _log = logging.getLogger("srunddp")
+# Seconds for all of them together.
 _GOODBYES_WITHIN = 30.0
 
 
@@ -97,6 +98,7 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     interface = None
     try:
         setup = prepare(options, environment)
+        # Kept for the report: bind() may fail when the interface is known already.
         interface = setup.interface
         setup = bind(setup)
     except SrunddpError as error:
@@ -111,6 +113,8 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     if environment.rank == 0 and environment.world_size > 1:
         text = "srunddp: %d ranks without a supervisor; start with `srunddp SCRIPT` to have one"
         _log.warning(text, environment.world_size)
+    # Python calls the latest handler first: those that the script registers from now on still have
+    # the group.
     atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
 
@@ -124,6 +128,7 @@ def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:
     """
     import torch.distributed as dist
 
+    # A process that the script has forked inherits the handler and the connections, but is no rank.
     if os.getpid() != pid:
         return
     if dist.is_initialized():

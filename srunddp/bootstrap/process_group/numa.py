@@ -39,9 +39,18 @@ class Binding:
 
 
 def bind_near_gpu(environment: Environment, variables: Mapping[str, str]) -> Binding:
-    """Give this process, and all that it starts from now on, the CPUs that :func:`plan` chooses."""
+    """Give this process, and all that it starts from now on, the CPUs that :func:`plan` chooses.
+
+    Args:
+        environment: the rank's.
+        variables: its environment variables, of which some tell which GPUs it sees.
+
+    Returns:
+        What was chosen; the CPUs stay as they are where the kernel refuses it.
+    """
     binding = plan(environment, variables, os.sched_getaffinity(0), SYSFS)
     try:
+        # The kernel changes this thread alone; what it starts afterwards inherits the mask.
         os.sched_setaffinity(0, binding.cpus or os.sched_getaffinity(0))
     except OSError as error:
         return Binding(f"the kernel refuses {binding.value}: {error.strerror}")
@@ -77,6 +86,7 @@ def plan(
     beside = text_of(sysfs / "bus/pci/devices" / gpu.device["address"] / "local_cpulist")
     near = mask & numbers_of(beside)
     numa_node = gpu.device["numa"]
+    # The kernel says -1 where the firmware does not tell, as on machines with one node.
     if numa_node < 0 or not near:
         return Binding(f"{gpu}: its NUMA node is unknown, or has none of this rank's CPUs")
     share = _share(near, gpu.peers, environment.local_rank, sysfs)
@@ -155,6 +165,7 @@ def _share(near: set[int], peers: Sequence[int], local_rank: int, sysfs: Path) -
     """Share the cores next to a GPU out among its peers, each with all its hardware threads."""
     topology = sysfs / "devices/system/cpu"
     siblings = (
+        # Both hardware threads of a core have the same list, such as `3,67`.
         (text_of(topology / f"cpu{cpu}/topology/thread_siblings_list") or cpu, cpu)
         for cpu in sorted(near)
     )
@@ -163,6 +174,7 @@ def _share(near: set[int], peers: Sequence[int], local_rank: int, sysfs: Path) -
     if local_rank not in peers or len(cores) < count:
         return _Share(frozenset(near), f"all {len(cores)} cores, which other ranks may use too")
     place = peers.index(local_rank)
+    # The parts of all ranks have no gap and no overlap, and differ by one core at most.
     own = cores[len(cores) * place // count : len(cores) * (place + 1) // count]
     return _Share(
         frozenset(chain(*own)),

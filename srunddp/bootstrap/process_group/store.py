@@ -42,6 +42,7 @@ _FILES_PER_RANK = 4
 _OTHER_FILES = 256
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _NAME_SERVERS = 4  # nscount in glibc's struct __res_state: two ints and one long come before it
+# c10d's levels: 0 is info, 1 warning, 2 error.
 _ERRORS_ONLY = 2
 
 
@@ -80,6 +81,7 @@ class ProcessGroupContext:
         moved |= dict.fromkeys(
             ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), environment.world_size
         )
+        # Without --restarts a requeue is the only way in which a run starts again.
         requeues = os.environ.get("SLURM_RESTART_COUNT") or "0"
         return {
             "RANK": str(environment.rank),
@@ -119,8 +121,12 @@ class ProcessGroupContext:
                     self.environment.world_size,
                     is_master=self.store_fd is not None,
                     timeout=timedelta(seconds=self.timeout),
+                    # Waiting would have the store's time limit, and another rank's script may come
+                    # here later.
                     wait_for_workers=False,
                     master_listen_fd=self.store_fd,
+                    # Also against USE_LIBUV=0 of the user: with thousands of connections the older
+                    # server is many times slower.
                     use_libuv=True,
                 )
         self.initialisations += 1
@@ -154,7 +160,9 @@ def restart_count() -> int:
 def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on.
 
-    ``ahead``: torch, where it is imported already, is so by us, and not by the script.
+    Args:
+        place: this process's in the world.
+        ahead: srunddp has imported torch, and the script has not.
     """
     global _joined, _joined_by
     _joined = place
@@ -164,8 +172,11 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     # serves.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(place.variables())
+    # OpenMP reads the variable when it is loaded: it comes too late where the script has imported
+    # torch. Where torch was imported ahead, the worker corrects the number itself.
     if place.meeting.local_world_size > 1 and (ahead or "torch" not in sys.modules):
         os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
+    # After all other variables, as its checksum is about them.
     os.environ[RANK_PROCESS] = rank_mark(os.environ, os.getpid())
     if discovery_named(place.meeting.channel).rules_out_mpi:
         mpi.block()
@@ -180,10 +191,16 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
 def surround_import(
     name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
 ) -> None:
-    """Enter and leave it when the script imports a module; now, where that has been imported."""
+    """Enter a context when the script begins to import a module, and leave it after the import.
+
+    Args:
+        name: the module's; if it has been imported already, the context is entered and left now.
+        around: makes the context, and is given the module.
+    """
     if name in sys.modules:
         with around(sys.modules[name]):
             return
+    # Before Python's own finders, which would find the module first.
     sys.meta_path.insert(0, _OnImport(name, around))
 
 
@@ -192,6 +209,8 @@ def gc_frozen(_: object = None) -> Iterator[None]:
     """Spare Python's collector torch's modules, which never become garbage: now, in training and
     when Python ends.
     """
+    # An import makes many objects and hardly any garbage: the collector would go through them again
+    # and again.
     enabled = gc.isenabled()
     gc.disable()
     event("import")
@@ -241,12 +260,14 @@ class _OnImport:
     ) -> ModuleSpec | None:
         if fullname != self.name or self._looking:
             return None
+        # The call below asks all finders again, this one too.
         self._looking = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
             self._looking = False
         if spec and spec.loader:
+            # Each module that is in a file has a loader of its own: no other module's is changed.
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
@@ -275,6 +296,7 @@ def _handle(
         yield from stock(url, **options)
         return
     yield place.next_store(), place.environment.rank, place.environment.world_size
+    # torch's handlers are generators, and do the same where they are asked for a second rendezvous.
     raise RuntimeError("a second rendezvous on one url is not supported")
 
 
@@ -297,7 +319,13 @@ def _is_ours(url: str, place: ProcessGroupContext, variables: Mapping[str, str])
 
 
 def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> ProcessGroupContext:
-    """This rank's place in the world, with the store's socket handed over on rank 0."""
+    """Return this rank's place in the world, with the store's socket handed over on rank 0.
+
+    Args:
+        prepared: what the rank knew and held before the rendezvous; rank 0's socket of the store is
+            detached from it.
+        meeting: what rank 0 has told.
+    """
     return ProcessGroupContext(
         environment=prepared.environment,
         interface=prepared.interface,

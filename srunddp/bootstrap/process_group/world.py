@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
+# Seconds between two questions to the store, at first and at most.
 _LOOK_EVERY = 0.01
 _LOOK_SELDOM = 1.0
 
@@ -46,10 +47,12 @@ def _gloo_activity() -> dict[str, tuple[str, int]]:
     """Of each Gloo thread its state and how often it has been switched to."""
     activity = {}
     for status in Path("/proc/self/task").glob("*/status"):
+        # A thread may end between the listing and the reading.
         with contextlib.suppress(OSError):
             fields = dict(
                 line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line
             )
+            # torch names the threads of its Gloo so, in 15 letters as the kernel allows no more.
             if fields["Name"] == "pt_gloo_runloop":
                 switches = int(fields["voluntary_ctxt_switches"]) + int(
                     fields["nonvoluntary_ctxt_switches"]
@@ -59,8 +62,13 @@ def _gloo_activity() -> dict[str, tuple[str, int]]:
 
 
 def await_message(store: Store, key: str) -> str:
-    """What another rank has set; asked for again and again, as waiting for it would have a time
-    limit.
+    """Wait for what another rank sets, and return it.
+
+    The store is asked again and again, as its own way to wait has a time limit.
+
+    Args:
+        store: that all ranks share.
+        key: which the other rank sets.
     """
     pause = _LOOK_EVERY
     while not store.check([key]):
@@ -129,11 +137,15 @@ class World:
         Raises:
             PeerError: the body failed on the rank that was first; there, its own error.
         """
+        # The number of the call keeps two calls apart: all ranks make equally many. With a node's
+        # number each node has a key of its own.
         key = f"rank_zero_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
+        # A download may take longer than --stall-timeout, and nobody makes a step meanwhile.
         heartbeat(last=True)
         if (self.local_rank if per_node else self.rank) == 0:
             try:
                 yield
+            # Also for SystemExit and KeyboardInterrupt: the others wait without a limit.
             except BaseException as error:
                 self._publish(key, f"{type(error).__name__}: {error}")
                 raise
@@ -167,6 +179,7 @@ def open_world(
     """Initialise the default process group on our store.
 
     Args:
+        place: this rank's, after the rendezvous.
         backend: ``nccl``, ``gloo`` or ``auto``.
         timeout: of collectives and of the store, ``init_process_group``'s own; None for torch's
             default.
@@ -186,6 +199,7 @@ def open_world(
         backend, environment.local_rank, meeting.local_world_size
     )
     store = place.next_store()
+    # Before NCCL compares the GPUs itself, which it does at the first collective.
     if backend == "nccl" and (gpu := device.identity(chosen.index)):
         device.claim_gpu(store, environment.node, gpu, environment.rank)
     # As init_process_group does with a store of its own making; else it would wait for 5 minutes at
@@ -199,6 +213,8 @@ def open_world(
         rank=environment.rank,
         world_size=environment.world_size,
         timeout=timeout,
+        # With a device torch 2.13 would split Gloo's subgroups from the world, which its Gloo
+        # cannot do: new_group() would fail.
         device_id=chosen if device_id and backend == "nccl" else None,
     )
     if backend == "gloo":
