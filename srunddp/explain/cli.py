@@ -27,9 +27,11 @@ from srunddp.util.click_types import (
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.option_groups import GroupedCommand
 
+# A line of `env` that begins a variable, such as `HOME=/root` or bash's `BASH_FUNC_module%%=() {`.
 # A shell's exported functions have odd names; all else that does not begin so belongs to the value
 # before it.
 _BEGINS = re.compile(r"[A-Za-z_][\w.%()-]*=")
+# A line of `srun --label env`, such as ` 3: HOME=/root`; srun pads the ranks to one width.
 _LABEL = re.compile(r"( *\d+): (.*)")
 
 
@@ -69,6 +71,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain.explain import ExplainOptions, explain
 
+    # The copies are on this node; for a rank of another one they say nothing.
     if given["staged"] and env_file is None:
         staged = enter()
     else:
@@ -133,8 +136,10 @@ def parse_environments(text: str) -> list[dict[str, str]]:
     """
     if "\0" in text:
         return _split(text.split("\0"))
+    # Not splitlines(), which also splits at other separators that a value may have.
     lines = text.removesuffix("\n").split("\n")
     labelled = [_LABEL.fullmatch(line) for line in lines]
+    # If one line has no label, this is not from srun --label: lines that fit do so by chance.
     if all(labelled):
         by_label = group_by_key((int(found[1]), found[2]) for found in labelled if found)
         return [
@@ -158,6 +163,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
 
 def _split(items: Iterable[str]) -> list[dict[str, str]]:
     environments: list[dict[str, str]] = []
+    # A text without `=` is no variable: the task has printed something else before.
     for name, equals, value in (item.partition("=") for item in items):
         if equals and (not environments or name in environments[-1]):
             environments.append({})

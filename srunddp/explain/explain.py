@@ -46,6 +46,8 @@ _UNKNOWN = "?"
 _ELSEWHERE = "not checked, as this is not that node"
 _PTY = "SLURM_PTY_PORT"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+# An entry of CUDA_VISIBLE_DEVICES: a number, `GPU-8932f937-d72c-4106-c12f-20bd9faed9f6`, or a MIG
+# instance.
 _DEVICE = re.compile(r"\s*(\d+|(GPU|MIG)-\S+)\s*")
 _CUDA_RULE = "no GPU: cpu; one: cuda:0; one for each rank of the node: cuda:LOCAL_RANK"
 _THREADS_RULE = (
@@ -102,6 +104,7 @@ def explain(
         asked: what the command line says.
         links: the interfaces of its node; None for the variables of a process of another machine.
     """
+    # The lines of a rank that detect() refuses have its number, too.
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
     found.rows += found.decide()
     if asked.offline:
@@ -276,6 +279,7 @@ class Explanation:
         that it would be.
         """
         alone = found.world_size == 1
+        # Without a name of the node only an entry for all nodes is certain to count.
         if config.entries[0].nodes == "*" and not found.node:
             entry = config.entries[0]
         else:
@@ -294,6 +298,8 @@ class Explanation:
             exported = self.variables.get(variable, "")
             if not exported.startswith("^"):  # which excludes, and names none to use
                 names += [name.lstrip("=") for name in exported.split(",")]
+        # Of another node only names are known: each interface that is wanted counts as up, with an
+        # unknown address.
         links = tuple(
             NetworkInterface(name, True, 0, (_UNKNOWN,), ())
             for name in dict.fromkeys(names)
@@ -362,6 +368,7 @@ class Explanation:
         if self.links is None:
             return [f"{name}:{port}" for port in discovery.rendezvous_ports(found, entry, forced)]
         interface = chosen if chosen and chosen.address != _UNKNOWN else None
+        # So does a start, in rank_setup.bind().
         if interface and found.rank == 0 and not found.one_node:
             discovery.check_reachable(found, interface, entry, self.links)
         return discovery.candidate_addresses(found, interface, entries, forced)
@@ -376,6 +383,7 @@ class Explanation:
 
     def _ports_of_publisher(self, found: Environment, entries: Entries) -> Row:
         """The ports where rank 0 tells its own: those that the entry of its node leaves it."""
+        # Rank 0 binds before it knows which way works, so on ports that all ranks can work out.
         if not discovery.working_out(found).publishes:
             with contextlib.suppress(ConfigError):
                 entry, _ = discovery.rank_zero_name(found, entries)
@@ -413,6 +421,7 @@ class Explanation:
                 self.asked.bind,
                 "the default" if self.asked.bind == "none" else f"--bind; {_ELSEWHERE}",
             )
+        # Only plan(): bind_near_gpu() would change the CPUs of this process.
         binding = numa.plan(found, self.variables, os.sched_getaffinity(0))
         return Row("bind", binding.value, f"--bind=auto: {binding.why}", binding.not_chosen)
 
@@ -420,6 +429,7 @@ class Explanation:
         exported = offline(self.variables)
         staged = self.asked.staged
         if self.asked.offline:
+            # All that --offline sets, also what the user has set already.
             for name in offline({}):
                 value = exported.get(name) or self.variables[name]
                 yield Row(name, value, "--offline" if name in exported else "exported")
