@@ -15,10 +15,9 @@ from typing import Any
 from srunddp.bootstrap.environment import mpi
 
 _FORK_SERVER = "from multiprocessing.forkserver import"
-# multiprocessing starts such a process as `python -c CODE`, where CODE is for instance `from
-# multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)`.
-# How the code begins that processes run which are to import the script. The resource tracker's is
-# not among them.
+# How the code begins that processes run which are to import the script: multiprocessing starts
+# them as `python -c CODE`. The resource tracker's is not among them. Such a code is:
+#   from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)
 _IMPORTERS = (_FORK_SERVER, "from multiprocessing.spawn import")
 
 # Whether MPI belongs to another process: this one was started below a rank that has it.
@@ -70,7 +69,7 @@ def _prepared(word: Any) -> Any:
     if not first:
         return word
     # `python -c` begins with the path of a fresh interpreter, in which srunddp need not be found.
-    # The rank's own path, which multiprocessing sets a moment later in any case.
+    # It gets the rank's own path, which multiprocessing sets a moment later in any case.
     path = [str(folder) for folder in sys.path]
     return "; ".join(["import sys", f"sys.path[:] = {path}", *first, word])
 

@@ -56,8 +56,8 @@ def mask() -> str:
     """What two processes have in common if they have the same affinity mask; a mask's own digits
     may be too many.
     """
-    # The mask is a word of the hello, and rank 0 refuses a hello with a word of more than 256
-    # letters: a list of many CPUs is longer.
+    # A hello carries this, and rank 0 refuses a hello with a text of more than 256 letters, as a
+    # list of many CPUs would be.
     return f"{zlib.crc32(str(sorted(os.sched_getaffinity(0))).encode()):08x}"
 
 

@@ -114,8 +114,7 @@ def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[s
     if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
         return _single(variables), _single_notes("a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
-    # One variable alone proves nothing: `srun --mpi=pmi2` sets PMI_RANK, too, and a name may be
-    # left over in a user's script.
+    # One variable alone proves nothing: `srun --mpi=pmi2` sets PMI_RANK as Hydra does.
     launchers = [
         each
         for each in mpi.LAUNCHERS
@@ -148,8 +147,8 @@ def _from_mpi(
             process.
     """
     identity = _from_variables(variables, launchers[0])
-    # If srun has started this very process, SLURM_PROCID is its own and has to agree. Else it is
-    # that of a daemon, and rightly another.
+    # If srun has started this very process, SLURM_PROCID is its own and has to agree.
+    # Otherwise it is that of mpirun's daemon on this node, and may differ.
     others = launchers[1:]
     if step and step.direct:
         others = [*others, SRUN]
@@ -163,8 +162,8 @@ def _from_mpi(
 
 def _from_slurm(variables: Mapping[str, str], step: SlurmStep) -> Identity:
     identity = _from_variables(variables, SRUN, step=step)
-    # srun --mpi=pmi2 repeats rank and size over PMI; other values come from an mpirun around the
-    # step, and its socket would lead to that one's ranks.
+    # srun --mpi=pmi2 sets the same rank and size for PMI. If they differ, PMI_FD is that of another
+    # launcher, and leads to other ranks.
     if all(name in variables for name in PMI):
         _require_agreement(variables, identity, "PMI_RANK", "PMI_SIZE")
     return identity

@@ -88,8 +88,8 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
     mpi4py.rc.finalize = True
     try:
         from mpi4py import MPI
-    # mpi4py's wheels look for a library at import, and raise a RuntimeError where they find none.
     except (ImportError, RuntimeError) as error:
+        # mpi4py's wheels look for a library at import: a RuntimeError says that there is none.
         raise MpiNotLaunchedError(f"mpi4py does not find its MPI library: {error}") from None
 
     # The script may have started MPI itself, which is possible once in a process.
@@ -117,7 +117,7 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
 def interface_variables(variables: Mapping[str, str], interface: str) -> dict[str, str]:
     """What Open MPI and MPICH read when they are initialised, as far as the user has not set it."""
     names = ["MPICH_NETWORK_IFACE", "FI_TCP_IFACE"]
-    # Open MPI takes one of the two only.
+    # Open MPI accepts a list to include or one to exclude, not both.
     if "OMPI_MCA_btl_tcp_if_exclude" not in variables:
         names.append("OMPI_MCA_btl_tcp_if_include")
     return {name: interface for name in names if name not in variables}

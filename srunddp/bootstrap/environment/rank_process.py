@@ -54,8 +54,8 @@ def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
 
 
 def _launcher_checksum(variables: Mapping[str, str]) -> str:
+    # A value that is not UTF-8 has surrogates in os.environ, which encode() refuses by default.
     return str(
-        # A value that is not UTF-8 has surrogates in os.environ, which encode() refuses by default.
         zlib.crc32(
             repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode(
                 errors="surrogateescape"

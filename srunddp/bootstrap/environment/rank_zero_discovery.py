@@ -31,7 +31,7 @@ PMI = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 _PMI_KEY = "srunddp"
 # Below Linux's ephemeral range (32768 and up), where the kernel hands ports out to anyone.
 _DERIVED_PORTS = range(20480, 32768)
-# Every rank that looks for rank 0 tries all of them in turn.
+# Every rank that looks for rank 0 tries all of them in turn: their number bounds that search.
 _MOST_PORTS = 24
 
 

@@ -164,7 +164,7 @@ class Environment(Identity):
     @property
     def one_node(self) -> bool:
         """Whether all ranks are known to share this node."""
-        # A restart may move ranks to a spare node, and those must find the store.
+        # A restart may move ranks to a spare node, and they must reach rank 0 from there.
         if self.spares:
             return False
         # From any other node such an address does not lead to rank 0.

@@ -85,8 +85,8 @@ class IfacesEntry:
         a ``?`` here can.
         """
         names = {node, node.split(".")[0]}
-        # The node may be given by a pattern itself, such as `gpu*`: a ? stands for one letter, and
-        # must not fit its *.
+        # The node may be a pattern itself, such as `gpu*`: a ? stands for one letter of a name, and
+        # must not match that *.
         patterns = [pattern.replace("?", "[!*]") for pattern in self.patterns]
         return any(
             name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns)

@@ -126,8 +126,7 @@ def select_interface(
     alone = environment.world_size == 1
     entry = entry_for(entries, environment.node, or_default=alone, interfaces=_listed(links))
     exported = _exported(variables, links)
-    # All of them, also one that does not decide here: it stays exported, so that Gloo or NCCL goes
-    # by it.
+    # Also one that does not decide here is checked: it stays exported, and Gloo or NCCL goes by it.
     for each in exported:
         _checked(
             each.name,
@@ -407,8 +406,8 @@ def addresses_of(name: str) -> set[str]:
         return {
             str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         }
-    # A part of a name that is empty or has more than 63 letters makes Python raise a UnicodeError.
     except (OSError, UnicodeError):
+        # A UnicodeError: a part of the name is empty, or has more than 63 letters.
         return set()
 
 

@@ -108,7 +108,7 @@ class Prober:
         """Listen with an empty queue; the port that the kernel chose, 0 where the address cannot be
         bound.
         """
-        # Closing is the only way to drop what is in a queue.
+        # Only closing drops what waits in the queue of a listener.
         if address in self.listeners:
             self.listeners.pop(address).close()
         try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from srunddp.bootstrap.process_group.world import World
 
 _log = logging.getLogger("srunddp")
-# Seconds for all of them together.
+# Seconds for the goodbyes of all ranks together.
 _GOODBYES_WITHIN = 30.0
 
 

@@ -86,7 +86,7 @@ def plan(
     beside = text_of(sysfs / "bus/pci/devices" / gpu.device["address"] / "local_cpulist")
     near = mask & numbers_of(beside)
     numa_node = gpu.device["numa"]
-    # The kernel says -1 where the firmware does not tell, as on machines with one node.
+    # The kernel says -1 where the firmware does not tell, often on machines with one node.
     if numa_node < 0 or not near:
         return Binding(f"{gpu}: its NUMA node is unknown, or has none of this rank's CPUs")
     share = _share(near, gpu.peers, environment.local_rank, sysfs)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-# Seconds between two questions to the store, at first and at most.
+# Seconds between two looks at the store: at first, and at most after doubling.
 _LOOK_EVERY = 0.01
 _LOOK_SELDOM = 1.0
 
@@ -145,8 +145,8 @@ class World:
         if (self.local_rank if per_node else self.rank) == 0:
             try:
                 yield
-            # Also for SystemExit and KeyboardInterrupt: the others wait without a limit.
             except BaseException as error:
+                # Also for SystemExit and KeyboardInterrupt: the others wait without a limit.
                 self._publish(key, f"{type(error).__name__}: {error}")
                 raise
             self._publish(key, "")

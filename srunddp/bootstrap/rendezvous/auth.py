@@ -129,8 +129,8 @@ class MungeAuthenticator(Authenticator):
             user, proven = self._decode(proof.encode(errors="replace"))
         except ProofError as reason:
             return str(reason)
-        # The restriction below says who can decode a credential. Anybody can make one that we can
-        # decode.
+        # The restriction that _context() sets says who can decode a credential, and not who can
+        # make one: anybody can make one for us.
         if user != os.geteuid():
             return f"its user is {user}, ours is {os.geteuid()}"
         if proven == text:

@@ -241,7 +241,7 @@ class RendezvousClient:
 
     def _stop_if_interrupted(self) -> None:
         if failure := self.interrupt.failure:
-            # The search has left no connection to rank 0 over which this could be told.
+            # The search has no connection to rank 0: it is told over a new one.
             by = time.monotonic() + protocol.TELL_FOR
             raise self._failed(
                 failure, report_failure(self.candidates, self.hello, self.own, failure, by)
@@ -259,13 +259,13 @@ class RendezvousClient:
         try:
             proof = self._greet(connection, address, patience, deadline)
         except OSError as error:
-            # A time limit of Python's sockets raises a TimeoutError without a number.
+            # When a socket's time limit is over Python raises a TimeoutError without an errno.
             why = os.strerror(error.errno) if error.errno else "did not answer"
             self.passed_over[_Kind.SILENT] = f"{address} {why}"
         except _NotRankZeroError as error:
             self.passed_over[error.kind] = f"{address} {error.why}"
-        # This rank's own failure, or an interrupt of the user: nobody gets the connection.
         except BaseException:
+            # This rank's own failure, or an interrupt of the user: nobody gets the connection.
             connection.close()
             raise
         else:
@@ -409,5 +409,5 @@ def _confirmed(connection: socket.socket, message: AbortReason | CannotCome) -> 
         answer = receive(connection, RendezvousMessage, time.monotonic() + ANSWER_WITHIN)
     except OSError:
         return False
-    # If rank 0 is telling a failure itself, it prints that one, and this rank's is over with it.
+    # If rank 0 is telling a failure itself, it prints that one; this rank does not add its own.
     return isinstance(answer, Told | AbortReason | NotMet)

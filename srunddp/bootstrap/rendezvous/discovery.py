@@ -184,10 +184,10 @@ def discover(
                 if way.starts_mpi:
                     return way.name, over_mpi(message)
                 return way.name, way.exchange(message, environment, timeout)
-        # Nothing has been said over MPI then. After any other error some ranks may have been told
-        # by this way, and would not take part in another.
         except mpi.MpiNotLaunchedError as reason:
-            # Python deletes the name after `as` at the end of its clause.
+            # MPI has not been started then, and no rank has been told anything by this way. After
+            # any other error some may have been, and would not take part in another way.
+            # Python deletes the name after `as` at the end of the clause.
             unsuitable = reason
     raise ConfigError(
         str(unsuitable),
@@ -286,8 +286,7 @@ def resolve_node(
         beside = []
     if environment.one_node:
         return beside or _own(environment, None)
-    # The others look where the name leads to. An own address among these is all that can be bound
-    # here.
+    # The others look where the name leads to. Of these addresses only the node's own can be bound.
     found = addresses_of(
         _own_name(environment, entry_for(entries, environment.node, or_default=True))
     )

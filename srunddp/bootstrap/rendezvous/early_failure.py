@@ -66,9 +66,9 @@ def report_early_failure(
             _let_others_know(environment, options, reason, interface)
             return True
         return _tell_rank_zero(environment, options, reason, interface)
-    # The failure itself is what counts: this rank prints it, and the others find out by their time
-    # limit.
     except (SrunddpError, OSError):
+        # What counts is the failure itself, which this rank prints then. The others notice at the
+        # end of their time.
         return False
 
 

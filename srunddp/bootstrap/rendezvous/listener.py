@@ -33,7 +33,7 @@ from srunddp.util.messages import send
 
 UNPROVEN = 1024  # so many connections without a proof are kept, besides one for each rank
 PATIENCE = 30.0  # seconds after which one of those is closed
-# Bytes of one line, and letters of one text in a hello, of whoever connects.
+# What anybody who connects may send: bytes of a line, and letters of one text in a hello.
 _LONGEST = 4096
 _LONGEST_WORD = 256
 # Lines in the log: a stranger that comes again and again must not fill it.
@@ -99,8 +99,8 @@ class AuthenticatedListener:
         self._selector.close()
         for stranger in self._waiting:
             stranger.close()
-        # What has not been handed on may be of peers that have gone, whose sockets are still open.
-        # The connections in `known` are the caller's.
+        # Sockets of peers that have gone, which nobody has been told yet. Those in `known` are the
+        # caller's.
         for event in self._said_by_peers:
             if event[2] is None:
                 event[1].close()
@@ -195,8 +195,8 @@ class AuthenticatedListener:
         """Read what a peer has sent, and see whether it has gone."""
         try:
             piece = peer.connection.recv(_LONGEST)
-        # The kernel may report a socket as readable that is not, see select(2).
         except BlockingIOError:
+            # The kernel may report a socket as readable that is not, see select(2).
             return
         except OSError:
             piece = b""
@@ -206,7 +206,7 @@ class AuthenticatedListener:
                 return  # it has been refused
         if piece and len(peer.received) < _LONGEST:
             return
-        # The end of what it says comes in order, after its last messages.
+        # Its end is queued behind its last messages, so that they are handled first.
         if peer.hello and peer.connection in self.known:
             self._forget(peer)
             self._said_by_peers.append((peer.hello, peer.connection, None))

@@ -53,7 +53,7 @@ class Hello(RendezvousMessage, kind="hello"):
     local_world_size: int = 0
     version: str = ""
     deputy_port: int = 0
-    # Not compared, as they differ with each connection of one rank.
+    # These two are filled in for each connection; two hellos of one rank are equal without them.
     nonce: str = field(default="", compare=False)
     proof_kind: str = field(default="", compare=False)
 

@@ -160,8 +160,7 @@ def bind(prepared: RankSetup) -> RankSetup:
     published = protocol.encode_advertisement(
         discovery.token(environment), [held.rendezvous_address]
     )
-    # After a restart the others have the address and secret of the verdict, and not those made
-    # here.
+    # After a restart the others have been told address and secret by the verdict, and not these.
     return replace(prepared, held=held, published=rejoin.published if rejoin else published)
 
 
