@@ -65,8 +65,14 @@ def explain(env_file: str | None, **given: Any) -> None:
 
 
 def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
-    """Print the explanation of this process or of those in ``env_file``, and exit. SrunddpError: an
-    option is wrong.
+    """Print the explanation of one process or of several, and exit.
+
+    Args:
+        given: the options of :func:`explain`, by their names.
+        env_file: the file with the variables of processes elsewhere; None for this process.
+
+    Raises:
+        SrunddpError: an option is wrong.
     """
     from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain.explain import ExplainOptions, explain

@@ -41,7 +41,12 @@ def keep_mpi_out(util: ModuleType) -> None:
 
 
 def call_in_fork_server(module: str, function: str) -> None:
-    """Have a fork server that starts from now on call a function first, which takes nothing."""
+    """Have a fork server that starts from now on call a function before it imports the script.
+
+    Args:
+        module: the function's, which the server imports.
+        function: its name; it is called without arguments.
+    """
     from multiprocessing import util
 
     keep_mpi_out(util)

@@ -115,7 +115,12 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
 
 
 def interface_variables(variables: Mapping[str, str], interface: str) -> dict[str, str]:
-    """What Open MPI and MPICH read when they are initialised, as far as the user has not set it."""
+    """Return what Open MPI and MPICH read when they are initialised, so that they use an interface.
+
+    Args:
+        variables: the rank's; what the user has set of these stays, and is left out.
+        interface: the name of the interface.
+    """
     names = ["MPICH_NETWORK_IFACE", "FI_TCP_IFACE"]
     # Open MPI accepts a list to include or one to exclude, not both.
     if "OMPI_MCA_btl_tcp_if_exclude" not in variables:
@@ -124,9 +129,14 @@ def interface_variables(variables: Mapping[str, str], interface: str) -> dict[st
 
 
 def require_world(library: str, variables: Mapping[str, str]) -> None:
-    """Refuse an MPI that would make no world here, or end the process, by an MpiNotLaunchedError.
+    """Refuse an MPI that would make no world here, or end the process.
 
-    ``library`` is how it names itself, ``MPI.Get_library_version()``.
+    Args:
+        library: how it names itself, ``MPI.Get_library_version()``.
+        variables: the rank's, by which its launcher is known.
+
+    Raises:
+        MpiNotLaunchedError: nothing shows that this MPI has a world here.
     """
     for name, proofs in _WORLDS.items():
         if library.startswith(name):
@@ -193,8 +203,13 @@ def is_blocked() -> bool:
 
 
 def reject_prterun(variables: Mapping[str, str]) -> None:
-    """Refuse prterun and prun, whose processes are told a rank and nothing else, by a
-    ConfigError.
+    """Refuse prterun and prun, whose processes are told a rank and nothing else.
+
+    Args:
+        variables: the rank's.
+
+    Raises:
+        ConfigError: it was started by one of them.
     """
     # srun --mpi=pmix sets the first alone. Open MPI's mpirun sets both, and OMPI_* by which it has
     # been recognised before.

@@ -151,7 +151,11 @@ def _check(step: SlurmStep) -> None:
 
 
 def parse_uint(variables: Mapping[str, str], name: str) -> int:
-    """The value of a variable that holds a number from 0 up.
+    """Return the value of a variable that holds a number from 0 up.
+
+    Args:
+        variables: the rank's.
+        name: of the variable; without it the value is 0.
 
     Raises:
         ConfigError: it holds something else.

@@ -231,16 +231,26 @@ class Discovery(ABC):
 
     @abstractmethod
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
-        """Why this rank cannot use this way; empty where it can."""
+        """Tell why this rank cannot use this way; empty where it can.
+
+        Args:
+            identity: who the rank is.
+            variables: its environment variables.
+        """
 
     def source(self, identity: Identity, variables: Mapping[str, str]) -> str:
-        """The variable for which it can, with its value."""
+        """Return the variable for which this rank can use this way, with its value; for people.
+
+        Args:
+            identity: who the rank is.
+            variables: its environment variables.
+        """
         if self.variable:
             return f"{self.variable}={variables.get(self.variable, '')}"
         return identity.sources["rank"]
 
     def is_last_resort(self, identity: Identity) -> bool:
-        """Whether all others come first here."""
+        """Tell whether all other ways come first for this rank."""
         return False
 
     def exchange(
@@ -265,7 +275,10 @@ class Discovery(ABC):
         raise NotImplementedError
 
     def rank_zero(self, environment: Environment) -> RankZero:
-        """Where rank 0 is.
+        """Work out where rank 0 is.
+
+        Args:
+            environment: this rank's.
 
         Raises:
             ConfigError: that cannot be known.
@@ -273,8 +286,8 @@ class Discovery(ABC):
         raise NotImplementedError
 
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:
-        """The ports on which rank 0 may listen, in the order in which it tries them; none where it
-        publishes its own.
+        """Return the ports on which rank 0 may listen, in the order in which it tries them; none
+        where it publishes its own.
 
         Args:
             environment: this rank's.

@@ -139,6 +139,13 @@ def _check_owner(path: Path) -> None:
 def parse(text: bytes, path: str) -> Entries:
     """Parse the text of an ifaces.conf.
 
+    Args:
+        text: what is in the file.
+        path: where it is, for messages.
+
+    Returns:
+        Its entries; none where the file has nothing but comments.
+
     Raises:
         ConfigError: with file, line and column, what was found, what was expected and the hint, for
             all that is wrong.

@@ -412,8 +412,11 @@ def addresses_of(name: str) -> set[str]:
 
 
 def shares_subnet(own: str, other: str) -> bool:
-    """Whether an address is in the subnet that an interface of this node has for its own
-    address.
+    """Tell whether an address is in the subnet of one of this node's own addresses.
+
+    Args:
+        own: an address of this node, whose interface knows the subnet.
+        other: the address that is looked for there, of the same family.
     """
     import psutil
 

@@ -37,10 +37,14 @@ def own_gpu(
 
 
 def distance(gpu: str, interface: str) -> tuple[int, bool]:
-    """How far an interface is from a GPU; the least is the nearest.
+    """Return how far an interface is from a GPU, to be compared; the least is the nearest.
 
     First the bridges that both are below count, as a negative number, then whether their NUMA nodes
     differ. An interface of which sysfs shows no device, as of a virtual one, is the farthest.
+
+    Args:
+        gpu: its PCI address, as sysfs has it.
+        interface: its name.
     """
     here = (SYSFS / "bus/pci/devices" / gpu).resolve()
     there = _device(SYSFS / "class/net" / interface)

@@ -53,7 +53,7 @@ class Challenge:
     server_nonce: str
 
     def text(self, role: str) -> bytes:
-        """What the prover of this role proves."""
+        """Return what the prover of a role, ``SERVER`` or ``CLIENT``, proves."""
         # JSON marks where each field ends: simply joined, two challenges could give one text.
         return json.dumps(["srunddp", role, *vars(self).values()]).encode()
 
@@ -67,11 +67,20 @@ class Authenticator:
     kind: ClassVar[str] = "none"
 
     def sign(self, text: bytes) -> str:
-        """A proof of the text; a ProofError where it cannot be made now."""
+        """Make a proof of a text.
+
+        Raises:
+            ProofError: it cannot be made now.
+        """
         return ""
 
     def why_invalid(self, proof: object, text: bytes) -> str:
-        """Why this is no proof of the text; empty where it is one."""
+        """Tell why something is no proof of a text; empty where it is one.
+
+        Args:
+            proof: what the other end has sent, which may be anything.
+            text: what it has to be about.
+        """
         return ""
 
 

@@ -210,7 +210,12 @@ def working_out(environment: Environment) -> Discovery:
 
 
 def rank_zero_name(environment: Environment, entries: Entries) -> tuple[IfacesEntry, str]:
-    """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it.
+    """Return the entry of ifaces.conf for rank 0's node, and the name by which the others look for
+    it.
+
+    Args:
+        environment: this rank's.
+        entries: of ifaces.conf.
 
     Raises:
         ConfigError: where it is cannot be known.
@@ -296,7 +301,12 @@ def resolve_node(
 
 
 def hostname_of(entry: IfacesEntry, node: str) -> str:
-    """The name by which the other nodes reach a node."""
+    """Return the name by which the other nodes reach a node.
+
+    Args:
+        entry: of ifaces.conf for the node.
+        node: the name by which its launcher knows it.
+    """
     return entry.address.format(node=node) or node
 
 

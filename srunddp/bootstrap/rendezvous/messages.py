@@ -87,7 +87,12 @@ class CannotCome(RendezvousMessage, kind="cannot_come"):
 
     @classmethod
     def because(cls, reason: AbortReason, proof: str) -> CannotCome:
-        """Return the message about a failure of this rank."""
+        """Return the message about a failure of this rank.
+
+        Args:
+            reason: the failure.
+            proof: that this rank belongs to the run.
+        """
         return cls(proof=proof, text=_beginning(reason.text), exit_code=reason.exit_code)
 
     @property

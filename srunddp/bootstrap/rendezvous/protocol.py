@@ -97,6 +97,10 @@ def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> Bo
 def listen(host: str, ports: list[int]) -> socket.socket:
     """Listen on the first of these ports that is free, on this address alone.
 
+    Args:
+        host: a numeric address of this node.
+        ports: to try in turn; 0 lets the kernel choose.
+
     Raises:
         RendezvousError: none of them is.
     """
@@ -131,7 +135,12 @@ def listen(host: str, ports: list[int]) -> socket.socket:
 
 
 def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket.socket]:
-    """Listen on each of these addresses where one of the ports is free."""
+    """Listen on each of these addresses where one of the ports is free.
+
+    Args:
+        hosts: numeric addresses of this node; one that cannot be bound is left out.
+        ports: to try in turn on each of them.
+    """
     listening = []
     for host in hosts:
         with contextlib.suppress(RendezvousError):
@@ -157,6 +166,10 @@ class CancelToken:
     def fail(self, text: str, code: int) -> None:
         """End the meeting, now or as soon as it begins, by this rank's failure; only the first call
         counts.
+
+        Args:
+            text: why it has failed, in the words of its error.
+            code: its exit code.
         """
         if not self.failure:
             # Before the byte: whoever wakes up by it finds the failure here.
@@ -169,7 +182,11 @@ class CancelToken:
         return self._read_end.fileno()
 
     def wait(self, deadline: float, connection: socket.socket | None = None) -> bool:
-        """Wait, until a time of :func:`time.monotonic`, for something to read from the connection.
+        """Wait for something to read from a connection.
+
+        Args:
+            deadline: a time of :func:`time.monotonic`.
+            connection: None to wait for nothing but this rank's failure.
 
         Returns:
             Whether there is; False when this rank has failed or the time is over.
@@ -200,7 +217,12 @@ class Advertisement:
 
 
 def encode_advertisement(token: str, addresses: Sequence[Address]) -> str:
-    """The text that announces rank 0 at the first few of these addresses, with a new secret."""
+    """Return the text that announces rank 0, with a new secret.
+
+    Args:
+        token: the run's name.
+        addresses: where it listens, the likeliest first; only the first few are told.
+    """
     where = ",".join(map(str, addresses[:_MOST_ADDRESSES]))
     return f"{token}@{where}@{os.urandom(auth.SECRET_BYTES).hex()}"
 

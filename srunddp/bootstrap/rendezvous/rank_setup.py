@@ -112,6 +112,10 @@ class RankSetup:
 def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
     """Choose and check the interface.
 
+    Args:
+        options: what the command line says.
+        environment: this rank's.
+
     Raises:
         ConfigError: ifaces.conf or the interface is wrong.
     """
