@@ -105,7 +105,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """Each time limit, and the option or variable that set it."""
+    """Return each time limit, and the option or variable that set it."""
     context = click.get_current_context()
     limits = {}
     for name in ("timeout", "stall_timeout"):
@@ -119,7 +119,7 @@ def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 
 
 def read_environments(path: str) -> list[dict[str, str]]:
-    """The environments in a file, in its order; each is a rank's where several wrote there.
+    """Read the environments in a file, in its order; each is a rank's where several wrote there.
 
     Raises:
         ConfigError: it cannot be read, or holds something else.
@@ -135,7 +135,7 @@ def read_environments(path: str) -> list[dict[str, str]]:
 
 
 def parse_environments(text: str) -> list[dict[str, str]]:
-    """The environments in a text.
+    """Read the environments in a text.
 
     A variable that comes again begins the next one. Where each line has its rank before it, as
     after ``srun --label env``, lines may come in any order.

@@ -164,8 +164,8 @@ class Explanation:
         return {**found, "notes": self.notes, "errors": errors}
 
     def decide(self) -> Iterator[Row]:
-        """All values, each with what decided it; what is found out on the way is added to the notes
-        and errors.
+        """Decide all values, each with its reason; what is found out on the way is added to the
+        notes and errors.
         """
         try:
             found = self._detect()
@@ -193,7 +193,7 @@ class Explanation:
         yield from self._offline_and_staged()
 
     def _set(self, *names: str) -> list[str]:
-        """Those of these variables that are set, with their values."""
+        """Return those of these variables that are set, with their values."""
         return [f"{name}={self.variables[name]}" for name in names if name in self.variables]
 
     def _detect(self) -> Environment:
@@ -211,7 +211,7 @@ class Explanation:
         )
 
     def _identity(self, found: Environment) -> Iterator[Row]:
-        """The launcher, who it says that the rank is, the way to rank 0 and the proof."""
+        """Show the launcher, who it says that the rank is, the way to rank 0 and the proof."""
         self.notes += found.notes
         values = {
             "launcher": found.launcher,
@@ -238,8 +238,8 @@ class Explanation:
             yield Row("proof", kind, auth.CHOICE)
 
     def _network(self, found: Environment | None) -> Iterator[Row]:
-        """The file of interface entries, this node's interface, and what is exported for it; then
-        rank 0's address.
+        """Show the file of interface entries, this node's interface, and what is exported for it;
+        then rank 0's address.
         """
         try:
             config = load(self.asked.ifaces, self.variables)
@@ -275,8 +275,8 @@ class Explanation:
     def _interface(
         self, found: Environment, config: IfacesConfig
     ) -> tuple[IfacesEntry | None, SelectedInterface | None]:
-        """This node's entry and interface; where that is wrong, or the node another one, the one
-        that it would be.
+        """Choose this node's entry and interface; where that is wrong, or the node another one, the
+        one that it would be.
         """
         alone = found.world_size == 1
         # Without a name of the node only an entry for all nodes is certain to count.
@@ -313,7 +313,7 @@ class Explanation:
     def _rank_zero(
         self, found: Environment, entries: Entries, chosen: SelectedInterface | None
     ) -> Iterator[Row]:
-        """Rank 0's addresses, and the ports that it tries.
+        """Show rank 0's addresses, and the ports that it tries.
 
         Args:
             found: Who the explained rank is.
@@ -352,7 +352,7 @@ class Explanation:
         name: str,
         chosen: SelectedInterface | None,
     ) -> Sequence[object]:
-        """Where the others look for rank 0; by its name where this is not that node.
+        """Work out where the others look for rank 0; by its name where this is not that node.
 
         Args:
             found: Who the explained rank is.
@@ -382,7 +382,7 @@ class Explanation:
         )
 
     def _ports_of_publisher(self, found: Environment, entries: Entries) -> Row:
-        """The ports where rank 0 tells its own: those that the entry of its node leaves it."""
+        """Show the ports where rank 0 tells its own: those that the entry of its node leaves it."""
         # Rank 0 binds before it knows which way works, so on ports that all ranks can work out.
         if not discovery.working_out(found).publishes:
             with contextlib.suppress(ConfigError):
@@ -446,7 +446,7 @@ class Explanation:
 def _chosen_interface(
     chosen: SelectedInterface, others: Sequence[str], unsure: str
 ) -> Iterator[Row]:
-    """This node's interface, its address, and the variables that are exported for it.
+    """Show this node's interface, its address, and the variables that are exported for it.
 
     Args:
         chosen: The interface.

@@ -32,7 +32,7 @@ class Cpus:
 
     @classmethod
     def here(cls) -> Cpus:
-        """This process's."""
+        """Count the CPUs of this process."""
         allowed = os.sched_getaffinity(0)
         # A mask in hexadecimal with a comma between 32 bits each, such as `00000001,00000001` for
         # CPUs 0 and 32. Where the kernel has no such file, a core counts as one CPU.
@@ -53,16 +53,14 @@ def usable() -> int:
 
 
 def mask() -> str:
-    """What two processes have in common if they have the same affinity mask; a mask's own digits
-    may be too many.
-    """
+    """Return a checksum of this process's affinity mask, to compare it with another process's."""
     # A hello carries this, and rank 0 refuses a hello with a text of more than 256 letters, as a
     # list of many CPUs would be.
     return f"{zlib.crc32(str(sorted(os.sched_getaffinity(0))).encode()):08x}"
 
 
 def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
-    """How many CPUs a rank may use for itself, at least 1.
+    """Return how many CPUs a rank may use for itself, at least 1.
 
     mpirun without binding gives all ranks of a node one mask, and Slurm each task its own; Slurm
     without a plugin for affinity binds nothing, and what was asked for is in the environment alone.

@@ -92,8 +92,8 @@ def detect(
 
 
 def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and local rank by the first variables that name them, for when :func:`detect` has
-    failed; else 0.
+    """Return rank and local rank by the first variables that name them, for when :func:`detect` has
+    failed; 0 where none does.
     """
 
     def first(*names: str) -> int:
@@ -110,7 +110,9 @@ def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[str, ...]]:
-    """Who the innermost launcher says that this process is, unchecked; and what to say about it."""
+    """Find out who the innermost launcher says that this process is, unchecked, and what to say
+    about it.
+    """
     if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
         return _single(variables), _single_notes("a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
@@ -140,7 +142,7 @@ def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[s
 def _from_mpi(
     variables: Mapping[str, str], launchers: list[LauncherVariables], step: SlurmStep | None
 ) -> Identity:
-    """Who the first of these launchers says that this process is.
+    """Read who the first of these launchers says that this process is.
 
     Raises:
         ConfigError: another of them says something else, or Slurm, where srun started this very
@@ -170,7 +172,7 @@ def _from_slurm(variables: Mapping[str, str], step: SlurmStep) -> Identity:
 
 
 def _explicit(variables: Mapping[str, str]) -> Identity:
-    """Who the user's own variables say that this process is.
+    """Read who the user's own variables say that this process is.
 
     Raises:
         ConfigError: some of them are missing, or impossible.
@@ -202,7 +204,7 @@ def _master_port(variables: Mapping[str, str]) -> int:
 
 
 def _incomplete(there: list[str], missing: list[str], variables: Mapping[str, str]) -> ConfigError:
-    """The error where only some of the explicit variables are set."""
+    """Return the error where only some of the explicit variables are set."""
     found = f"{one_of(missing, 'and')} missing"
     if there:
         found = f"{one_of(there, 'and')} set, {found}"
@@ -233,7 +235,7 @@ def _single(variables: Mapping[str, str]) -> Identity:
 
 
 def _single_notes(where: str) -> tuple[str, ...]:
-    """What to say where somebody may have wanted more than one process."""
+    """Return what to say where somebody may have wanted more than one process."""
     return (
         f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task",
     )
@@ -245,7 +247,7 @@ def _from_variables(
     *,
     step: SlurmStep | None = None,
 ) -> Identity:
-    """Who a launcher's variables say that this process is.
+    """Read who a launcher's variables say that this process is.
 
     Args:
         variables: the environment variables of the process.
@@ -362,7 +364,7 @@ def _ignored_master(identity: Identity, variables: Mapping[str, str]) -> tuple[s
 
 
 def _note_on_master(identity: Identity, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The note for the user on what :func:`_ignored_master` finds."""
+    """Return the note for the user on what :func:`_ignored_master` finds."""
     ignored = _set_master(variables)
     if not ignored:
         return ()
@@ -375,7 +377,7 @@ def _note_on_master(identity: Identity, variables: Mapping[str, str]) -> tuple[s
 def _others_that_name_a_rank(
     identity: Identity, variables: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """What else in the variables names the launcher or one of its numbers, and did not count."""
+    """Find what else in the variables names the launcher or its numbers, and did not count."""
     not_chosen = {
         "launcher": tuple(
             f"{each.name}: {each.rank}={variables[each.rank]}"
@@ -395,7 +397,7 @@ def _others_that_name_a_rank(
 
 
 def _names_of(number: str) -> Iterator[str]:
-    """The variables in which any launcher tells one of the numbers."""
+    """Return the variables in which any launcher tells one of the numbers."""
     for each in _ALL_LAUNCHERS:
         if name := getattr(each, number):
             yield name

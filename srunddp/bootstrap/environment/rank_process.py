@@ -65,7 +65,7 @@ def _launcher_checksum(variables: Mapping[str, str]) -> str:
 
 
 def _pmi_socket(variables: Mapping[str, str]) -> str:
-    """PMI's socket, where it is open."""
+    """Name PMI's socket, where it is open."""
     # The link reads `socket:[48213]`, with a number that no two open sockets share.
     with contextlib.suppress(OSError, ValueError):
         return os.readlink(f"/proc/self/fd/{int(variables.get('PMI_FD', ''))}")

@@ -178,7 +178,7 @@ DISCOVERIES: tuple[Discovery, ...] = (
 
 
 def discovery_named(name: str | None) -> Discovery:
-    """The way of a name that ``--channel`` takes; that of a single process for another."""
+    """Return the way of a name that ``--channel`` takes; that of a single process for any other."""
     return next((each for each in DISCOVERIES if each.name == name), NO_DISCOVERY)
 
 

@@ -72,7 +72,9 @@ class SlurmStep:
         return "SLURM_STEP_NODELIST is empty"
 
     def layout(self) -> dict[int, str]:
-        """Which node each rank runs on, as far as the distribution tells; else empty."""
+        """Tell which node each rank runs on, as far as the distribution tells; empty where it does
+        not.
+        """
         # Who is where then depends on the components, on the host file, or on the size of a plane.
         if self.heterogeneous or self.distribution.startswith(("arbitrary", "plane")):
             return {}

@@ -34,7 +34,7 @@ class IfacesConfig:
 
 
 def load(named: str | None, variables: Mapping[str, str], option: str = "--ifaces") -> IfacesConfig:
-    """The entries of the first file that has any, and why it is that one.
+    """Read the entries of the first file that has any, and say why it is that one.
 
     Args:
         named: a file that comes before ``$SRUNDDP_IFACES`` and the default ones; None for none.
@@ -68,8 +68,8 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
 
 
 def default_files() -> list[Path]:
-    """The files that are looked at after ``--ifaces`` and ``$SRUNDDP_IFACES``: the checkout's or
-    prefix's, /etc's.
+    """Return the files that are looked at after ``--ifaces`` and ``$SRUNDDP_IFACES``: the
+    checkout's or prefix's, /etc's.
     """
     above = Path(__file__).resolve().parents[3:]  # the checkout, or site-packages
     if os.path.isfile(above[0] / "setup.py"):

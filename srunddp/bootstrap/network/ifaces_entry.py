@@ -108,7 +108,7 @@ DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 def entry_for(
     entries: Entries, node: str, *, or_default: bool = False, interfaces: str = ""
 ) -> IfacesEntry:
-    """The first entry that matches a node.
+    """Return the first entry that matches a node.
 
     Args:
         entries: of ifaces.conf.
@@ -136,7 +136,7 @@ def entry_for(
 
 
 def later_entries(entries: Entries, chosen: IfacesEntry | None, node: str) -> list[str]:
-    """The other entries that match a node, and why they do not count; for people.
+    """Return the other entries that match a node, and why they do not count; for people.
 
     A start does without: it would have to expand every host list of the file.
 

@@ -42,7 +42,7 @@ class Reader:
         }
 
     def entries(self, root: yaml.Node) -> tuple[IfacesEntry, ...]:
-        """All entries of the file.
+        """Read all entries of the file.
 
         Raises:
             ConfigError: something is wrong; a ConfigFileError where several things are.
@@ -248,7 +248,7 @@ class Reader:
 
 
 def _meant(name: str) -> tuple[str, str]:
-    """What is expected instead of something that is no interface, and the hint."""
+    """Return what is expected instead of something that is no interface, and the hint."""
     if name.startswith("^"):
         return (
             "names to use, not to exclude",

@@ -165,7 +165,7 @@ class _Exported(NamedTuple):
 
 
 def _of_user(exported: _Exported, entry: IfacesEntry, variables: Mapping[str, str]) -> _Choice:
-    """The choice of the user's variable, which comes before the entry."""
+    """Return the choice of the user's variable, which comes before the entry."""
     return _Choice(
         exported.name,
         f"{exported.variable}={variables[exported.variable]}",
@@ -174,7 +174,7 @@ def _of_user(exported: _Exported, entry: IfacesEntry, variables: Mapping[str, st
 
 
 def _loopback(entry: IfacesEntry, *, alone: bool) -> _Choice:
-    """The choice of ranks that need no other node."""
+    """Return the choice of ranks that need no other node."""
     passed_over: tuple[str, ...] = ()
     if alone and entry.interfaces != (AUTO,):
         passed_over = (f"{entry.where}, {entry.rule}: not needed",)
@@ -183,7 +183,7 @@ def _loopback(entry: IfacesEntry, *, alone: bool) -> _Choice:
 
 
 def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _Choice:
-    """The interface by the name, pattern or network that is this rank's.
+    """Choose the interface by the name, pattern or network that is this rank's.
 
     Raises:
         ConfigError: no interface fits a pattern or network.
@@ -222,7 +222,7 @@ def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _
 
 
 def _within(link: NetworkInterface, network: str) -> tuple[str, ...]:
-    """The addresses of an interface that are in a network."""
+    """Return the addresses of an interface that are in a network."""
     import ipaddress
 
     within = ipaddress.ip_network(network)
@@ -239,8 +239,8 @@ def _order(link: NetworkInterface) -> tuple[object, ...]:
 def _nearest(
     links: Links, environment: Environment, variables: Mapping[str, str], where: str
 ) -> _Choice:
-    """Of the interfaces of the best kind the one nearest to this rank's GPU on PCI; of equally near
-    ones, in turn.
+    """Choose the interface nearest to this rank's GPU on PCI among those of the best kind; equally
+    near ones are taken in turn.
     """
     from srunddp.bootstrap.network import pci  # most sites need none of it
 
@@ -271,7 +271,7 @@ def _nearest(
 def _interface(
     choice: _Choice, address: str, entry: IfacesEntry, variables: Mapping[str, str]
 ) -> SelectedInterface:
-    """The choice in both spellings and the entry's variables; what the user exported stays."""
+    """Write the choice in both spellings, with the entry's variables; the user's exports stay."""
     ours = {**entry.env, GLOO: choice.name, NCCL: f"={choice.name}"}
     # NCCL may choose among the interface's addresses: it has to take the family that the ranks have
     # met over.
@@ -301,8 +301,8 @@ def _interface(
 
 
 def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
-    """Of several addresses the one by which the others know this node, else the first of the same
-    family.
+    """Choose the address by which the others know this node; if they know none, the first of the
+    family that they use.
     """
     if len(link.addresses) == 1:
         return link.addresses[0]
@@ -324,7 +324,7 @@ def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environmen
 
 
 def _exported(variables: Mapping[str, str], links: Links) -> list[_Exported]:
-    """The interfaces that the user's own variables mean on this node; Gloo's come first."""
+    """Return the interfaces that the user's own variables mean on this node; Gloo's come first."""
     found = [_Exported(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
     nccl = variables.get(NCCL, "")
     if not nccl or nccl.startswith("^"):  # which excludes
@@ -374,8 +374,8 @@ def _kind(link: NetworkInterface) -> tuple[bool, int]:
 
 
 def why_unusable(link: NetworkInterface) -> str:
-    """Why an interface of this node is none to choose; empty where it may be one that reaches other
-    nodes.
+    """Tell why an interface of this node is none to choose; empty where it may be one that reaches
+    other nodes.
     """
     # The kernel has this folder for each bridge, whatever its name is.
     if link.name.startswith(_VIRTUAL) or Path("/sys/class/net", link.name, "bridge").exists():
@@ -396,12 +396,12 @@ def is_loopback(host: str) -> bool:
 
 
 def shown_speed(speed: int) -> str:
-    """A link's speed in Mbit/s, for people."""
+    """Return a link's speed, given in Mbit/s, as people read it."""
     return f"{speed / 1000:g} Gbit/s" if speed > 0 else "speed unknown"
 
 
 def addresses_of(name: str) -> set[str]:
-    """The addresses that a name leads to, as text; none where it does not resolve."""
+    """Look up the addresses that a name leads to, as text; none where it does not resolve."""
     try:
         return {
             str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -459,7 +459,7 @@ def _listed(links: Links) -> str:
 
 
 def list_interfaces() -> Links:
-    """This node's interfaces, by psutil."""
+    """Ask psutil for this node's interfaces."""
     import psutil
 
     states = psutil.net_if_stats()

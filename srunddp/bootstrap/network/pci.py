@@ -56,7 +56,7 @@ def distance(gpu: str, interface: str) -> tuple[int, bool]:
 
 
 def _device(folder: Path) -> Path | None:
-    """The PCI device of an interface, or of the first one that is below a bond or a VLAN."""
+    """Find the PCI device of an interface, or of the first one that is below a bond or a VLAN."""
     if (folder / "device").exists():
         return (folder / "device").resolve()
     # The kernel links an interface that is made of others to each of them as lower_NAME.
@@ -65,7 +65,7 @@ def _device(folder: Path) -> Path | None:
 
 
 def _numa(device: Path) -> str:
-    """Of a PCI device, or of what is below one, as a virtio interface is."""
+    """Read the NUMA node of a PCI device, or of a device below one, as a virtio interface is."""
     return next(
         filter(None, (text_of(place / "numa_node") for place in (device, *device.parents))), ""
     )

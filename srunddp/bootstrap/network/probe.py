@@ -35,7 +35,7 @@ class Probe:
 
 
 def connect(probe: Probe) -> str:
-    """Why the connection fails; empty where it is made.
+    """Try a connection; return why it fails, empty where it is made.
 
     An interface is bound as well as its address: with the address alone the kernel sends over the
     interface that has the route. Bound to an interface, the kernel sends to any address as to a
@@ -77,8 +77,8 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _routed_from(host: str) -> str:
-    """The address that this node would send from. Connecting a UDP socket looks up the route, and
-    sends nothing.
+    """Return the address that this node would send from. Connecting a UDP socket looks up the
+    route, and sends nothing.
     """
     with (
         socket.socket(_family(host), socket.SOCK_DGRAM) as connection,
@@ -122,8 +122,8 @@ class Prober:
 
 
 def half_open(listeners: Iterable[socket.socket]) -> list[str]:
-    """The addresses whose connections to these sockets came through, but not the answer, by what
-    the kernel knows.
+    """Return the addresses whose connections to these sockets came through, but not the answer, by
+    what the kernel knows.
     """
     import psutil
 

@@ -16,7 +16,8 @@ BACKENDS = ("nccl", "gloo", "auto")
 
 
 def device_index(local_rank: int, local_world_size: int, visible: int, *, own: bool = False) -> int:
-    """The CUDA device of a rank: the first of its own, or the one with the local rank's number.
+    """Choose the CUDA device of a rank: the first of its own, or the one with the local rank's
+    number.
 
     Args:
         local_rank, local_world_size: torch's terms.
@@ -39,7 +40,7 @@ def device_index(local_rank: int, local_world_size: int, visible: int, *, own: b
 
 
 def identity(index: int) -> str:
-    """The UUID of a device that one rank alone may use.
+    """Return the UUID of a device that one rank alone may use.
 
     Empty where NCCL lets several use it, and where the UUID is another device's too, as on ROCm or
     of MIG instances.
@@ -81,8 +82,8 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
 
 
 def unused_devices(local_world_size: int, visible: int, *, own: bool = False) -> str:
-    """A warning for a task that alone sees many GPUs and can use one; empty when there is nothing
-    to say.
+    """Return a warning for a task that alone sees many GPUs and can use one; empty when there is
+    nothing to say.
 
     Args:
         local_world_size: ranks of its node.
@@ -106,12 +107,14 @@ def unused_devices(local_world_size: int, visible: int, *, own: bool = False) ->
 def select_device(
     backend: str, local_rank: int, local_world_size: int
 ) -> tuple[torch.device, str, str]:
-    """The device, the backend and a warning; the device is set as the current one before CUDA is
-    used.
+    """Choose the device and the backend, and make the device the current one before CUDA is used.
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``: NCCL where CUDA is, else Gloo.
         local_rank, local_world_size: torch's terms.
+
+    Returns:
+        The device, the backend, and a warning about GPUs that stay idle; empty without one.
 
     Raises:
         ConfigError: another backend, NCCL without a GPU, or too few GPUs.

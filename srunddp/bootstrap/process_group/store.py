@@ -69,7 +69,7 @@ class ProcessGroupContext:
     _store: Store | None = None
 
     def variables(self) -> dict[str, str]:
-        """What a script written for torchrun reads, and the interface's variables."""
+        """Return what a script written for torchrun reads, and the interface's variables."""
         environment = self.environment
         meeting = self.meeting
         # What spare nodes have changed of Slurm's, for scripts that read these.
@@ -104,8 +104,8 @@ class ProcessGroupContext:
         }
 
     def next_store(self) -> Store:
-        """The store under a fresh prefix, the same on all ranks as long as all initialise equally
-        often.
+        """Return the store under a fresh prefix, the same on all ranks as long as all initialise
+        equally often.
         """
         from torch._C._distributed_c10d import TCPStore
         from torch.distributed.distributed_c10d import PrefixStore
@@ -138,7 +138,7 @@ _joined_by = 0  # the process that is the rank
 
 
 def current_context() -> ProcessGroupContext | None:
-    """This process's place in the world; None before the rendezvous."""
+    """Return this process's place in the world; None before the rendezvous."""
     return _joined
 
 
@@ -231,8 +231,8 @@ def _keeping_mpi_out(util: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
-    """As ``accelerate launch --cpu``: without a GPU ranks are a world for it only if it is told of
-    CPUs.
+    """Do as ``accelerate launch --cpu``: without a GPU ranks are a world for it only if it is told
+    of CPUs.
     """
     import torch
 
@@ -290,7 +290,9 @@ def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
 def _handle(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """A rendezvous handler of torch's, which does as torch's own does where the url is not ours."""
+    """Stand in for a rendezvous handler of torch's, and do as that one does where the url is not
+    ours.
+    """
     place = current_context()
     if place is None or not _is_ours(url, place, os.environ):
         yield from stock(url, **options)

@@ -44,7 +44,7 @@ def wait_for_gloo_threads() -> None:
 
 
 def _gloo_activity() -> dict[str, tuple[str, int]]:
-    """Of each Gloo thread its state and how often it has been switched to."""
+    """Read the state of each Gloo thread, and how often it has been switched to."""
     activity = {}
     for status in Path("/proc/self/task").glob("*/status"):
         # A thread may end between the listing and the reading.

@@ -223,7 +223,7 @@ def _munge_here() -> MungeAuthenticator | None:
 
 
 def nonce() -> str:
-    """A number that is used once."""
+    """Make a number that is used once."""
     return os.urandom(16).hex()
 
 

@@ -58,7 +58,7 @@ def join(
     interrupt: CancelToken | None = None,
     lost_after: float | None = None,
 ) -> tuple[socket.socket, RendezvousInfo]:
-    """The other ranks' side: find rank 0 among the candidates, say hello, wait for the answer.
+    """Find rank 0 among the candidates, say hello, and wait for the answer.
 
     Strangers that refuse, stay mute, answer something else or prove nothing are ignored. Rank 0 may
     come later than this rank, so the candidates are tried again until the deadline.
@@ -115,7 +115,7 @@ def report_failure(
 
 
 def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
-    """The candidates of this rank's address family.
+    """Return the candidates of this rank's address family.
 
     Raises:
         RendezvousError: all are of another.
@@ -248,7 +248,7 @@ class RendezvousClient:
             )
 
     def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
-        """This rank's own failure, which rank 0 prints where it was reported to it."""
+        """Return this rank's own failure, which rank 0 prints where it was reported to it."""
         return failure.error_of(
             self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK
         )
@@ -343,8 +343,8 @@ class RendezvousClient:
         return RendezvousError(f"{self.hello}: {why}", expected=auth.EXPECTED, hint=auth.HINT)
 
     def _not_found(self) -> RendezvousError:
-        """The error at the deadline. Of all that was passed over, who has our token tells most, and
-        a stranger more than an address where nobody listens.
+        """Return the error at the deadline. Of all that was passed over, who has our token tells
+        most, and a stranger more than an address where nobody listens.
         """
         if refused := self.passed_over.get(_Kind.REFUSED):
             return self._refusal(refused)

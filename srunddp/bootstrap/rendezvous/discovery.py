@@ -47,7 +47,7 @@ def token(environment: Environment) -> str:
 
 
 def token_source(environment: Environment) -> str:
-    """What :func:`token` is made of where all ranks know it, for people."""
+    """Say what :func:`token` is made of where all ranks know it, for people."""
     if environment.step:
         return "job, step and restart count; TORCHELASTIC_RUN_ID"
     return "MASTER_ADDR:MASTER_PORT"
@@ -69,7 +69,7 @@ class Introduction(NamedTuple):
 
 
 def hello(environment: Environment, token: str, address: str = "") -> Hello:
-    """What this rank says of itself.
+    """Make up what this rank says of itself.
 
     Args:
         environment: this rank's.
@@ -118,7 +118,7 @@ def introduce(environment: Environment, published: str, address: str = "") -> In
 def rendezvous_ports(
     environment: Environment, entry: IfacesEntry, forced: range | None
 ) -> list[int]:
-    """The ports that rank 0 tries for the rendezvous, and the others look at, in order.
+    """Return the ports that rank 0 tries for the rendezvous, and the others look at, in order.
 
     Args:
         environment: this rank's.
@@ -131,7 +131,8 @@ def rendezvous_ports(
 
 
 def ports_source(environment: Environment, entry: IfacesEntry, forced: range | None) -> str:
-    """What limits :func:`rendezvous_ports` to some, and the rule by which they follow, for people.
+    """Say what limits :func:`rendezvous_ports` to some, and the rule by which they follow, for
+    people.
 
     Args:
         environment, entry, forced: as there.
@@ -145,7 +146,7 @@ def ports_source(environment: Environment, entry: IfacesEntry, forced: range | N
 
 
 def place_source(environment: Environment, entry: IfacesEntry, variables: Mapping[str, str]) -> str:
-    """What tells where rank 0 is, for people.
+    """Say what tells where rank 0 is, for people.
 
     Args:
         environment: this rank's.
@@ -161,7 +162,7 @@ def place_source(environment: Environment, entry: IfacesEntry, variables: Mappin
 def discover(
     environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Say
 ) -> tuple[str, str]:
-    """The channel that works, and what rank 0 published over it; nothing where its address is
+    """Find the channel that works, and what rank 0 published over it; nothing where its address is
     worked out.
 
     Args:
@@ -201,8 +202,8 @@ def discover(
 
 
 def working_out(environment: Environment) -> Discovery:
-    """The way by which the ranks work out where rank 0 is; where it publishes that, the one over
-    which it does.
+    """Return the way by which the ranks work out where rank 0 is; where it publishes that, the one
+    over which it does.
     """
     return next(
         (each for each in environment.discoveries if not each.publishes), environment.discovery
@@ -231,7 +232,7 @@ def candidate_addresses(
     entries: Entries,
     forced: range | None,
 ) -> list[Address]:
-    """Where rank 0 may listen, worked out from what this rank knows.
+    """Work out where rank 0 may listen, from what this rank knows.
 
     If it shares this rank's node, that is this rank's interface, or any of them where it has none.
 
@@ -263,8 +264,8 @@ def candidate_addresses(
 
 
 def _own(environment: Environment, interface: SelectedInterface | None) -> list[str]:
-    """The addresses of this node at which rank 0 may be: its interface's, or any where it has
-    none.
+    """Return the addresses of this node at which rank 0 may be: its interface's, or any where it
+    has none.
     """
     if interface:
         return [interface.address]
@@ -278,7 +279,8 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
 def resolve_node(
     environment: Environment, interface: SelectedInterface | None, entries: Entries
 ) -> list[str]:
-    """On rank 0: those of this node's own addresses at which the others look for it.
+    """Return those of this node's own addresses at which the others look for rank 0, which runs on
+    it.
 
     Args:
         environment: rank 0's.
@@ -311,7 +313,7 @@ def hostname_of(entry: IfacesEntry, node: str) -> str:
 
 
 def _own_name(environment: Environment, entry: IfacesEntry) -> str:
-    """The name by which the others look for rank 0, asked on its own node."""
+    """Return the name by which the others look for rank 0, asked on its own node."""
     if environment.master:
         return environment.master[0]
     return hostname_of(entry, environment.node)
@@ -338,7 +340,7 @@ def _resolve(name: str, environment: Environment) -> list[str]:
 def check_reachable(
     environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Links
 ) -> None:
-    """On rank 0: refuse at once to wait where nobody will come.
+    """Refuse at once to wait where nobody will come; for rank 0.
 
     Args:
         environment: rank 0's.

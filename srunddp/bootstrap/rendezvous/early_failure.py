@@ -78,7 +78,7 @@ def _let_others_know(
     reason: AbortReason,
     interface: SelectedInterface | None,
 ) -> None:
-    """On rank 0: let all that look for it have the failure in place of its address.
+    """Give all ranks that look for rank 0 its failure in place of its address.
 
     Raises:
         SrunddpError: the launcher does not publish it.
@@ -98,7 +98,7 @@ def _let_others_know(
 def _listen_where_others_look(
     environment: Environment, options: RendezvousOptions, interface: SelectedInterface | None
 ) -> list[socket.socket]:
-    """On rank 0: the sockets at all the addresses at which the others may look for it."""
+    """Listen at all addresses of rank 0's node at which the others may look for it."""
     if options.rejoin and options.rejoin.descriptor is not None:
         return [socket.socket(fileno=options.rejoin.descriptor)]
     entries = _entries(options)
@@ -116,9 +116,7 @@ def _answer_others(
     reason: AbortReason,
     seconds: float,
 ) -> None:
-    """On rank 0: answer whoever looks for it with the failure, until all others know or the time is
-    over.
-    """
+    """Answer whoever looks for rank 0 with its failure, until all others know or the time is over."""
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
     from srunddp.bootstrap.rendezvous.server import tell_all
 
@@ -143,7 +141,7 @@ def _tell_rank_zero(
     reason: AbortReason,
     interface: SelectedInterface | None,
 ) -> bool:
-    """On another rank: tell rank 0; whether it knows of the failure.
+    """Tell rank 0 of this rank's failure, and return whether it knows of it.
 
     Raises:
         SrunddpError: where rank 0 is cannot be known, or it has failed itself.
@@ -172,7 +170,7 @@ def _tell_rank_zero(
 
 
 def _entries(options: RendezvousOptions) -> Entries:
-    """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
+    """Read ifaces.conf; if it is what is wrong, all ranks look at the default's ports."""
     try:
         return ifaces_conf.load(options.ifaces, os.environ).entries
     except SrunddpError:

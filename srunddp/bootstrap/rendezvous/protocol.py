@@ -75,8 +75,8 @@ class RendezvousResult:
 
 
 def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> BoundSockets:
-    """Rank 0's two sockets: that of the store is bound to the first port that is free, on this
-    address alone.
+    """Bind the store's socket to the first port that is free, on this address alone, beside that of
+    the rendezvous.
 
     Args:
         host: the numeric address of rank 0's interface; rendezvous: listens there.
@@ -178,7 +178,7 @@ class CancelToken:
                 self._write_end.send(b"!")
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable, and stays so, when it has failed."""
+        """Return a descriptor that becomes readable, and stays so, when this rank has failed."""
         return self._read_end.fileno()
 
     def wait(self, deadline: float, connection: socket.socket | None = None) -> bool:
@@ -228,7 +228,7 @@ def encode_advertisement(token: str, addresses: Sequence[Address]) -> str:
 
 
 def encode_abort(failure: AbortReason) -> str:
-    """The text that announces rank 0's failure."""
+    """Return the text that announces rank 0's failure."""
     # No token reads `failed`. A value of PMI-1 must not have blanks, which quote() replaces.
     return f"{_FAILED}@{failure.exit_code}@{quote(failure.text)[:_LONGEST]}"
 

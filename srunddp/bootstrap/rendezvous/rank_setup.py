@@ -127,8 +127,8 @@ def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
 
 
 def bind(prepared: RankSetup) -> RankSetup:
-    """On rank 0, bind the sockets of the rendezvous and of the store on the interface; nothing on
-    the others.
+    """Bind the sockets of the rendezvous and of the store on rank 0's interface; the other ranks
+    bind none.
 
     Raises:
         SrunddpError: no port is free, or the others would not find this address.
@@ -169,8 +169,8 @@ def bind(prepared: RankSetup) -> RankSetup:
 
 
 def listen_as_deputy(prepared: RankSetup) -> RankSetup:
-    """On one rank of each node that may act for rank 0 when it is gone: listen, where a port is
-    free.
+    """Listen for the time when rank 0 is gone, if this rank is one that may act for it and a port
+    is free.
     """
     environment = prepared.environment
     # The first rank of each node, and rank 1 as well: on rank 0's own node another has to be there
@@ -200,7 +200,7 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
 
 
 def listen_again(prepared: RankSetup) -> tuple[int, str]:
-    """On rank 0, listen for the rendezvous of the next start.
+    """Listen for the rendezvous of the next start; for rank 0.
 
     Returns:
         The socket's descriptor, and what tells the other ranks where it is.

@@ -36,7 +36,7 @@ class Role(Enum):
 
 
 def role_of(setup: RankSetup) -> Role:
-    """The part of a process, by what it holds: only rank 0 has listening sockets."""
+    """Return the part of a process, by what it holds: only rank 0 has listening sockets."""
     if setup.environment.world_size == 1:
         return Role.ALONE
     if setup.held:
@@ -98,7 +98,7 @@ def rendezvous(
 
 
 def _alone(setup: RankSetup) -> RendezvousResult:
-    """The result for a process that is the whole world, and meets nobody."""
+    """Return the result for a process that is the whole world, and meets nobody."""
     assert setup.held
     # Nobody comes; the store's socket goes on to the worker.
     setup.held.rendezvous.close()
@@ -181,7 +181,7 @@ left.
 
 
 def check_that_others_can_find_us(environment: Environment) -> None:
-    """On rank 0, which publishes nothing: refuse a step in which the others cannot work out its
+    """Refuse, on a rank 0 that publishes nothing, a step in which the others cannot work out its
     address.
 
     Nobody comes then; it is better said now than when rank 0 has waited for the others in vain.

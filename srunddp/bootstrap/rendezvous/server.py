@@ -168,7 +168,7 @@ class RendezvousServer:
         raise reason.error_of(hello.rank, hello.node)
 
     def _objection(self, hello: Hello) -> str:
-        """Why a rank cannot be one of this world; empty where it can."""
+        """Tell why a rank cannot be one of this world; empty where it can."""
         own = self.own
         # First, as in another version the other fields may mean something else.
         if hello.version != own.version:
@@ -263,7 +263,7 @@ def infos_of(
     takeover: str = "",
     vacant: tuple[int, ...] = (),
 ) -> list[RendezvousInfo]:
-    """What each of these ranks is told, that of rank 0 first.
+    """Return what each of these ranks is told, that of rank 0 first.
 
     Args:
         hellos: What each has said of itself, rank 0's first.
@@ -299,8 +299,8 @@ def infos_of(
 
 
 def _nodes(hellos: Sequence[Hello]) -> list[tuple[str, int]]:
-    """The node of each rank: containers on several hosts may have one name, but a node has each
-    local rank once.
+    """Tell the node of each rank: containers on several hosts may have one name, but a node has
+    each local rank once.
     """
     before: Counter[tuple[str, int]] = Counter()
     nodes = []
