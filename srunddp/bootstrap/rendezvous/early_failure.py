@@ -116,7 +116,7 @@ def _answer_others(
     reason: AbortReason,
     seconds: float,
 ) -> None:
-    """Answer whoever looks for rank 0 with its failure, until all others know or the time is over."""
+    """Answer who looks for rank 0 with its failure, until all others know or the time is over."""
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
     from srunddp.bootstrap.rendezvous.server import tell_all
 
