@@ -55,6 +55,8 @@ def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
     ours, theirs = fork.Pipe(duplex=False)
     child = fork.Process(target=_child, args=(place, within, theirs), daemon=True)
     child.start()
+    # As long as this process has the writing end open, the reading end never comes to its end, and
+    # a child that has died would not be noticed.
     theirs.close()
     try:
         if ours.poll(within):
@@ -62,6 +64,7 @@ def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
         else:
             facts = AllReduceFacts(wrong=f"no end after {within:.0f} s")
     except EOFError:
+        # The pipe closes a moment before the process can be waited for.
         child.join(1.0)
         facts = AllReduceFacts(wrong=f"its process ended with {child.exitcode}")
     child.kill()
@@ -88,6 +91,7 @@ def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts
     import torch.distributed as dist
 
     world, _ = open_world(place, place.backend, timedelta(seconds=within))
+    # Sums of whole numbers below 2**53 are exact in float64, in whatever order the backend adds.
     numbers = torch.arange(1000, dtype=torch.float64, device=world.device) + world.rank
     dist.all_reduce(numbers)
     ranks = world.world_size
@@ -105,6 +109,8 @@ def _sweep(world: World) -> Iterator[tuple[int, float]]:
     share = 2 * (world.world_size - 1) / world.world_size
     while size <= _LARGEST:
         seconds = _call(world, size, _WARM_UPS)
+        # The time is the same on all ranks, so all make equally many calls; else some would wait
+        # for ever.
         seconds = _call(world, size, max(1, min(20, int(_MEASURED / seconds))))
         yield size, share * size / seconds
         if seconds > _LONGEST_CALL:
@@ -117,12 +123,15 @@ def _call(world: World, size: int, count: int) -> float:
     import torch
     import torch.distributed as dist
 
+    # float32, of four bytes each.
     tensor = torch.ones(size // 4, device=world.device)
+    # All begin together, so that the time by which a rank is late is not measured.
     dist.barrier()
     began = time.monotonic()
     for _ in range(count):
         dist.all_reduce(tensor)
     if world.device.type == "cuda":
+        # NCCL's calls return once they are queued.
         torch.cuda.synchronize()
     taken = torch.tensor(
         [(time.monotonic() - began) / count], dtype=torch.float64, device=world.device

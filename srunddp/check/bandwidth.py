@@ -47,10 +47,14 @@ def send(source: str, host: str, port: int) -> None:
     """
     piece = bytes(_PIECE)
     end = time.monotonic() + _SECONDS
+    # The receiver measures: a connection that fails or breaks here is a rate of 0, or a low one,
+    # there.
     with contextlib.suppress(OSError):
         connection = socket.create_connection((host, port), _WITHIN, source_address=(source, 0))
         with connection:
             while (left := end - time.monotonic()) > 0:
+                # Else a send into buffers that are full would last until the receiver has read
+                # them.
                 connection.settimeout(left)
                 connection.send(piece)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
@@ -66,6 +70,7 @@ def receive(listener: socket.socket) -> float:
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(_WITHIN)
+            # From the connection on: the sender was asked at the same time, and may start later.
             began = time.monotonic()
             while (size := connection.recv_into(buffer)) and time.monotonic() - began < _WITHIN:
                 count += size
@@ -86,6 +91,8 @@ def rounds(names: Sequence[str]) -> list[list[Way]]:
     of many nodes.
     """
     players: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    # The circle method: the first player keeps its seat, and all others move on by one in each
+    # round. With an odd number there is an empty seat, and whoever meets it rests.
     plan = []
     for _ in range(min(len(players) - 1, _MOST_ROUNDS)):
         plan.append(
@@ -109,6 +116,7 @@ def survey(session: CheckSession, ends: Mapping[str, Endpoint]) -> dict[Way, flo
         ways |= _measure(session, ends, [(b, a) for a, b in pairs])
     for _ in range(_TRIES):
         slow = sorted(_slow(ways).items(), key=lambda item: item[1])[:_AGAIN]
+        # The best attempt counts, because other traffic can only make one slower.
         ways |= {way: max(rate, _measure(session, ends, [way])[way]) for way, rate in slow}
     return ways
 
@@ -141,7 +149,9 @@ def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
     for name in sorted(met):
         for own, verb, other in zip(met[name], ("sends", "receives"), ("to", "from"), strict=True):
             slow = [way for way in own if way in left]
+            # Of a single slow way either end may be the cause.
             if len(own) > 1 and 2 * len(slow) > len(own):
+                # Taken out of `left`: these ways say nothing of the nodes at their other ends.
                 fastest = max(left.pop(way) for way in slow)
                 found = (
                     f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"
@@ -179,6 +189,8 @@ def survey_clocks(session: CheckSession) -> dict[str, float]:
             continue
         tries = []
         for _ in range(_TRIES):
+            # As in NTP, the other clock is taken to have been read halfway between question and
+            # answer.
             asked = time.time()
             answers = session.ask({rank: ReadClock()}, _SLACK, Clock)
             now = time.time()
@@ -191,6 +203,8 @@ def survey_clocks(session: CheckSession) -> dict[str, float]:
 
 def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
     """The clocks that are not as most are."""
+    # The low median is some node's own offset. Of two nodes the one that is behind counts as usual,
+    # as nothing tells which of them is right.
     usual = statistics.median_low(offsets.values())
     for node, offset in offsets.items():
         off = offset - usual

@@ -21,6 +21,7 @@ from srunddp.util.console import coloured, write_stderr
 from srunddp.util.option_groups import GroupedCommand, after_script
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
+# Where `python -m NAME` finds the code of a module and of a package.
 _ENDS = (".py", "/__main__.py")
 
 
@@ -92,7 +93,10 @@ def check(**given: Any) -> None:
             ports = None
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
+        # A wrong command line ends with 2 like that of any command. Whatever else is wrong is 69,
+        # so that a job script has one code to look for.
         sys.exit(error.exit_code if isinstance(error, UsageError) else FAILED)
+    # All ranks have the same command line: one note on it is enough.
     if not environment.rank:
         for note in after_script(click.get_current_context(), given["arguments"]):
             write_stderr(f"srunddp: note: {note}\n")
@@ -103,6 +107,8 @@ def check(**given: Any) -> None:
         else:
             code = _lead(given, own, ports)
     except RankZeroLostError as error:
+        # A rank that never found rank 0 ends with 0, because after another code the launcher could
+        # end rank 0 before its report. Here rank 0 is gone: no report will come any more.
         write_stderr(f"srunddp: check on {environment.node}: error: {error}\n")
         code = FAILED
     if code and not environment.rank and any(each.starts_mpi for each in environment.discoveries):
@@ -114,6 +120,7 @@ def check(**given: Any) -> None:
 def _context(
     given: dict[str, Any], environment: Environment, staged: StagedPaths | None
 ) -> CheckContext:
+    # The command line names shared paths, of which this node may have copies alone.
     here = staged.here if staged else str
     named = here(given["ifaces"]) if given["ifaces"] else given["ifaces"]
     script = here(given["script"]) if given["script"] else given["script"]
@@ -148,6 +155,7 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
             FAIL, error.found, error.expected, error.hint, nodes=(environment.node,), ranks=(0,)
         )
         return _tell(preflight.alone(own.context, apart), given, environment)
+    # Whatever is raised below, the others are told to end with a failure, and do not wait for more.
     code = FAILED
     try:
         report = preflight.examine(

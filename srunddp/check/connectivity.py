@@ -100,6 +100,8 @@ def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> C
     nodes = session.nodes
     ends = listening(session, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
+    # Linux sends a lost SYN again after 1 s, and a connection has 2 s: by a second attempt a way may
+    # lose three packets in a row and still count as whole.
     failing = attempt(session, ends, pairs)
     failing = attempt(session, ends, failing)
     return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(session, ends, failing))
@@ -146,6 +148,8 @@ def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
     pairs = []
     for index, source in enumerate(names):
         ring = names[index + 1 :] + names[:index]
+        # Packets to another address of the same node go over the loopback, and say nothing of the
+        # network.
         others = (target for target in ring if nodes[target] != nodes[source])
         pairs += [(source, target) for target in islice(others, most)]
     return pairs
@@ -183,6 +187,7 @@ def attempt(
         )
         probes.setdefault(ends[source].rank, {})[source, target] = way
     most = max((len(own) for own in probes.values()), default=0)
+    # A rank tries AT_ONCE connections at a time, and each of them may take its whole limit.
     within = (1 + most // AT_ONCE) * WITHIN + _SLACK
     questions = {rank: Connect(tuple(own.values())) for rank, own in probes.items()}
     answers = session.ask(questions, within, Connected)
@@ -208,8 +213,10 @@ def _directed(
     broken: dict[Way, str] = {}
     for (source, target), why in failing.items():
         half_open = answers.get(ends[target].rank, HalfOpen(()))
+        # A half-open connection is one whose SYN has arrived: it was the SYN-ACK that got lost.
         answer_lost = why == NO_ANSWER and ends[source].host in half_open.addresses
         way = (target, source) if answer_lost else (source, target)
+        # Each pair is tried from both ends, so a way may show twice.
         broken.setdefault(way, why)
     return broken
 
@@ -219,6 +226,7 @@ def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
     or none of them it, alone; else each way.
     """
     left = dict(ways.broken)
+    # Between two endpoints there is one way: its own row tells the direction, too.
     if len(ways.endpoints) > 2 and left and all(_either(way, left) for way in ways.tried):
         yield _all_broken(ways)
         return

@@ -117,6 +117,7 @@ class CollectedFacts(CheckMessage, kind="collected_facts"):
     """
 
     version: str
+    # Any JSON: only once the versions are known to be the same is it a dataclass (`Report.take`).
     facts: dict[str, object]
     failed: dict[str, str]
 

@@ -27,6 +27,8 @@ def misspelt(name: str) -> str:
     """
     if not name.startswith("NCCL_") or name in _KNOWN:
         return ""
+    # NCCL has IB_DISABLE but NVLS_ENABLE. The two words differ in too many letters for difflib: the
+    # nearest name to NCCL_IB_ENABLE would be NCCL_IB_ECE_ENABLE, and to NCCL_SHM_ENABLE none.
     swapped = {name.replace("_ENABLE", "_DISABLE"), name.replace("_DISABLE", "_ENABLE")} & _KNOWN
     return next(
         iter([*swapped, *difflib.get_close_matches(name, sorted(_KNOWN), n=1, cutoff=0.85)]), ""

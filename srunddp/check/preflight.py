@@ -80,6 +80,8 @@ class Responder:
 
     def _all_reduce(self, info: RendezvousInfo, within: float) -> allreduce.AllReduceFacts:
         here = self.context
+        # A rank without an interface is a failure of the check of interfaces, after which nothing
+        # is measured.
         assert here.interface is not None
         own = ProcessGroupContext(
             here.environment, here.interface, info, self.store_fd, within, self.backend
@@ -94,12 +96,15 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts
     Each in a thread of its own: a file system or a driver that hangs must not hide what the others
     see.
     """
+    # A name that is unknown here was sent by another version of srunddp, which `Report.take`
+    # reports.
     checks = [check for check in WITH_SPARES if check.name in names]
     asked = [(check, call_in_daemon_thread(partial(check.collect, context))) for check in checks]
     began = time.monotonic()
     facts: dict[str, object] = {}
     failed: dict[str, str] = {}
     for check, answer in asked:
+        # All of them began at once: what waiting for one costs, the next has had as well.
         left = max(0.0, began + check.within - time.monotonic())
         try:
             facts[check.name] = asdict(answer.result(left))
@@ -132,6 +137,7 @@ def examine(
     ways = reached(session, report)
     if with_collective:
         _measure(session, own, report, ways)
+    # Last, as a rank may be lost during any of the questions.
     report.add(launch.NAME, lost(session))
     return report
 
@@ -158,6 +164,7 @@ def look(
 
 def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
+    # Where the interface is wrong, that is a finding already: its ways would only repeat it.
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(
         session, {one.rank: (one.facts.name, one.facts.address) for one in fit}
@@ -170,6 +177,7 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     """What this rank sees by itself, where it did not come together with the others, and findings
     on why.
     """
+    # Without the run's token, because this hello goes into the report alone, and to no other rank.
     own = discovery.hello(context.environment, "")
     report = Report({own.rank: own})
     report.add(launch.NAME, findings)
@@ -187,6 +195,7 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
         environment: of rank 0.
         timeout: the seconds that the ranks had to come, for the message.
     """
+    # Of a rank that never came only Slurm tells the node.
     layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - session.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
@@ -195,6 +204,7 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
         yield Finding(
             FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks)
         )
+    # If all have come, whoever was refused was no rank, but a port scanner or the like.
     if unseen:
         for line in session.refused:
             yield Finding(WARN, *split_message(line))
@@ -247,6 +257,8 @@ def _all_reduce(session: CheckSession, own: Responder) -> dict[int, allreduce.Al
             rank: AllReduce(info, _COLLECTIVE_WITHIN)
             for rank, info in zip(ranks, infos, strict=True)
         }
+        # A rank ends its own attempt after `_COLLECTIVE_WITHIN`, and its answer then says so. It
+        # must still find rank 0 waiting.
         within = _COLLECTIVE_WITHIN + 10.0
         return session.ask(questions, within, allreduce.AllReduceFacts)
 
@@ -261,6 +273,7 @@ def slowest_link(report: Report, backend: str) -> float:
     if len(ranks) <= 1:
         return 0.0
     speeds = [_carried(one.facts, ranks[one.node], backend) for one in report.seen(interface.CHECK)]
+    # Mbit/s, as the kernel tells them.
     return min(speeds, default=0.0) * 1e6 / 8
 
 

@@ -23,6 +23,7 @@ from srunddp.util.hostlist import fold, fold_ranks, group_by_key
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Equal findings of several nodes or ranks as one; the worst first, else in their order."""
+    # The key is the finding without its place: a fault that a thousand nodes share is one row.
     by_text = group_by_key((replace(each, nodes=(), ranks=()), each) for each in findings)
     rows = []
     for text, same in by_text.items():
@@ -46,6 +47,7 @@ def lines(report: Report) -> list[str]:
         ("" if name in bad else "ok", name, "", one_line(text))
         for name, text in report.summaries.items()
     ]
+    # Reversed, "ok" comes before the empty word of checks whose findings stand above.
     rows += sorted(seen, key=lambda row: row[0], reverse=True)
     rows += [("--", name, "", why) for name, why in report.skipped.items()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
@@ -94,6 +96,7 @@ def node_lines(report: Report) -> list[str]:
     """
     found = {
         (node, each.check): each.level.name
+        # The worst is first in `merged`, and so the last one here, which the dict keeps.
         for each in reversed(merged(report.findings))
         for node in each.hosts
     }
@@ -124,6 +127,8 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     found = f"the report cannot be written to {folder}"
     hint = "name another with --output-dir"
     with file_errors(found, expected="a folder that rank 0 may write to", hint=hint):
+    # Both texts are made before a file is opened, and each file takes the place of an older one as
+    # a whole.
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
         texts = (
@@ -217,6 +222,8 @@ class Report:
     def evaluate(self, checks: Iterable[Check[Any]]) -> None:
         """Have these checks judge what was collected for them."""
         for check in checks:
+            # So a check may rely on one rank at least: checks take minima and medians, and compare
+            # with the first. Why there are no facts at all is reported by `take` and `lost`.
             if seen := self.seen(check):
                 self.add(check.name, check.evaluate(seen), check.summary(seen))
 
@@ -227,6 +234,7 @@ class Report:
             values = collected.facts.get(check.name)
             if isinstance(values, dict):
                 here = self.here[rank]
+                # The fields fit: facts of another version were refused by `take`.
                 facts = check.facts(**values)
                 seen.append(
                     Observation(rank=rank, local_rank=here.local_rank, node=here.node, facts=facts)

@@ -85,6 +85,7 @@ class CheckSession:
             self.objections.append(objection)
             return
         self.here[hello.rank] = hello
+        # It may take the place of one that has broken, whose end `forget` then passes over.
         self.connections[hello.rank] = connection
 
     def forget(self, rank: int, connection: socket.socket) -> None:
@@ -119,6 +120,8 @@ class CheckSession:
         """
         deadline = time.monotonic() + within
         waiting = {rank for rank in questions if rank in self.connections}
+        # A question that could not be sent whole needs no handling here. Its rank is lost, or does
+        # not answer in time, and is dropped below either way.
         for rank in waiting:
             self.connections[rank].settimeout(_SEND_WITHIN)
             send(self.connections[rank], questions[rank])
@@ -128,6 +131,8 @@ class CheckSession:
             own = call_in_daemon_thread(partial(_answer, self.handle, questions[0]))
         answers = self._collect(waiting, deadline)
         late = f"no answer within {within:g} s"
+        # Messages have no numbers: the answer of a rank that is late would be taken for that to the
+        # next question. So its connection is closed.
         for rank in waiting:
             self._drop(rank, late)
         if own:
@@ -142,6 +147,7 @@ class CheckSession:
         found: dict[int, A] = {}
         for rank, answer in sorted(answers.items()):
             if isinstance(answer, CannotAnswer):
+                # The first reason stays: what fails afterwards may only follow from it.
                 self.errors.setdefault(rank, answer.why)
             elif isinstance(answer, wanted):
                 found[rank] = answer
@@ -235,6 +241,7 @@ def gather(
     with AuthenticatedListener(
         listening=listening, own=own, trust=trust, say=session.refused.append
     ) as listener:
+        # A rank is here once it has proven that it is of this run; strangers only reach `say`.
         while len(session.here) < own.world_size:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -249,6 +256,7 @@ def gather(
     # A client waits for this; a check has no use for what is in it.
     accepted = RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
     for connection in session.connections.values():
+        # The listener's selector needed it non-blocking; `ask` sets limits of time of its own.
         connection.setblocking(True)
         send(connection, accepted)
     return session
@@ -258,6 +266,7 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
     """What is wrong with a rank that comes; empty where nothing is."""
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
         return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
+    # The same process may come twice: it connects anew when its first connection has broken.
     if before and (before.node, before.pid) != (hello.node, hello.pid):
         return f"rank {hello.rank} came twice, from {before.node} and from {hello.node}"
     return ""
@@ -276,6 +285,8 @@ def serve(connection: socket.socket, handle: Handler) -> int:
     Raises:
         RankZeroLostError: rank 0 is gone.
     """
+    # A file object cannot be used any more after a time-out of its socket. None is needed: upon the
+    # first one rank 0 is taken for lost.
     connection.settimeout(_LATEST)
     why = "its process ended"
     try:
@@ -286,6 +297,7 @@ def serve(connection: socket.socket, handle: Handler) -> int:
                     return question.exit_code
                 connection.sendall(_answer(handle, question).encode())
     except OSError as error:
+        # The socket's own time-out has no errno.
         why = os.strerror(error.errno) if error.errno else "no word from it"
     raise RankZeroLostError(
         f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message"
@@ -318,10 +330,13 @@ def open_session(
     environment = context.environment
     deadline = time.monotonic() + timeout
     token = discovery.token(environment)
+    # Nobody can come: no port is opened, and no MPI is started.
     if environment.world_size == 1:
         return CheckSession({0: discovery.hello(environment, token)}, handle)
+    # There is a connection for each rank, and the usual soft limit is 1,024.
     raise_open_files_limit()
     listening = _listen(context, ports)
+    # The ports are told only once they are open: the others connect as soon as they know them.
     published = protocol.encode_advertisement(
         token, [Address(*each.getsockname()[:2]) for each in listening]
     )
@@ -354,6 +369,8 @@ def join(
     try:
         introduction = discovery.introduce(environment, _published(context, None, timeout))
         connection = _find(
+            # Over PMI and MPI rank 0 has told its addresses; otherwise its node's name leads to
+            # them.
             introduction.addresses or _candidates(context, ports),
             introduction.hello,
             deadline,
@@ -404,6 +421,7 @@ def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
         raise _unreachable(environment.node)
     entry = entry_for(context.loaded.entries, environment.node, or_default=True)
     candidates = discovery.rendezvous_ports(environment, entry, ports)
+    # Where no address at all can be listened on, the second call raises the reason.
     return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
 
 
@@ -430,6 +448,7 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     found = []
     wrong = []
     entries = context.loaded.entries
+    # The address that an entry has for rank 0's node may be the very mistake that is to be found.
     by_own_name = (*(replace(entry, address="") for entry in entries), DEFAULT)
     for known in (entries, by_own_name):
         try:
