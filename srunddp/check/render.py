@@ -214,8 +214,6 @@ class Report:
                 continue
             self.facts[rank] = answer
             hint = "see that node's load, its file systems and its driver"
-            for name in answer.facts:
-                self.add(name, [])
             for name, why in answer.failed.items():
                 self.add(name, [failed(why, "an answer", hint)])
 
