@@ -100,8 +100,8 @@ def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> C
     nodes = session.nodes
     ends = listening(session, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
-    # Linux sends a lost SYN again after 1 s, and a connection has 2 s: by a second attempt a way may
-    # lose three packets in a row and still count as whole.
+    # Linux sends a lost SYN again after 1 s, and a connection has 2 s. With a second attempt a way
+    # may lose three packets in a row and still count as whole.
     failing = attempt(session, ends, pairs)
     failing = attempt(session, ends, failing)
     return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(session, ends, failing))

@@ -114,6 +114,7 @@ def context_of(
         context = replace(context, loaded=load(named, variables, option))
         chosen = select_interface(context.loaded.entries, environment, variables, list_interfaces())
     except SrunddpError as error:
+        # This is for the check to report, beside all else that the rank can see.
         return replace(context, interface_error=(error.found, error.expected, error.hint))
     return replace(context, interface=chosen)
 
@@ -179,6 +180,7 @@ class Ranks(list[Observation[F]]):
         what they have.
         """
         ranks = self.grouped(value)
+        # max() keeps the first of equals, and the groups are in the order of their lowest ranks.
         usual = max(ranks, key=lambda known: len(ranks[known]), default="")
         ranks.pop(usual, None)
         return usual, ranks
@@ -237,6 +239,7 @@ class Check(Generic[F]):
 def limited_to_rows(ways: Sequence[Finding]) -> list[Finding]:
     """Findings about ways between nodes, those beyond :data:`ROWS` as one."""
     rest = ways[ROWS:]
+    # A row for a single one would take as much room as the one itself.
     if len(rest) < 2:
         return list(ways)
     found = f"… and {len(rest)} more ways"
@@ -256,12 +259,15 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
 
     A thread that hangs in it keeps the process from nothing.
     """
+    # Not in an executor: Python waits at its exit for the threads of those.
     answer: Future[T] = Future()
 
     def answering() -> None:
         try:
             answer.set_result(look())
         except BaseException as error:
+            # Whatever is raised is the answer: without one the caller would wait for its whole
+            # limit.
             answer.set_exception(error)
 
     threading.Thread(target=answering, daemon=True).start()
@@ -272,6 +278,8 @@ def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
     """What another Python prints that runs ``code``, and why it fails, by the last line of its
     errors; else empty.
     """
+    # -P: a file of the working folder, such as a random.py, is not imported in the place of a
+    # module.
     command = [sys.executable, "-P", "-c", code, *words]
     try:
         done = subprocess.run(
@@ -279,5 +287,6 @@ def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
         )
     except subprocess.TimeoutExpired:
         return "", f"{TOO_LONG} {within:g} s"
+    # The last line of a traceback is the error itself.
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return done.stdout, last if done.returncode else ""

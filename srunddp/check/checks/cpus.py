@@ -77,6 +77,7 @@ def _cpus(count: int) -> str:
 
 def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
     """Ranks of one node that have too many threads only together."""
+    # A rank with neither variable adds 0: srunddp then gives it threads by its share of the CPUs.
     threads = sum(one.facts.threads for one in ranks)
     cpus = len(_all_cpus(ranks))
     if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):
@@ -96,6 +97,7 @@ def _all_cpus(ranks: Ranks[CpuFacts]) -> set[int]:
 def summary(seen: Ranks[CpuFacts]) -> str:
     """How many each rank has for itself, and so for loader workers beside it."""
     nodes = seen.grouped().values()
+    # Ranks that mpirun has not bound have one mask, so each of them has its part of those CPUs.
     shares = [
         min(len(_all_cpus(ranks)) // len(ranks), *(one.facts.cpus for one in ranks))
         for ranks in nodes

@@ -65,6 +65,7 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     """A GPU that is missing, broken, full or used twice stops the job; the rest makes it slow."""
     for one in seen:
         yield from _driver(one)
+    # Of a node whose NVML fails nothing else is known, so it is compared with no other.
     whole = [
         ranks for ranks in seen.grouped().values() if not any(one.facts.error for one in ranks)
     ]
@@ -115,6 +116,7 @@ def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
     used = []
     for one in ranks:
         devices = one.facts.devices
+        # By the functions that choose the device in a run, so that check and run cannot differ.
         idle, _, hint = unused_devices(len(ranks), len(devices), own=one.facts.own).partition("; ")
         if idle:
             yield one.finding(WARN, idle, "a rank for each GPU", hint, rank=True)
@@ -139,6 +141,8 @@ def _shared_gpus(used: Used) -> Iterator[Finding]:
         if len(who) > 1:
             found = f"{'two' if len(who) == 2 else len(who)} ranks with one GPU, {uuid}"
             yield who.finding(FAIL, found, "a GPU for each rank", hint)
+    # NCCL compares the ranks' hosts and PCI bus ids ("Duplicate GPU detected"), and the instances
+    # of a GPU have the bus id of that GPU.
     for parent, who in _users(used, "parent").items():
         if parent and not all(one.facts.shared for one in who) and len(who) > 1:
             found = (
@@ -198,6 +202,7 @@ def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
+    # -1: sysfs does not tell, as in most virtual machines.
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         hint = (

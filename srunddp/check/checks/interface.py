@@ -81,6 +81,8 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
     folder = sysfs / name
     if (folder / "bridge").exists():
         return False
+    # sysfs has a link `lower_NAME` to each interface that a bond, a VLAN or the like is made of;
+    # `device` is a link to hardware.
     below = (link.name.removeprefix("lower_") for link in folder.glob("lower_*"))
     return any((folder / kind).exists() for kind in ("device", "bonding")) or any(
         physical(one, sysfs) for one in below
@@ -93,6 +95,7 @@ def _lookup(context: CheckContext) -> list[str]:
     """
     environment = context.environment
     chosen = context.interface
+    # Where rank 0 publishes its address, no name has to lead to it.
     if environment.world_size == 1 or environment.discovery.publishes or not chosen:
         return []
     try:
@@ -121,6 +124,7 @@ def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
                 " may, hangs there"
             )
             yield one.finding(WARN, found, "an address that other nodes reach", hint)
+    # On one node nothing of the training goes over the interface.
     fit = seen.where(lambda one: one.facts.name and not one.facts.one_node)
     hint = "ip link set {} mtu {}: large packets get lost where the MTUs differ"
     yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)

@@ -58,6 +58,8 @@ def collect(context: CheckContext) -> LaunchFacts:
 
 def _allocated(variables: Mapping[str, str]) -> int:
     """How many tasks the Slurm job has that this process is in, 0 where it is in none."""
+    # sbatch sets SLURM_NTASKS only where a number of tasks was asked for; without one srun starts a
+    # task on each node.
     counts = (variables.get(name, "") for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"))
     tasks = max([int(count) for count in counts if count.isdecimal()], default=1)
     return tasks if slurm.in_allocation(variables) else 0
@@ -69,8 +71,10 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
         return None, ""
     try:
         with open(script, "rb") as file:
+            # Bytes, so that a coding that the script declares is heeded.
             return ast.parse(file.read()), ""
     except (SyntaxError, ValueError) as error:
+        # A ValueError is what Python before 3.12 raises for null bytes.
         return (
             None,
             f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
@@ -84,6 +88,7 @@ def imports(tree: ast.Module) -> set[str]:
     checkers alone.
     """
     names: set[str] = set()
+    # A script that imports a package in a `try` block most likely does without where that fails.
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()

@@ -39,8 +39,11 @@ class LimitFacts:
 
 def collect(context: CheckContext) -> LimitFacts:
     """This rank's."""
+    # Loader workers hand over batches in /dev/shm, and so does NCCL's SHM transport between ranks
+    # of a node. torch.compile keeps its cache in the folder for temporary files.
     folders = ("/dev/shm", context.variables.get("TMPDIR") or "/tmp")
     return LimitFacts(
+        # RLIM_INFINITY is -1.
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         rdma=any(Path("/sys/class/infiniband").glob("*")),
@@ -73,6 +76,7 @@ def _room(one: Observation[LimitFacts], folder: str, free: int) -> Iterator[Find
     if free < 0:
         yield one.finding(FAIL, f"{folder} is not there", "a folder", "create it or correct TMPDIR")
     elif free < _SCARCE:
+        # Docker gives a container 64 MiB unless told otherwise.
         shared = (
             "start a container with --shm-size or --ipc=host; else mount -o remount,size=50%"
             " /dev/shm"

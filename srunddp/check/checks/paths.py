@@ -47,14 +47,17 @@ def collect(context: CheckContext) -> PathFacts:
         (ENVIRONMENT, sys.prefix),
         *((NAMED, path) for path in context.paths),
     ]
+    # Each place begins as silent, which is what stays of one that does not answer in time.
     places = [
         Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
         for role, path in named
     ]
     looking = [call_in_daemon_thread(partial(_look, place, context)) for place in places]
     for each in wait(looking, _PATIENCE).done:
+        # An error of the look itself is no silence: it fails the whole check.
         each.result()
     places = [place.copy() for place in places]  # as some thread may still be at it
+    # By their shared paths, as copies of one folder have other paths on other nodes.
     if staged := context.staged:
         places = [Place(**{**place, "path": staged.shared(place["path"])}) for place in places]
     return PathFacts(places=places)
@@ -149,6 +152,7 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
         yield who.finding(FAIL, found, expected, _SHARE, ranks=False)
     # A log that grows between two ranks' looks is no difference: they are known to see one folder.
     read = seen.where(lambda one: places[one.rank]["content"] and places[one.rank]["kind"] == usual)
+    # Reversed, so that of the ranks with one identity the lowest one's content stays in the dict.
     first = {places[one.rank]["identity"]: places[one.rank]["content"] for one in reversed(read)}
     for who in read.minority(lambda one: first[places[one.rank]["identity"]])[1].values():
         if usual == "folder":

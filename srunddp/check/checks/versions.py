@@ -35,6 +35,8 @@ _PATIENCE = 120.0  # seconds for an import of torch, from a file server that man
 _SLOW = 10.0  # seconds
 _SLOWER = 3  # times as long as usual
 
+# What is found is printed before torchvision's import, which may crash. It begins with a line end,
+# because whatever else prints at the start need not end its line.
 _IMPORT = """
 import json, sys, time
 sys.path[:0] = sys.argv[2:]
@@ -92,6 +94,7 @@ def collect(context: CheckContext) -> VersionFacts:
         shared = str
     prefix = shared(sys.prefix)
     found = {name: find(name, folder) for name in ("torch", *context.packages)}
+    # Once on each node: its ranks see the same files, and would slow each other down.
     imported = {}
     if context.environment.local_rank == 0 and found["torch"][1]:
         imported = import_torch(
@@ -106,6 +109,7 @@ def collect(context: CheckContext) -> VersionFacts:
             for name, (version, place) in found.items()
         },
         places={
+            # So an environment at another path is not a finding for each of its packages as well.
             name: shared(place).replace(prefix, "sys.prefix", 1)
             for name, (_, place) in found.items()
         },
@@ -147,8 +151,11 @@ def _origin(module: str, first: str) -> str:
     try:
         spec = PathFinder.find_spec(module, [first]) if first else None
         if spec is None or spec.origin is None:  # a plain folder beside the script hides no package
+            # Of a name without a dot this imports nothing.
             spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
+        # A ValueError is raised for a module that is loaded and has no `__spec__`, such as
+        # __main__.
         return ""
     if spec is None:
         return ""
@@ -167,6 +174,7 @@ def _version(module: str, place: str) -> str:
 
 def _assigned(path: Path) -> str:
     """The text that a file assigns to ``__version__``; empty where it cannot be read."""
+    # Such as `__version__ = '2.13.0+cpu'` or `__version__: Final[str] = "1.2"`.
     found = re.search(
         r"""^__version__\s*(?::[^=\n]*)?=\s*["']([^"'\n]*)["']""", text_of(path), re.MULTILINE
     )
@@ -181,6 +189,8 @@ def _needs_vision(context: CheckContext) -> bool:
     """
     tree = parsed(context.script)[0]
     needed = tree is not None and "torchvision" in imports(tree)
+    # srunddp's helper, or an own definition of the operator torchvision::nms, which such a build
+    # lacks.
     provided = tree is not None and any(
         word in ast.dump(tree) for word in ("import_torchvision", "torchvision::")
     )
@@ -203,6 +213,7 @@ def import_torch(
     words = ["vision" if vision else "", *([folder] if folder else [])]
     printed, why = run_python(_IMPORT, *words, within=patience)
     said = [line for line in printed.splitlines() if line.startswith('{"torch": ')]
+    # With torchvision, an error after torch's line is that of torchvision's import.
     if not said or (why and not vision):
         return {"error": why or "exit code 0"}
     return {**json.loads(said[-1]), "vision": why}
@@ -220,6 +231,8 @@ def evaluate(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
 
 def _pythons(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
     hint = "start all ranks in one environment (srun --export=ALL, mpirun -x PATH)"
+    # Bytecode and extension modules belong to a minor version, and work with all its patch
+    # versions.
     seen = yield from seen.differing(
         lambda one: one.facts.python.rpartition(".")[0], FAIL, "Python", hint
     )
@@ -293,4 +306,5 @@ def summary(seen: Ranks[VersionFacts]) -> str:
     return f"{', '.join(found)}, torch imported in {slowest:.1f} s at most"
 
 
+# More than the import's own limit, which has the better message where the import is slow.
 CHECK = Check("versions", VersionFacts, collect, evaluate, summary, within=_PATIENCE + 15.0)
