@@ -65,9 +65,12 @@ def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
     size = 0
     files = 0
     links = {}
+    # PAX headers hold paths of any length, and names that are not UTF-8.
     with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
         for info, status in _entries(folder, leave_out):
             if info.linkname.startswith("/"):
+                # It leads out of the folder, which tarfile's filter refuses. `unpack` makes such
+                # links itself.
                 links[info.name] = info.linkname
                 continue
             if info.isreg():
@@ -107,12 +110,15 @@ def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | N
     """The header of an archive's entry; None for what is left out anywhere."""
     info = tarfile.TarInfo(name)
     kind = stat.S_IFMT(status.st_mode)
+    # A copy is for its user alone, so of the mode only one thing matters: whether it is a program.
     if kind == stat.S_IFDIR or status.st_mode & stat.S_IXUSR:
         info.mode = 0o700
     else:
         info.mode = 0o600
     if kind == stat.S_IFREG:
         info.size = status.st_size
+        # Folders get no time. Theirs changes with each entry that is made in them, even one that
+        # is left out of the archive, and the hash would change with it.
         info.mtime = int(status.st_mtime)
     elif kind == stat.S_IFDIR:
         info.type = tarfile.DIRTYPE
@@ -130,10 +136,14 @@ def _add_file(
     """A regular file, as it was found; one that has grown, as the job's own log does, up to the
     length that it had.
     """
+    # Since its lstat() a link may have taken its place, which would lead elsewhere, or a FIFO, on
+    # which open() would wait for a writer.
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(source, "rb") as file:
         try:
             tar.addfile(info, file)
+        # Also after an error of addfile(), which fails for a file that has become shorter: that it
+        # has changed is the better message.
         finally:
             if not _is_same(before, os.fstat(source)):
                 raise ConfigError(
@@ -190,14 +200,17 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
                     expected=f"{sha256[:16]}…",
                     hint="stage it again",
                 )
+            # The same open file: what is unpacked is what the hash was of.
             file.seek(0)
             os.mkdir(new, 0o700)
             with tarfile.open(fileobj=file, encoding="utf-8") as tar:
                 # From Python 3.11.4 on.
                 tar.extraction_filter = getattr(tarfile, "data_filter", None)
                 tar.extractall(new)
+        # Last, so that nothing from the archive can be written through them.
         for link, target in links.items():
             os.symlink(target, os.path.join(new, link))
+        # rename() replaces an empty folder at most: whatever else has the name stays.
         os.rename(new, folder)
     except (OSError, tarfile.TarError) as error:
         raise ConfigError(

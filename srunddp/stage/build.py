@@ -22,6 +22,7 @@ from srunddp.bootstrap.network import ifaces_conf
 from srunddp.errors import ConfigError, file_errors
 
 LOCK = "srunddp-lock.txt"
+# Lines of uv's lock file: `numpy==2.4.0 \` and `mine @ file:///home/u/mine`.
 _PIN = re.compile(r"^([\w.-]+)(?:==| @ )([^\s;]+)", re.MULTILINE)
 # Copies and compiled files: an environment that is packed has to be whole.
 _INSTALL = ("--no-deps", "--no-editable", "--link-mode=copy", "--compile-bytecode")
@@ -113,6 +114,7 @@ def _fill(
     lock = place / LOCK
     python = f"--python={place / 'bin' / 'python'}"
     if not online:
+        # Without an index there are the given wheels, or else what uv's cache has.
         source = [*source, "--no-index" if source else "--offline"]
     say("choosing versions")
     options = ("--generate-hashes", "--no-annotate", "--no-header", f"--output-file={lock}")
@@ -124,6 +126,8 @@ def _fill(
         python,
         requirements,
         "-",
+        # By the "-" above uv reads these from its standard input, and chooses versions that fit
+        # both.
         given="\n".join(own_requirements()),
     )
     packages = dict(_PIN.findall(lock.read_text()))
@@ -133,6 +137,7 @@ def _fill(
     if "--hash" in requirements.read_text(errors="replace"):
         locked = ("--constraint", requirements)
     uv("pip", "install", *source, *_INSTALL, python, "--requirement", lock, *locked)
+    # No index has this srunddp: what runs here is packed and installed.
     own = _own_wheel(place)
     uv(
         "pip",
@@ -177,6 +182,8 @@ def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = ""
     with log.open("a") as file:
         file.write(f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}")
     if done.returncode:
+        # uv says `error: …`, then causes and hints on several lines. Its hints name options of
+        # uv's; here there is another hint.
         reason = re.sub(
             r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL
         )
@@ -212,6 +219,7 @@ def _own_wheel(folder: Path) -> Path:
         "entry_points.txt": "[console_scripts]\nsrunddp = srunddp.cli:main\n",
         "RECORD": "",
     }
+    # The last one is /etc/srunddp/ifaces.conf, which each node has for itself or has not.
     own = [path for path in ifaces_conf.default_files()[:-1] if path.is_file()]
     with zipfile.ZipFile(archive, "w") as wheel:
         for path in package.rglob("*"):

@@ -121,6 +121,8 @@ def push(**given: Any) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     job = Job.of(os.environ, given["base"])
     wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
+    # The path alone goes to standard output, where a script takes it by $(...); all else is said on
+    # standard error.
     click.echo(
         pushing.push(job, wanted, sys.argv[0], given["timeout"], say, everywhere=given["all_nodes"])
     )

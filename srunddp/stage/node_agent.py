@@ -45,6 +45,9 @@ from srunddp.stage.paths import LOCK, PLACES, PathMapping, StagedPaths, lock_fil
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.filesystem import mark, same
 
+# Three files in the job's folder are there to be locked. `push`: by the one push that stages at a
+# time. `lock`: shared by a push and all ranks that work in the copies, and exclusive for whoever
+# removes them. `keeper`: by the one task that removes the folder at the job's end.
 _PUSH = "push"
 _KEEPER = "keeper"
 _UNPACKED = ".unpacked"  # beside a copy that is whole, of the time when it was
@@ -57,6 +60,7 @@ _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+# No Exception, so that nothing that handles errors on the way to `main` takes it for one.
 class _Ended(BaseException):
     """The job ends, with SIGTERM, or the push that staged has failed."""
 
@@ -65,6 +69,7 @@ def main(folder: str) -> None:
     """Answer requests until there are no more; then keep the folder until the job ends, unless
     another push does.
     """
+    # The copies are in a folder such as /tmp, and nobody else is to read them.
     os.umask(0o077)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -76,6 +81,7 @@ def main(folder: str) -> None:
             sys.stdout.buffer.flush()
         node.keep()
     except _Ended:
+        # The removal must not be interrupted by another one.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         node.remove_at_end()
 
@@ -159,6 +165,7 @@ class _Node:
 
     def look_for_copy(self, request: LookForCopy) -> CopyLookedFor:
         """Say whether this copy is here already, from an earlier push."""
+        # Unpacking ends with a rename: a copy that has its name is whole.
         found = os.path.exists(self._path(request.name))
         return CopyLookedFor(NODE, found=found, free=shutil.disk_usage(self._folder).free)
 
@@ -166,6 +173,7 @@ class _Node:
         """Unpack what was sent, if it was sent to this node."""
         archive = self._path(request.name + ".tar")
         folder = self._path(request.name)
+        # Every node gets the request, and only those without a copy were sent the archive.
         if not os.path.lexists(archive):
             return Unpacked(NODE, seconds=None)
         began = time.monotonic()
@@ -183,6 +191,7 @@ class _Node:
             before = StagedPaths.load(self._folder).places
         else:
             before = ()
+        # A push names only its own folders; what an earlier one of the job has staged stays known.
         earlier = (each for each in before if each.path not in here)
         staged = StagedPaths(self._folder, (*here.values(), *earlier), request.cwd)
         written = {"places": [vars(place) for place in staged.places], "cwd": request.cwd}
@@ -190,6 +199,7 @@ class _Node:
         launcher = Path(self._path("srunddp.new"))
         replace_file(launcher, _launcher(staged, request.start).encode(errors="surrogateescape"))
         launcher.chmod(0o700)
+        # Ranks may be starting by an earlier one, so it gets the name once it can be executed.
         launcher.rename(self._path("srunddp"))
         self._let_go()
         return Answer(NODE)
@@ -207,8 +217,10 @@ class _Node:
         """
         if not os.path.isdir(self._folder):
             return Cleaned(NODE, kept=None)
+        # Opened before its name is removed: the lock is still on the open file.
         keeper = _touch(self._path(_KEEPER))
         kept = _remove(self._folder, _WAIT)
+        # It is free once the keeper has ended.
         lock_file(keeper, _WAIT)
         return Cleaned(NODE, kept=kept)
 
@@ -222,11 +234,14 @@ class _Node:
 
     def remove_at_end(self) -> None:
         """Remove the folder once no rank uses it, unless another push keeps it."""
+        # `_remove` opens the lock anew, which is another open file to flock(): it would wait for
+        # the shared lock of this process for ever.
         self._let_go()
         if self._keeps():
             _remove(self._folder, math.inf)
 
     def _keeps(self) -> bool:
+        # `stage clean` removes the name, and so tells the keeper to end.
         return self._keeper >= 0 and os.path.exists(self._path(_KEEPER))
 
     def _let_go(self) -> None:
@@ -242,12 +257,14 @@ def _make_own(folder: str) -> None:
     """
     above = os.path.dirname(folder)
     base = os.stat(above)
+    # In a folder that others may write to, only the sticky bit keeps them from renaming ours.
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
         raise ConfigError(
             f"{above} may be changed by others and is not sticky",
             expected="a folder such as /tmp",
             hint="name another with --dir",
         )
+    # Made first and looked at afterwards: after a look, somebody else could still make it.
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     found = os.lstat(folder)
@@ -284,6 +301,8 @@ def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
             f"export {variable}={shlex.quote(env)}",
             f'PATH={shlex.quote(env + "/bin")}:"$PATH"',
         ]
+        # Not bin/srunddp alone, whose first line may name the interpreter of the shared
+        # environment.
         words = [f"{env}/bin/python", f"{env}/bin/srunddp"]
     return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
 
@@ -306,6 +325,8 @@ def _remove(folder: str, wait: float) -> int:
             if entry.is_dir(follow_symlinks=False) and entry.name[0] != ".":
                 kept += _remove_copy(entry.path)
             elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(_UNPACKED):
+                # The lock, too. A rank that opened it before and locks it afterwards sees by its
+                # count of links that it has no name any more.
                 os.unlink(entry)
         if not kept:
             shutil.rmtree(folder)
@@ -319,9 +340,11 @@ def _remove_copy(folder: str) -> int:
     another name.
     """
     folder, mark = _set_aside(folder)
+    # Without the mark nothing tells which files are newer, and all stay.
     whole = os.stat(mark).st_mtime_ns if os.path.exists(mark) else 0
     kept = 0
     for here, folders, files in os.walk(folder, topdown=False):
+        # os.walk() lists links to folders with the folders, and does not enter them.
         links = [name for name in folders if os.path.islink(os.path.join(here, name))]
         for name in (*files, *links):
             if not _remove_unless_newer(os.path.join(here, name), whole):

@@ -17,6 +17,8 @@ def offline(environ: Mapping[str, str]) -> dict[str, str]:
     Args:
         environ: what the user exported, which stays.
     """
+    # Threads of the tokenizers library do not survive the fork of loader workers. It switches them
+    # off by itself then, and warns in each worker.
     wanted = {**dict.fromkeys(SWITCHES, "1"), **caches(environ), "TOKENIZERS_PARALLELISM": "false"}
     return {name: value for name, value in wanted.items() if name not in environ}
 

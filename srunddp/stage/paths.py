@@ -23,6 +23,7 @@ VARIABLE = "SRUNDDP_STAGED"
 # Files in the folder of a job.
 PLACES = "places.json"
 LOCK = "lock"
+# Variables that may name a place: some hold several paths, with colons between them, others one.
 _LISTS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _PATHS = (
     "VIRTUAL_ENV",
@@ -80,12 +81,16 @@ class StagedPaths:
         """
         if not path.startswith("/"):
             return path
+        # normpath() keeps two slashes at the beginning, as POSIX leaves their meaning to the
+        # system.
         whole = os.path.normpath("/" + path.lstrip("/"))
+        # With a slash behind both, /data does not hold /database.
         above = [place for place in self.places if f"{whole}/".startswith(f"{place.path}/")]
         place = max(above, key=lambda place: len(place.path), default=None)
         if place is None or place.here == place.path:
             return path
-        return place.here + whole.removeprefix(place.path) + "/" * path.endswith("/")
+        slash = "/" if path.endswith("/") else ""
+        return place.here + whole.removeprefix(place.path) + slash
 
     def shared(self, path: str) -> str:
         """What an absolute path on this node is a copy of; itself, where it is none."""
@@ -125,6 +130,8 @@ class StagedPaths:
         if folder == "/":
             return self.cwd or folder
         if self.here(folder) == folder and folder in (_LEFT_BY_THE_LAUNCHER, environ.get("HOME")):
+            # A shell before this process may have corrected PWD to the folder that it is in. Then
+            # the folder of the push is the best guess.
             for requested in (
                 environ.get("PWD", ""),
                 self.cwd,
@@ -182,6 +189,7 @@ def lock_file(descriptor: int, wait: float = 0.0, kind: int = fcntl.LOCK_EX) -> 
     end = time.monotonic() + wait
     while True:
         try:
+            # flock() has no limit of time, and so it is attempted again and again.
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
@@ -219,6 +227,7 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
 
 def _require_ours(folder: str) -> None:
     """Then nobody else can have put anything there."""
+    # lstat() does not follow a link, which in /tmp anybody may have made.
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
         raise _wrong(f"{folder} is not a folder", "the one that `srunddp stage push` made")
@@ -239,7 +248,12 @@ def lock(folder: str) -> int:
         ConfigError: it is being removed.
     """
     with _reading(), open(os.path.join(folder, LOCK), "rb") as file:
+        # A lock of flock() belongs to the open file, which is shared with all processes that are
+        # forked from here, and lasts until the last of them ends. F_DUPFD sets no close-on-exec
+        # flag, so the descriptor outlives an exec as well.
         held = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, 3)
+    # The folder may have been removed between open() and flock(): then the file has no name any
+    # more.
     if lock_file(held, kind=fcntl.LOCK_SH) and os.fstat(held).st_nlink:
         return held
     os.close(held)
@@ -272,7 +286,9 @@ def activate(staged: StagedPaths) -> str:
     if folder != before:
         with _reading():
             os.chdir(folder)
+        # chdir() leaves it as it is, and a shell that the script starts believes it.
         os.environ["PWD"] = folder
+    # Before the variables change: Python has read PYTHONPATH as it is up to here.
     sys.path[:] = staged.search_path(sys.path, os.environ, before, folder)
     os.environ.update(staged.variables(os.environ))
     return intended

@@ -139,6 +139,8 @@ def _aside(project: str, env: str | None) -> list[str]:
     environments = [
         pattern for path in map(glob.escape, inside) for pattern in (path, f"{path}.log")
     ]
+    # Bytecode and the job's log change with each run, and would give the copy another hash and so
+    # another name. `stage build` writes ENV.log beside ENV.
     return [".git", "__pycache__", "/slurm-*.out", *environments]
 
 
@@ -147,6 +149,7 @@ def absolute(path: str) -> str:
     keeps it.
     """
     logical = os.path.normpath(os.path.join(os.environ.get("PWD", ""), path))
+    # PWD may be wrong, because any process can set it: it counts only if it leads to the same file.
     with contextlib.suppress(OSError):
         if logical.startswith("/") and os.path.samefile(logical, path):
             return "/" + logical.lstrip("/")
@@ -183,6 +186,7 @@ def push(
         os.path.join(env, "bin", "python") if env else sys.executable,
         os.path.abspath(program),
     )
+    # In a venv bin/python is a link, and it is the file behind it that a node must have.
     interpreter = os.path.realpath(start[0])
     with RemoteStep(job, interpreter, timeout) as step:
         looked_at = tuple(MarkedPlace(item.path, mark(item.path)) for item in items)
@@ -223,6 +227,8 @@ def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
         with tempfile.TemporaryDirectory(prefix="sdd-pack-") as folder:
             packed = pack(item.path, f"{folder}/tar", leave_out=item.leave_out)
             item.name = f"{item.role}-{packed.sha256[:12]}"
+            # sbcast keeps the file's name, by which the node looks for it. The name is that of the
+            # content, so a changed folder never takes the place of a copy in which ranks still run.
             archive = shutil.move(f"{folder}/tar", f"{folder}/{item.name}.tar")
             sending = time.monotonic()
             if nodes := _without(step, item, os.path.getsize(archive) + packed.size, say):

@@ -51,6 +51,9 @@ _SENT = (
     archive,
     node_agent,
 )
+# Each module is entered in sys.modules before it is executed, since dataclasses look their module
+# up there. The packages above are not: only imports of full names such as `from srunddp.errors
+# import ConfigError` work on a node, as they find the module without its package.
 READ = f"""
 import json, sys, types
 modules, folder = json.loads(sys.stdin.buffer.readline())
@@ -113,6 +116,8 @@ class Job:
         layout = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
         if nodes:
             layout.append(f"--nodelist={','.join(nodes)}")
+        # --overlap: the step shares the CPUs that the training's step has. --mpi=none: the tasks
+        # need no PMI. --chdir: not every node has the working directory.
         manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
         words = ["srun", f"--jobid={self.number}", *manner, *layout, *command]
         with _there("srun"):
@@ -264,6 +269,7 @@ class RemoteStep:
                     expected="one",
                     hint="look at these nodes; raise --timeout",
                 )
+            # From the descriptor, as select() does not know what a buffered file has read ahead.
             read = os.read(self._output.fileno(), 1 << 16)
             if not read:
                 raise self._ended()
@@ -273,6 +279,8 @@ class RemoteStep:
 
     def _ended(self) -> UnavailableError:
         self._end(_LAST)
+        # pread(), because srun has the same open file, whose position is behind what it has
+        # written.
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
         found = f"srun has ended with {self._process.returncode}: {_last_line(said)}"
         hint = "see what it says; each node needs /bin/sh, and Python 3.11"
@@ -299,13 +307,16 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     step = job.srun(
         ("/bin/sh", "-c", _WAITING), nodes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
     )
+    # Reading the step's number has no limit of time, and a step may have to wait for its place.
     limit = threading.Timer(timeout, step.kill)
     limit.start()
     try:
+        # Leaving this closes the step's standard input, upon which its `cat` ends.
         with step:
             number = _step_number(step.stdout or ())
             if number:
                 target = os.path.join(job.folder, os.path.basename(archive))
+                # --force: a push that was killed may have left an archive of this name.
                 words = ("--force", f"--jobid={job.number}.{number}", archive, target)
                 problem = _sbcast(timeout, "--compress", *words)
                 if "ompress" in problem:  # Slurm was built without lz4
