@@ -26,7 +26,9 @@ class Kind(StrEnum):
 
 # The first that fits counts, so that a separator is what nothing else is.
 _PATTERNS = {
+    # A backslash at the end of a line joins it with the next, and is no word.
     Kind.BLANK: r"(?:[ \t\r]|\\\n)+",
+    # Where a word could begin: inside of one, as in $# or a#b, the word has taken it.
     Kind.COMMENT: r"\#[^\n]*",
     # From << to the line that ends it; <<< is none.
     Kind.HERE_DOCUMENT: (
@@ -86,10 +88,12 @@ def commands(text: str) -> Iterator[Command]:
     """Find the commands of a job script, in their order."""
     words: list[Word] = []
     loops = 0
+    # The added line end closes the last command as a separator closes the others.
     for token in _TOKEN.finditer(text + "\n"):
         kind = token.lastgroup
         if kind == Kind.WORD:
             words.append(Word(token[0], token.start()))
+        # A here-document's pattern takes the rest of the line on which it begins, with its end.
         elif words and kind in (Kind.SEPARATOR, Kind.HERE_DOCUMENT):
             loops += _opened_loops(words)
             yield Command(tuple(words), loops > 0)

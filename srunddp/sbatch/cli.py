@@ -187,6 +187,7 @@ def _job_options(function: Any) -> Any:
     """Decorate a command with an option for each key of the job, with its sentence and its default,
     and for each option of sbatch.
     """
+    # click lists options in the reverse of the order in which decorators have added them.
     for name, key in reversed(_keys().items()):
         if name not in ("script", "arguments"):
             function = _option(name, key)(function)
@@ -227,6 +228,7 @@ def _option(name: str, key: ConfigField) -> Any:
     return click.option(
         *names,
         name,
+        # None says that the option was not given: a value from a file then holds.
         default=None,
         multiple=get_origin(key.kind) is tuple,
         help=_help(key),
@@ -310,8 +312,10 @@ def sbatch(
         else:
             job = _job(given, interactive=salloc, has_to_be_seen=submit and not force)
             text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
+        # With --submit, sbatch itself accepts or refuses the script.
         if not submit:
             _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
+        # The log folder has to be there before the job starts: Slurm does not make it.
         if write or submit:
             folders = [os.path.join(job.folder, each) for each in job.log_folders]
             _save(text, write, folders, force=force)
@@ -375,6 +379,7 @@ def parse_settings(
     for each in command:
         validate.check_printable("the argument", each)
     keys = _keys()
+    # A later file wins over an earlier one, and options win over all files, see `parse_values`.
     values: list[tuple[str, yaml.Node]] = [("config", scalar_node(path)) for path in files]
     for name in ("config", *keys):
         value = given[name]
@@ -411,6 +416,7 @@ def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
         job = replace(job, venv=active)
     if job.srunddp or _has_srunddp(job, environ):
         return job
+    # By its path, so that it is found whatever PATH is in the job.
     return replace(job, srunddp=os.path.abspath(shutil.which(sys.argv[0]) or sys.argv[0]))
 
 

@@ -180,6 +180,7 @@ def _options(words: Sequence[Word]) -> tuple[dict[str, str], Sequence[Word]]:
     at = 0
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
+        # torchrun takes --nproc_per_node for --nproc-per-node, and -r and -t for two options.
         name = {"r": "redirects", "t": "tee"}.get(name, name.replace("_", "-"))
         takes_next = not (equals or _FLAG.fullmatch(name))
         if takes_next and at + 1 < len(texts):
@@ -298,6 +299,7 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
     nodes = options.get("nnodes") or options.get("num-machines") or "1"
     if ":" in nodes:  # from the least to the most, of which Slurm has given some
         nodes = "$SLURM_NNODES"
+    # accelerate counts the processes of all nodes, torchrun those of one.
     total = options.get("num-processes")
     if total:
         each = _calculated(f"{total} / {nodes}")
@@ -312,8 +314,10 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
         "cpus-per-task": _calculated(f"$SLURM_CPUS_ON_NODE / {each}"),
     }
     words = [f"--{name}={_quoted(value)}" for name, value in size.items()]
+    # As torchrun does: the first process that fails ends all.
     words.append("--kill-on-bad-exit=1")
     if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE):
+        # Each rank sees all GPUs of its node, as a process of torchrun does.
         words.append("--gpu-bind=none")
     return words
 
@@ -340,5 +344,6 @@ def _calculated(product: str) -> str:
             return str(left * right)
         return str(left // max(right, 1))
     if not re.search(r"[$][(]|`", product):
+        # In bash's arithmetic a variable's name is enough; within $(…) or backticks it is not.
         product = re.sub("[$](?=[A-Za-z_])", "", product)
     return f"$(({product}))"

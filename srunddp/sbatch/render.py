@@ -45,6 +45,8 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         command: the words that write it, for its head.
         interactive: it is for salloc, and not for sbatch.
     """
+    # The order counts. The environment is activated after the modules, so it comes before theirs in
+    # PATH; lines of --setup may use both, and the variables. What follows may use all of it.
     sections = [
         _head(job, command, interactive),
         [] if interactive else directives(job),
@@ -168,6 +170,7 @@ def _allocation(job: SlurmJob) -> list[str]:
     return [
         "# Outside a job: once more, under salloc.",
         'if [ -z "${SLURM_JOB_ID:-}" ]; then',
+        # What bash reads from its standard input could not be started once more.
         '  [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }',
         *_indented(_continued(["exec salloc", *map(word, salloc_options(job)), 'bash "$0"'])),
         "fi",
@@ -195,6 +198,8 @@ def _lenient(lines: Sequence[str]) -> list[str]:
 def _environment(job: SlurmJob) -> list[str]:
     """The activation of a virtual or a conda environment."""
     if job.conda:
+        # In a batch script there is no `conda activate` until conda's hook has defined that
+        # function.
         activation = [
             'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
             f"conda activate {word(job.conda)}",
@@ -224,6 +229,7 @@ def _traps(job: SlurmJob) -> list[str]:
         return []
     clean_up = [
         "clean_up() {",
+        # `_await_end` calls this as well, after which it must not run again at the script's end.
         "  trap - EXIT",
         # At a job's end no step can be started any more, and the copies go by themselves.
         f'  [ -n "$ended" ] || {word(job.command)} stage clean || true',
@@ -236,6 +242,8 @@ def _traps(job: SlurmJob) -> list[str]:
             " writing a checkpoint."
         ),
         "ended=",
+        # bash runs a trap only after its command in the foreground has ended: the trap does not cut
+        # the wait for srun short.
         "trap ended=yes TERM",
         *(clean_up if job.stage else []),
     ]
@@ -292,6 +300,7 @@ def _training(job: SlurmJob) -> list[list[str]]:
     step = [*_srun(job, training=True), *_run(job)]
     if not (job.requeue or job.monitor or _restarts(job)):
         return [[*why, *_continued(step)]]
+    # Under `set -e` the script would end at a step that fails, before what follows it.
     step[-1] += " || code=$?"
     return [
         [*_result(job), *why, "code=0", *_continued(step)],
@@ -317,9 +326,12 @@ def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
     # The ranks get the script's variables, even if the site gives jobs none.
     if training and job.spare_nodes:
+        # srun ends the other tasks when a node is lost, when a task fails, and WaitTime (of
+        # slurm.conf) after the first task has ended: each option takes back one of these.
         ending = "--no-kill --kill-on-bad-exit=0 --wait=0"
     else:
         ending = "--kill-on-bad-exit=1"
+    # With copies, not every node has the working directory: run --staged enters it, or its copy.
     options = [
         ("chdir", job.stage and "/"),
         ("gpu-bind", job.has_gpus and "none"),

@@ -104,6 +104,8 @@ def rewrite(
             option = OPTIONS.get(name[2:])
         else:
             option = _BY_LETTER.get(name)
+        # --no-hold negates --hold. --no-kill is an option of Slurm's own, because there is no
+        # --kill.
         negated = OPTIONS.get(name.removeprefix("--no-"))
         if option and option.takes != "=" and not equals:
             done.append(f"--{option.name}=true")

@@ -121,6 +121,7 @@ class SlurmJob:
         """
         named = [each.partition(":") for each in str(self.slurm.get("gres", "")).split(",")]
         gres = ",".join(rest or "1" for name, _, rest in named if name == "gpu")
+        # At most one of the two is given: validate.check refuses both.
         on_each_node = _count(self.slurm.get("gpus-per-node")) + _count(gres)
         if on_each_node:
             return on_each_node
@@ -194,4 +195,5 @@ class SlurmJob:
 def _count(devices: str | bool | None) -> int:
     """The sum of ``a100:2,v100:1``; a type alone is one."""
     counts = (part.rpartition(":")[2] for part in str(devices or "").split(",") if part)
+    # A part without a number is a type, of which Slurm gives one: `gpu:a100`.
     return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)

@@ -9,12 +9,16 @@ from srunddp.util.slurm_command import outside, run
 
 _TEST_WITHIN = 10.0
 _SUBMIT_WITHIN = 120.0  # a busy controller is slow
+# Slurm's words where the fault is not the script's: "Unable to contact slurm controller (connect
+# failure)", "Socket timed out on send/recv operation", "Zero Bytes were transmitted or received",
+# "Could not establish a configuration source", "Protocol authentication error".
 _AWAY = re.compile(
     r"unable to (contact|resolve)|timed out|connection|not responding|configuration"
     r" source|communication|zero bytes"
     r"|authentication|munge",
     re.IGNORECASE,
 )
+# --parsable prints `4711`, or `4711;CLUSTER` where there are several clusters.
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 # By a part of Slurm's words; of several the first.
 _HINTS = {
@@ -42,6 +46,8 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
     Raises:
         ConfigError: Slurm refuses.
     """
+    # salloc has no --test-only: sbatch validates its options in its place, by the variables that
+    # mean the same to sbatch.
     if options:  # salloc has variables of its own
         environ = {
             name.replace("SALLOC_", "SBATCH_"): environ[name]
@@ -106,6 +112,7 @@ def _sbatch(
             expected="a job",
             hint="look in squeue for the job before you try again",
         ) from None
+    # With --wait sbatch ends with the job's code. If there is a number, the script was accepted.
     if done.returncode and not _NUMBER.search(done.stdout):
         raise _refusal(done.stderr)
     return done

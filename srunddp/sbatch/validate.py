@@ -21,6 +21,7 @@ from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
 
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+# A user may export these two for all nodes: `notes` says that they win over ifaces.conf.
 _RANK_VARIABLES = {*OURS} - {*_INTERFACES}
 # The script's own, and those that bash does not let be changed.
 _SCRIPT_VARIABLES = {
@@ -94,6 +95,8 @@ def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
             texts = value
         for text in texts:
             check_printable(name, text)
+            # An empty --mpi stands for the site's default, and the script may want an empty
+            # argument.
             empty = not text and key not in ("mpi", "arguments")
             yield empty, f"{name} is empty", "a value", "remove it, or give it a value"
             found = f"{name} {text!r}"
@@ -199,6 +202,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
         "both",
         "add --restarts=3",
     )
+    # Where Slurm decides how many tasks a node has, there may well be two.
     few = job.spare_nodes and others * (job.tasks or 2) < 2
     found = f"{found} with --nodes {job.node_count or 'unset'}"
     yield (
@@ -207,6 +211,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
         "2 ranks or more on the others",
         "give more with --nodes, in which the spare ones count",
     )
+    # --signal=[{R|B}:]NAME[@SECONDS]: with B Slurm signals the batch shell, and no step.
     receiver, _, rest = job.warning.rpartition(":")
     yield (
         "B" in receiver,
@@ -300,9 +305,11 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
             hint = f"if it starts torchrun or accelerate: srunddp sbatch --from {job.script}"
             return f"{job.script} is a shell script", hint
         if not text.startswith(b"PK"):  # an archive that Python runs
+            # The compiler warns of an invalid escape and the like, and would name no file here.
             with warnings.catch_warnings(action="ignore"):
                 ast.parse(text)
     except OSError as error:
+        # Whoever writes `srunddp sbatch torchrun train.py` has put a launcher in SCRIPT's place.
         own = re.fullmatch(
             r"python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec", job.script or ""
         )
@@ -367,6 +374,7 @@ def _of_requeue(job: SlurmJob) -> Iterator[str]:
         )
     with contextlib.suppress(OSError):  # a module, or not seen here
         text = Path(job.folder, job.script or "").read_bytes()
+        # Python's signal module, or a library that catches the signal for the script.
         if job.warning and not re.search(rb"srunddp|signal|SIGUSR|lightning|submitit", text):
             yield (
                 f"{job.script}: no sign that it catches the signal of {job.warning}, which"
