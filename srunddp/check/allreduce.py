@@ -35,11 +35,13 @@ THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceFacts(CheckMessage, kind="all_reduce_facts"):
-    """Of one rank, with backend ``nccl`` or ``gloo``: ``wrong`` is why there is no sum, or a wrong
-    one; else empty.
+    """What one rank measured.
 
-    ``sweep`` has bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the
-    bytes, over the time.
+    Attributes:
+        wrong: why there is no sum, or that it is a wrong one; else empty.
+        backend: ``nccl`` or ``gloo``; empty where none was started.
+        sweep: for each size its bytes, and the bytes per second of busbw, as nccl-tests counts it:
+            2(n-1)/n of the bytes, over the time of one call.
     """
 
     wrong: str = ""
@@ -48,8 +50,14 @@ class AllReduceFacts(CheckMessage, kind="all_reduce_facts"):
 
 
 def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
-    """The facts of a forked process that measures; it is ended after ``within``
-    seconds.
+    """Measure in a forked process, which may hang.
+
+    Args:
+        place: what the process group is made of, as in a run.
+        within: seconds, after which the process is killed.
+
+    Returns:
+        This rank's facts; with ``wrong`` where the process failed, was killed or ended by itself.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
@@ -166,7 +174,7 @@ def evaluate(
 
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
-    """The sweep, and the threshold."""
+    """Write the sweep and the threshold in one line; for the arguments see :func:`evaluate`."""
     sizes = {
         size: f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
         for size, _ in facts[0].sweep

@@ -107,8 +107,15 @@ def rounds(names: Sequence[str]) -> list[list[Way]]:
 
 
 def survey(session: CheckSession, ends: Mapping[str, Endpoint]) -> dict[Way, float]:
-    """Bytes per second of each pair of the plan in both directions; the slowest again, with nothing
-    else going on.
+    """Measure each pair of the plan in both directions; the slowest again, with nothing else going
+    on.
+
+    Args:
+        session: with all ranks.
+        ends: the endpoints, which listen.
+
+    Returns:
+        Bytes per second; 0 where no connection was made.
     """
     ways: dict[Way, float] = {}
     for pairs in rounds(list(ends)):

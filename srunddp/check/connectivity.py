@@ -110,7 +110,13 @@ def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> C
 def endpoints_of(
     nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]
 ) -> dict[str, Endpoint]:
-    """Name the endpoints; nobody listens there yet."""
+    """Name the endpoints; nobody listens there yet.
+
+    Args:
+        nodes: the node of each rank.
+        addresses: interface and address of each rank that has one. Ranks of a node with the same
+            interface are one endpoint, of the first of them.
+    """
     first: dict[tuple[str, str], Endpoint] = {}
     for rank, (interface, host) in sorted(addresses.items()):
         place = (nodes[rank], interface)
@@ -123,8 +129,14 @@ def endpoints_of(
 
 
 def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endpoint]:
-    """Have the endpoints listen, on ports that their kernels choose; those of lost ranks are left
-    out.
+    """Have the endpoints listen, each with an empty queue, on ports that their kernels choose.
+
+    Args:
+        session: with all ranks.
+        ends: the endpoints; their ports do not count.
+
+    Returns:
+        The endpoints with their ports, without those of lost ranks.
     """
     hosts = group_by_key((end.rank, end.host) for end in ends.values())
     questions = {rank: Listen(tuple(theirs)) for rank, theirs in hosts.items()}

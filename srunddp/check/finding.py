@@ -275,8 +275,16 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
 
 
 def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
-    """What another Python prints that runs ``code``, and why it fails, by the last line of its
-    errors; else empty.
+    """Have another Python run some code, so that what it imports or breaks is not this process.
+
+    Args:
+        code: to run, with an empty standard input.
+        words: its ``sys.argv[1:]``.
+        within: seconds, after which it is killed.
+
+    Returns:
+        What it prints, empty where it was killed; and why it failed, by the last line of its
+        errors, empty where it did not.
     """
     # -P: a file of the working folder, such as a random.py, is not imported in the place of a
     # module.

@@ -85,7 +85,7 @@ class AllReduce(CheckMessage, kind="all_reduce"):
 
     Attributes:
         info: As after a rendezvous.
-        within: Seconds.
+        within: Seconds, after which the rank gives up and says so.
     """
 
     info: RendezvousInfo

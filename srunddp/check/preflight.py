@@ -53,8 +53,12 @@ class Responder:
     """What each rank does when rank 0 asks: look at itself, connect, send, receive, and add up with
     the others.
 
-    ``backend`` is for the collective; ``store_fd`` is rank 0's listening socket for the store, once
-    there is one.
+    Attributes:
+        context: this rank.
+        backend: for the collective, see :data:`srunddp.bootstrap.process_group.device.BACKENDS`.
+        store_fd: the descriptor of the socket on which the store is to listen; on rank 0, before
+            the collective. None elsewhere.
+        prober: which listens and connects for the checks of the network.
     """
 
     context: CheckContext
@@ -90,14 +94,19 @@ class Responder:
 
 
 def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts:
-    """What the checks of these names collect, all at once and each within its time; where one
-    fails, why.
+    """Collect for the checks of these names, for all at once, and for each within its time.
 
-    Each in a thread of its own: a file system or a driver that hangs must not hide what the others
+    Each has a thread of its own: a file system or a driver that hangs must not hide what the others
     see.
+
+    Args:
+        context: this rank.
+        names: of the checks; those that this version does not have are left out.
+
+    Returns:
+        What was collected; of each check that failed or was late, why.
     """
-    # A name that is unknown here was sent by another version of srunddp, which `Report.take`
-    # reports.
+    # Only another version of srunddp sends a name that is unknown here; `Report.take` reports that.
     checks = [check for check in WITH_SPARES if check.name in names]
     asked = [(check, call_in_daemon_thread(partial(check.collect, context))) for check in checks]
     began = time.monotonic()
@@ -163,7 +172,12 @@ def look(
 
 
 def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityMatrix:
-    """Have the nodes whose interface is fit try to reach each other."""
+    """Have the nodes whose interface is fit try to reach each other.
+
+    Args:
+        session: with all ranks.
+        report: with what the check of interfaces collected; takes in the findings.
+    """
     # Where the interface is wrong, that is a finding already: its ways would only repeat it.
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(
@@ -267,7 +281,14 @@ def slowest_link(report: Report, backend: str) -> float:
     """Bytes per second that the slowest node's network can carry.
 
     With NCCL it is that of its InfiniBand and RoCE devices, of as many as the node has ranks; else
-    its interface's. 0 where that of some node is not known, and on one node.
+    its interface's.
+
+    Args:
+        report: with what the check of interfaces collected.
+        backend: ``nccl`` or ``gloo``.
+
+    Returns:
+        0 where that of some node is not known, and on one node.
     """
     ranks = Counter(hello.node for hello in report.here.values())
     if len(ranks) <= 1:

@@ -142,7 +142,7 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
 
 
 def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Everything, for programs; for the arguments see :func:`write`."""
     return {
         "job": job,
         "exit_code": code,
@@ -195,7 +195,13 @@ class Report:
         return any(finding.level is FAIL for finding in self.findings)
 
     def add(self, name: str, findings: Iterable[Finding], summary: str = "") -> None:
-        """Take in what a check has found, and what it has seen."""
+        """Take in what a check has found, and what it has seen.
+
+        Args:
+            name: of the check.
+            findings: what is wrong.
+            summary: one line on what was seen; empty where it was reported before, or nothing was.
+        """
         self.findings += [replace(each, check=name) for each in findings]
         if summary:
             self.summaries[name] = summary

@@ -127,8 +127,12 @@ def directives(job: SlurmJob) -> list[str]:
 
 
 def directive(option: str, value: object) -> str:
-    """A line that sbatch reads: its parser knows quotes, ``#``, and a backslash before any
+    """Write a line that sbatch reads: its parser knows quotes, ``#``, and a backslash before any
     letter.
+
+    Args:
+        option: its name, without dashes.
+        value: a text or a number; True for an option without a value.
     """
     if value is True:
         return f"#SBATCH --{option}"

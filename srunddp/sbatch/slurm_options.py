@@ -62,8 +62,12 @@ _BY_LETTER = {f"-{option.letter}": option for option in OPTIONS.values() if opti
 
 
 def words(name: str, value: str | bool | Sequence[str] | None) -> list[str]:
-    """An option of a value, as on sbatch's command line; none of its own for False, None and an
-    empty text.
+    """Write an option as on sbatch's command line.
+
+    Args:
+        name: without dashes.
+        value: True for an option without a value. Of several texts each is an option of its own;
+            False, None and an empty text are none.
     """
     if value is True:
         return [f"--{name}"]

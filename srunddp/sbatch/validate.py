@@ -56,8 +56,14 @@ _Problem = tuple[object, str, str, str]
 
 
 def check(job: SlurmJob, *, interactive: bool = False) -> None:
-    """A ConfigError where no script can do what is requested, for sbatch or, if ``interactive``,
-    for salloc.
+    """Refuse a job for which no script can do what is requested.
+
+    Args:
+        job: as the options and files have it.
+        interactive: the script is for salloc, which lacks some options of sbatch.
+
+    Raises:
+        ConfigError: the first thing that is wrong.
     """
     of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
     problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
@@ -67,7 +73,15 @@ def check(job: SlurmJob, *, interactive: bool = False) -> None:
 
 
 def check_printable(name: str, text: str) -> None:
-    """A ConfigError where a text may end a line of the script, or command a terminal."""
+    """Refuse a text that may end a line of the script, or command a terminal.
+
+    Args:
+        name: of what has the text, for the message.
+        text: to look at.
+
+    Raises:
+        ConfigError: a character is not printable.
+    """
     if not text.isprintable():
         raise ConfigError(
             f"{name} {text!r}",
@@ -325,8 +339,12 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
 
 
 def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
-    """What may not be as intended, or is not seen here, though the nodes may see it; not of SCRIPT
-    itself.
+    """Tell what may not be as intended, or is not seen here, though the nodes may see it; not of
+    SCRIPT itself.
+
+    Args:
+        job: that :func:`check` has passed.
+        environ: the variables that sbatch gets; none for salloc.
     """
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     missing = (

@@ -143,7 +143,7 @@ class CopyLookedFor(Answer, kind="copy_looked_for"):
 
     Attributes:
         found: Whether it is.
-        free: Bytes that are free for more.
+        free: Bytes that are free in the file system of the job's folder.
     """
 
     found: bool

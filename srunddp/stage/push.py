@@ -111,8 +111,10 @@ def _check(item: Item, paths: list[str]) -> None:
 
 
 def require_whole(item: Item) -> None:
-    """Of an environment that is to be copied: srunddp is in it, and not installed as editable; else
-    a ConfigError.
+    """See to it that an environment which is to be copied has srunddp in it.
+
+    Raises:
+        ConfigError: srunddp is somewhere else, because its installation is an editable one.
     """
     if item.role == "env" and not glob.glob(
         f"{glob.escape(item.path)}/lib/python*/site-packages/srunddp/__init__.py"
@@ -168,6 +170,8 @@ def push(
     """Stage items on all nodes of the job that do not see them.
 
     Args:
+        job: on whose nodes they are staged.
+        items: by :func:`collect`; where their copies are is filled in.
         program: srunddp's, for the case that no environment is among the items.
         timeout: seconds that a node may take for each step.
         say: takes lines for the user.

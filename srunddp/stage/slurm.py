@@ -82,6 +82,10 @@ class Job:
     def of(cls, environ: Mapping[str, str], base: str) -> Job:
         """The one that this process is part of, or whose allocation its shell has.
 
+        Args:
+            environ: with Slurm's variables.
+            base: a folder that each node has for itself; the job's is made in it.
+
         Raises:
             ConfigError: there is none, or it has several components, each with nodes of its own.
         """
@@ -108,6 +112,11 @@ class Job:
     ) -> subprocess.Popen[bytes]:
         """Start one task on each node, or on these, beside the job's others, out of reach of a
         terminal's Ctrl-C.
+
+        Args:
+            command: of the tasks.
+            nodes: by name; none for all nodes of the job.
+            streams: standard input, output and errors, as for Popen.
 
         Raises:
             UnavailableError: there is no srun.

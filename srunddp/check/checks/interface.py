@@ -75,8 +75,12 @@ def collect(context: CheckContext) -> InterfaceFacts:
 
 
 def physical(name: str, sysfs: Path = _SYSFS) -> bool:
-    """Whether a device is behind an interface, if only behind a bond or a VLAN; a bridge's speed is
-    made up.
+    """Whether a device is behind an interface, if only behind a bond or a VLAN. Then its speed is
+    real; a bridge's is made up.
+
+    Args:
+        name: of the interface.
+        sysfs: the folder with an entry for each interface.
     """
     folder = sysfs / name
     if (folder / "bridge").exists():

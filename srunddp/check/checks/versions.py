@@ -118,11 +118,16 @@ def collect(context: CheckContext) -> VersionFacts:
 
 
 def find(name: str, first: str = "") -> tuple[str, str]:
-    """The version and the folder of what ``import name`` would bring, or of the distribution of
-    that name.
+    """Find what ``import name`` would bring, or else the distribution of that name. Nothing is
+    imported.
 
-    ``first`` is the script's folder. Both are empty where there is none, and the version where
-    nothing tells it.
+    Args:
+        name: of a module or a distribution.
+        first: the script's folder, which Python searches first; empty without a script.
+
+    Returns:
+        Its version, empty where nothing tells it, and its folder. Both are empty where there is
+        none.
     """
     module = name.partition(".")[0]
     origin = _origin(module, first)
