@@ -112,7 +112,9 @@ def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts
 
 
 def _sweep(world: World) -> Iterator[tuple[int, float]]:
-    """Ever more bytes, until one call takes long; all ranks go by the slowest one's time."""
+    """Yield size and busbw of ever larger all-reduces, until one call takes long. All ranks go by
+    the slowest one's time.
+    """
     size = _SMALLEST
     share = 2 * (world.world_size - 1) / world.world_size
     while size <= _LARGEST:
@@ -127,7 +129,9 @@ def _sweep(world: World) -> Iterator[tuple[int, float]]:
 
 
 def _call(world: World, size: int, count: int) -> float:
-    """Seconds that one all-reduce of so many bytes takes, the slowest rank's."""
+    """Return the seconds that one all-reduce of ``size`` bytes takes on the slowest rank, as the
+    mean of ``count``.
+    """
     import torch
     import torch.distributed as dist
 

@@ -61,7 +61,7 @@ def send(source: str, host: str, port: int) -> None:
 
 
 def receive(listener: socket.socket) -> float:
-    """Take in what one sender sends; bytes per second, 0 where nobody came."""
+    """Take in what one sender sends, and return its bytes per second; 0 where nobody came."""
     count = 0
     buffer = bytearray(_PIECE)
     listener.settimeout(_WITHIN)
@@ -87,8 +87,8 @@ def _slow(rates: Mapping[Way, float]) -> dict[Way, float]:
 
 
 def rounds(names: Sequence[str]) -> list[list[Way]]:
-    """Who meets whom in which round, each at most once in one: all pairs, or the first few rounds
-    of many nodes.
+    """Plan who meets whom in which round, each node at most once in one: all pairs, or the first
+    few rounds of many nodes.
     """
     players: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
     # The circle method: the first player keeps its seat, and all others move on by one in each
@@ -143,7 +143,7 @@ def _measure(
 
 
 def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
-    """A node of which most ways out or in are slow is named alone; else each slow way."""
+    """Name a node alone of which most ways out or in are slow; else each slow way."""
     left = _slow(rates)
     expected = f"half of the usual {_shown(_usual(rates))} or more"
     hint = (
@@ -176,7 +176,7 @@ def _shown(rate: float) -> str:
 
 
 def summary(rates: Mapping[Way, float]) -> str:
-    """The median and the slowest."""
+    """Write the median and the slowest in one line."""
     if not rates:
         return "not tried: no two nodes with an interface that is fit"
     least = min(rates.values())
@@ -187,8 +187,8 @@ def summary(rates: Mapping[Way, float]) -> str:
 
 
 def survey_clocks(session: CheckSession) -> dict[str, float]:
-    """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round
-    trip.
+    """Return by how many seconds each node's clock is ahead of that of rank 0's node, to about half
+    a network round trip.
     """
     offsets = {session.nodes[0]: 0.0}
     for node, rank in session.node_leaders.items():
@@ -209,7 +209,7 @@ def survey_clocks(session: CheckSession) -> dict[str, float]:
 
 
 def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
-    """The clocks that are not as most are."""
+    """Name the nodes whose clocks are not as most are."""
     # The low median is some node's own offset. Of two nodes the one that is behind counts as usual,
     # as nothing tells which of them is right.
     usual = statistics.median_low(offsets.values())
@@ -229,7 +229,7 @@ def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
 
 
 def summary_of_clocks(offsets: Mapping[str, float]) -> str:
-    """How far they are apart."""
+    """Write in one line how far the clocks are apart."""
     if len(offsets) < 2:
         return "one node"
     apart = max(offsets.values()) - min(offsets.values())

@@ -137,7 +137,7 @@ def _context(
 
 
 def _file_of_module(name: str) -> str:
-    """Where the module's file is, or would be in the working folder. Nothing is imported."""
+    """Return where the module's file is, or would be in the working folder. Nothing is imported."""
     path = name.replace(".", "/")
     # The working folder comes first: the job's command has it in front of Python's own path.
     places = [path + end for end in _ENDS]
@@ -146,7 +146,7 @@ def _file_of_module(name: str) -> str:
 
 
 def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
-    """On rank 0: the check, its report, and the exit code, which all others are told."""
+    """Check on rank 0, report, and return the exit code, with which all others end as well."""
     environment = own.context.environment
     try:
         session = open_session(own.context, own.handle, given["timeout"], ports)
@@ -168,7 +168,7 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
 
 
 def _tell(report: render.Report, given: dict[str, Any], environment: Environment) -> int:
-    """Print the report, and write it; its exit code."""
+    """Print the report and write it to the folder; return its exit code."""
     code = FAILED if report.failed else 0
     job = os.environ.get("SLURM_JOB_ID", "")
     text = [render.verdict(report, environment.world_size, job), *render.lines(report)]
@@ -190,8 +190,8 @@ def _tell(report: render.Report, given: dict[str, Any], environment: Environment
 
 
 def _follow(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
-    """On another rank: answer rank 0. Where it is not found, one rank of the node says what it
-    sees.
+    """Answer rank 0, on another rank, and return the exit code. Where rank 0 is not found, one rank
+    of the node says what it sees.
     """
     environment = own.context.environment
     code, found = join("check", own.context, own.handle, given["timeout"], ports)

@@ -75,7 +75,11 @@ class ConnectivityMatrix:
 
 
 def answer(prober: Prober, question: CheckMessage) -> CheckMessage:
-    """On each rank: answer a question about the network.
+    """Answer one of rank 0's questions about the network, on each rank.
+
+    Args:
+        prober: of this rank; listens from one question to the next.
+        question: of rank 0.
 
     Raises:
         UnknownQuestionError: It is about something else.
@@ -214,7 +218,7 @@ def attempt(
 def _directed(
     session: CheckSession, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]
 ) -> dict[Way, str]:
-    """On which way the packets get lost, by what the listeners' kernels hold half open.
+    """Find on which way packets get lost, by what the listeners' kernels hold half open.
 
     A kernel whose own firewall drops its answers forgets such a connection after a second: each is
     tried anew.
@@ -271,11 +275,11 @@ def _either(way: Way, broken: Mapping[Way, str]) -> bool:
 
 
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
-    """The endpoints all of whose ways are broken, how and why; their ways are taken out of
+    """Find the endpoints all of whose ways are broken, how and why, and take their ways out of
     ``left``.
 
-    Those with most broken ways come first. The ways to one that is named already say nothing of
-    the others.
+    Those with most broken ways come first. The ways to one that is named already say nothing of the
+    others.
     """
     tried = group_by_key((name, way) for way in ways.tried for name in way)
     named: set[str] = set()
@@ -292,7 +296,7 @@ def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[
 
 
 def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
-    """In which direction all ways of an endpoint are broken; empty where one is whole."""
+    """Say in which direction all ways of an endpoint are broken; empty where one is whole."""
     out = [way for way in own if way[0] == name]
     back = [way for way in own if way[1] == name]
     sends_nothing = bool(out) and all(way in left for way in out)
@@ -307,7 +311,7 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
 
 
 def summary(ways: ConnectivityMatrix) -> str:
-    """How many ways were tried."""
+    """Count the ways that were tried, and those that are broken."""
     if not ways.tried:
         return "not tried: no two nodes with an interface that is fit"
     lost = f", {len(ways.broken)} broken" if ways.broken else ""

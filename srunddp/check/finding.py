@@ -62,7 +62,7 @@ class Finding:
 
     @property
     def hosts(self) -> list[str]:
-        """The nodes that it is about, also both of a way."""
+        """Name the nodes that it is about, of a way between two nodes both."""
         ends = self.between.split(" -> ") if self.between else self.nodes
         return [end.partition(":")[0] for end in ends]
 
@@ -163,21 +163,24 @@ class Ranks(list[Observation[F]]):
         return Finding(level, found, expected, hint, nodes=nodes, ranks=who)
 
     def where(self, fits: Callable[[Observation[F]], object]) -> Ranks[F]:
-        """Those that fit."""
+        """Choose those that fit."""
         return Ranks(filter(fits, self))
 
     def grouped(
         self, value: Callable[[Observation[F]], str] = lambda one: one.node
     ) -> dict[str, Ranks[F]]:
-        """Those of each node, or of each other value."""
+        """Group them by node, or by another value."""
         return {
             known: Ranks(who)
             for known, who in group_by_key((value(one), one) for one in self).items()
         }
 
     def minority(self, value: Callable[[Observation[F]], str]) -> tuple[str, dict[str, Ranks[F]]]:
-        """What most ranks have, or of equally many the one of the lowest rank; and the others, by
-        what they have.
+        """Find the ranks that differ from most.
+
+        Returns:
+            What most ranks have, or of equally many the one of the lowest rank; and the others, by
+            what they have.
         """
         ranks = self.grouped(value)
         # max() keeps the first of equals, and the groups are in the order of their lowest ranks.
@@ -237,7 +240,7 @@ class Check(Generic[F]):
 
 
 def limited_to_rows(ways: Sequence[Finding]) -> list[Finding]:
-    """Findings about ways between nodes, those beyond :data:`ROWS` as one."""
+    """Fold findings about ways between nodes, those beyond :data:`ROWS` into one."""
     rest = ways[ROWS:]
     # A row for a single one would take as much room as the one itself.
     if len(rest) < 2:
@@ -248,16 +251,22 @@ def limited_to_rows(ways: Sequence[Finding]) -> list[Finding]:
 
 
 def split_message(message: str) -> tuple[str, str, str]:
-    """What was found, what was expected and the hint, of the one line that an error is."""
+    """Split the one line that an error is into what was found, what was expected, and the hint."""
     message, _, hint = message.partition(" -> ")
     found, _, expected = message.partition("; expected ")
     return found, expected, hint
 
 
 def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
-    """What may never answer, as a file server that is gone: its answer or error, once it has one.
+    """Call what may never answer, as a look at a file server that is gone.
 
-    A thread that hangs in it keeps the process from nothing.
+    A thread that hangs in it does not keep the process from its end.
+
+    Args:
+        look: what is called.
+
+    Returns:
+        Its answer or error, once it has one.
     """
     # Not in an executor: Python waits at its exit for the threads of those.
     answer: Future[T] = Future()

@@ -22,8 +22,8 @@ _KNOWN = frozenset(f"NCCL_{name}" for name in _NAMES.split())
 
 
 def misspelt(name: str) -> str:
-    """The variable of NCCL that is meant by a name near to it; empty for a name that is right or
-    near to none.
+    """Return the variable of NCCL that is meant by a name near to it; empty for a name that is
+    right or near to none.
     """
     if not name.startswith("NCCL_") or name in _KNOWN:
         return ""

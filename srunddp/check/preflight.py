@@ -67,7 +67,7 @@ class Responder:
     prober: Prober = field(default_factory=Prober)
 
     def handle(self, question: CheckMessage) -> CheckMessage:
-        """The answer to one of rank 0's questions."""
+        """Answer one of rank 0's questions."""
         match question:
             case CollectFacts():
                 return collect_facts(self.context, question.checks)
@@ -188,8 +188,11 @@ def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityM
 
 
 def alone(context: CheckContext, *findings: Finding) -> Report:
-    """What this rank sees by itself, where it did not come together with the others, and findings
-    on why.
+    """Report what this rank sees by itself, where it did not come together with the others.
+
+    Args:
+        context: this rank.
+        findings: on why it is alone.
     """
     # Without the run's token, because this hello goes into the report alone, and to no other rank.
     own = discovery.hello(context.environment, "")
@@ -229,7 +232,7 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
 
 
 def lost(session: CheckSession) -> Iterator[Finding]:
-    """The ranks that came, and then could not answer or were lost."""
+    """Name the ranks that came, and then could not answer or were lost."""
     hint = "see what ended it there, or that node's load and file systems"
     for rank, why in sorted(session.errors.items()):
         where = (session.here[rank].node,)
@@ -239,7 +242,9 @@ def lost(session: CheckSession) -> Iterator[Finding]:
 def _measure(
     session: CheckSession, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix
 ) -> None:
-    """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
+    """Measure the rates between the nodes, and an all-reduce; not where something would stop the
+    job anyway.
+    """
     why = ""
     if report.failed:
         why = "something is wrong"
@@ -278,7 +283,7 @@ def _all_reduce(session: CheckSession, own: Responder) -> dict[int, allreduce.Al
 
 
 def slowest_link(report: Report, backend: str) -> float:
-    """Bytes per second that the slowest node's network can carry.
+    """Find how many bytes per second the slowest node's network can carry.
 
     With NCCL it is that of its InfiniBand and RoCE devices, of as many as the node has ranks; else
     its interface's.

@@ -22,7 +22,9 @@ from srunddp.util.hostlist import fold, fold_ranks, group_by_key
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Equal findings of several nodes or ranks as one; the worst first, else in their order."""
+    """Merge equal findings of several nodes or ranks into one; the worst first, else in their
+    order.
+    """
     # The key is the finding without its place: a fault that a thousand nodes share is one row.
     by_text = group_by_key((replace(each, nodes=(), ranks=()), each) for each in findings)
     rows = []
@@ -34,8 +36,8 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def lines(report: Report) -> list[str]:
-    """The table: what is wrong, as :func:`merged` has it, then what each check saw, and those that
-    were not made.
+    """Write the table: what is wrong, as :func:`merged` has it, then what each check saw, and those
+    that were not made.
 
     What a terminal would obey is escaped, here as in all text of this module: paths and variables
     may hold it.
@@ -55,13 +57,13 @@ def lines(report: Report) -> list[str]:
 
 
 def where(finding: Finding) -> str:
-    """The nodes, folded; the ranks, where it is about them; a way between two nodes."""
+    """Name the nodes, folded, with the ranks where it is about them; or the way between two nodes."""
     parts = (fold_ranks(finding.ranks, {}), fold(finding.nodes))
     return one_line(finding.between or " on ".join(filter(None, parts)))
 
 
 def said(finding: Finding) -> str:
-    """In the words of an error."""
+    """Write a finding in the words of an error."""
     return one_line(f"{finding.found}; expected {finding.expected} -> {finding.hint}")
 
 
@@ -91,8 +93,8 @@ def verdict(report: Report, world_size: int, job: str) -> str:
 
 
 def node_lines(report: Report) -> list[str]:
-    """A line for each node, with the worst that each check has found there: ``node01 launch=ok
-    limits=FAIL``.
+    """Write a line for each node, with the worst that each check has found there: ``node01
+    launch=ok limits=FAIL``.
     """
     found = {
         (node, each.check): each.level.name
@@ -142,7 +144,7 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
 
 
 def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
-    """Everything, for programs; for the arguments see :func:`write`."""
+    """Return everything, for programs; for the arguments see :func:`write`."""
     return {
         "job": job,
         "exit_code": code,
@@ -232,7 +234,7 @@ class Report:
                 self.add(check.name, check.evaluate(seen), check.summary(seen))
 
     def seen(self, check: Check[F]) -> Ranks[F]:
-        """What a check collected on each rank, where it did."""
+        """Return what a check collected on each rank, where it did."""
         seen: Ranks[F] = Ranks()
         for rank, collected in sorted(self.facts.items()):
             values = collected.facts.get(check.name)

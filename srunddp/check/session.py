@@ -75,7 +75,7 @@ class CheckSession:
 
     @property
     def nodes(self) -> dict[int, str]:
-        """The node of each rank that came."""
+        """Return the node of each rank that came."""
         return {rank: hello.node for rank, hello in sorted(self.here.items())}
 
     def take(self, hello: Hello, connection: socket.socket) -> None:
@@ -89,14 +89,14 @@ class CheckSession:
         self.connections[hello.rank] = connection
 
     def forget(self, rank: int, connection: socket.socket) -> None:
-        """A connection was closed: that rank may come anew, by another one."""
+        """Take out a rank whose connection was closed; it may come anew, by another one."""
         if self.connections.get(rank) is connection:
             del self.connections[rank]
             del self.here[rank]
 
     @property
     def node_leaders(self) -> dict[str, int]:
-        """The first rank of each node that still answers."""
+        """Return the first rank of each node that still answers."""
         answering = (
             (node, rank)
             for rank, node in self.nodes.items()
@@ -143,7 +143,7 @@ class CheckSession:
         return self._wanted(answers, wanted)
 
     def _wanted(self, answers: Mapping[int, CheckMessage], wanted: type[A]) -> dict[int, A]:
-        """The answers of one kind; why the others are none is noted."""
+        """Return the answers of one kind, and note why the others are none."""
         found: dict[int, A] = {}
         for rank, answer in sorted(answers.items()):
             if isinstance(answer, CannotAnswer):
@@ -263,7 +263,9 @@ def gather(
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
-    """What is wrong with a rank that comes; empty where nothing is."""
+    """Say what is wrong with a rank that comes; empty where nothing is. ``before``: the hello of a
+    process that came as the same rank.
+    """
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
         return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
     # The same process may come twice: it connects anew when its first connection has broken.
@@ -385,8 +387,8 @@ def join(
 def _find(
     candidates: Sequence[Address], hello: Hello, deadline: float, own: Authenticator
 ) -> socket.socket:
-    """The connection to rank 0, each of its hosts in turn: one that swallows packets must not hold
-    up the others.
+    """Connect to rank 0, by each of its hosts in turn: one that swallows packets must not hold up
+    the others.
     """
     hosts = dict.fromkeys(address.host for address in candidates)
     turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
@@ -442,8 +444,8 @@ def _unreachable(node: str) -> RendezvousError:
 
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
-    """Where rank 0 may listen: at each address to which its name in ifaces.conf leads, and to which
-    its own does.
+    """Tell where rank 0 may listen: at each address to which its name in ifaces.conf leads, and to
+    which its own name does.
     """
     found = []
     wrong = []
@@ -461,8 +463,8 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
 
 
 def _published(context: CheckContext, message: str | None, timeout: float) -> str:
-    """What rank 0 publishes, by ``message``; MPI, which waits for ever where a rank is missing, is
-    given up in time.
+    """Publish ``message`` on rank 0, and return on each rank what was published. MPI waits for ever
+    where a rank is missing, and is given up in time.
     """
     environment = context.environment
     name = context.interface.name if context.interface else None

@@ -34,7 +34,7 @@ class CpuFacts:
 
 
 def collect(context: CheckContext) -> CpuFacts:
-    """This rank's."""
+    """Collect which CPUs this rank has, and what is to run on them."""
     # OpenMP takes a number for each nested level.
     asked = ((name, context.variables.get(name, "").partition(",")[0].strip()) for name in THREADS)
     variable, threads = next(
@@ -50,7 +50,7 @@ def collect(context: CheckContext) -> CpuFacts:
 
 
 def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:
-    """All of it makes a training slow, and nothing stops it."""
+    """Warn of CPUs that are too few; they make a training slow, and stop none."""
     for one in seen:
         facts = one.facts
         for line in facts.advice:
@@ -76,7 +76,7 @@ def _cpus(count: int) -> str:
 
 
 def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
-    """Ranks of one node that have too many threads only together."""
+    """Warn of ranks of one node that have too many threads only together."""
     # A rank with neither variable adds 0: srunddp then gives it threads by its share of the CPUs.
     threads = sum(one.facts.threads for one in ranks)
     cpus = len(_all_cpus(ranks))
@@ -95,7 +95,7 @@ def _all_cpus(ranks: Ranks[CpuFacts]) -> set[int]:
 
 
 def summary(seen: Ranks[CpuFacts]) -> str:
-    """How many each rank has for itself, and so for loader workers beside it."""
+    """Tell how many CPUs each rank has for itself, and so for loader workers beside it."""
     nodes = seen.grouped().values()
     # Ranks that mpirun has not bound have one mask, so each of them has its part of those CPUs.
     shares = [

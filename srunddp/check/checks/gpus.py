@@ -44,7 +44,7 @@ class GpuFacts(View):
 
 
 def collect(context: CheckContext) -> GpuFacts:
-    """This rank's."""
+    """Collect which GPUs this rank sees, by NVML: neither torch nor CUDA is touched."""
     variables = context.variables
     wanted = variables.get("CUDA_VISIBLE_DEVICES")
     view = look(wanted)
@@ -62,7 +62,9 @@ Used = list[tuple[Observation[GpuFacts], Device]]
 
 
 def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
-    """A GPU that is missing, broken, full or used twice stops the job; the rest makes it slow."""
+    """Judge the GPUs: one that is missing, broken, full or used twice stops the job; the rest makes
+    it slow.
+    """
     for one in seen:
         yield from _driver(one)
     # Of a node whose NVML fails nothing else is known, so it is compared with no other.
@@ -110,8 +112,8 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
 
 
 def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
-    """Which device each rank of a node will use; ranks without one, and GPUs without a rank, are
-    found.
+    """Choose the device of each rank of a node, as a run does. Ranks without one and GPUs without a
+    rank are findings.
     """
     used = []
     for one in ranks:
@@ -135,7 +137,7 @@ def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
 
 
 def _shared_gpus(used: Used) -> Iterator[Finding]:
-    """Ranks of a node with one GPU, or with instances of one."""
+    """Name ranks of a node that have one GPU, or MIG instances of one."""
     hint = f"start with --gpus-per-node={len(used)} --gpu-bind=none, or with fewer tasks"
     for uuid, who in _users(used, "uuid").items():
         if len(who) > 1:
@@ -159,8 +161,8 @@ def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, Ranks[GpuFac
 
 
 def _without_p2p(used: Used) -> Iterator[Finding]:
-    """Ranks of a node whose GPUs do not reach each other, so that NCCL goes through the memory of
-    the host.
+    """Warn of ranks of a node whose GPUs do not reach each other, so that NCCL goes through the
+    host's memory.
     """
     alone = Ranks(one for one, device in used if one.facts.count == 1 and not device["parent"])
     users = _users(used, "uuid")
@@ -225,7 +227,7 @@ def _unlike(used: Used) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[GpuFacts]) -> str:
-    """Models and drivers."""
+    """Count the GPUs by model, and name their drivers."""
     gpus = {
         (one.node, device["uuid"]): device["name"] for one in seen for device in one.facts.devices
     }

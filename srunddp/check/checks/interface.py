@@ -50,7 +50,7 @@ class InterfaceFacts:
 
 
 def collect(context: CheckContext) -> InterfaceFacts:
-    """This rank's."""
+    """Collect what this rank's interface is, and whether names lead to rank 0."""
     import psutil
 
     chosen = context.interface
@@ -94,8 +94,8 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
 
 
 def _lookup(context: CheckContext) -> list[str]:
-    """What would keep this rank from finding rank 0, or rank 0 from being found, where names have
-    to lead to it.
+    """Tell what would keep this rank from finding rank 0, or rank 0 from being found, where names
+    have to lead to it; empty where nothing would.
     """
     environment = context.environment
     chosen = context.interface
@@ -114,8 +114,8 @@ def _lookup(context: CheckContext) -> list[str]:
 
 
 def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
-    """A wrong interface or an address that leads elsewhere stops a job; differences between nodes
-    are warned of.
+    """Judge the interfaces: a wrong one, or an address that leads elsewhere, stops a job;
+    differences between nodes are warned of.
     """
     for one in seen:
         if one.facts.wrong:
@@ -154,7 +154,7 @@ def _unlike(
 
 
 def summary(seen: Ranks[InterfaceFacts]) -> str:
-    """The interfaces, with speed and MTU."""
+    """Name the interfaces, with their speeds and MTUs."""
     facts = [one.facts for one in seen if one.facts.name]
     if not facts:
         return "none that is fit"

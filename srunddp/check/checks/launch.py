@@ -41,7 +41,7 @@ class LaunchFacts:
 
 
 def collect(context: CheckContext) -> LaunchFacts:
-    """This rank's."""
+    """Collect who started this rank, and what its script imports."""
     environment = context.environment
     tree, script = parsed(context.script)
     uses_mpi = tree is not None and "mpi4py" in imports(tree)
@@ -57,7 +57,7 @@ def collect(context: CheckContext) -> LaunchFacts:
 
 
 def _allocated(variables: Mapping[str, str]) -> int:
-    """How many tasks the Slurm job has that this process is in, 0 where it is in none."""
+    """Return how many tasks the Slurm job has that this process is in; 0 where it is in none."""
     # sbatch sets SLURM_NTASKS only where a number of tasks was asked for; without one srun starts a
     # task on each node.
     counts = (variables.get(name, "") for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"))
@@ -66,7 +66,9 @@ def _allocated(variables: Mapping[str, str]) -> int:
 
 
 def parsed(script: str | None) -> tuple[ast.Module | None, str]:
-    """The script, and what is wrong with its text. That it is there is another check's."""
+    """Parse the script, or say what is wrong with its text. Whether it is there is another check's
+    question.
+    """
     if script is None:
         return None, ""
     try:
@@ -84,8 +86,8 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
 
 
 def imports(tree: ast.Module) -> set[str]:
-    """The packages that it imports anywhere, but for what is in a ``try`` block or for type
-    checkers alone.
+    """Return the packages that a script imports anywhere, but for those in a ``try`` block or for
+    type checkers alone.
     """
     names: set[str] = set()
     # A script that imports a package in a `try` block most likely does without where that fails.
@@ -104,8 +106,8 @@ def imports(tree: ast.Module) -> set[str]:
 
 
 def why_no_mpi(variables: Mapping[str, str]) -> str:
-    """Why ``from mpi4py import MPI`` has no world here. Asked of a process of its own: MPI may end
-    it.
+    """Say why ``from mpi4py import MPI`` has no world here; empty where it has one. Another process
+    is asked, because MPI may end it.
     """
     printed, why = run_python(_LIBRARY, within=_LIBRARY_WITHIN)
     if why:
@@ -118,7 +120,9 @@ def why_no_mpi(variables: Mapping[str, str]) -> str:
 
 
 def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
-    """One process where many were asked for, a script that does not parse, MPI without a world."""
+    """Judge the launch: one process where many were asked for, a script that does not parse, or MPI
+    without a world stops the job.
+    """
     for one in seen:
         facts = one.facts
         if facts.allocated > 1:
@@ -149,7 +153,7 @@ def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[LaunchFacts]) -> str:
-    """Launcher and channel."""
+    """Name launcher and channel, and count the ranks."""
     facts = seen[0].facts
     if facts.launcher == NO_LAUNCHER:
         return "a single process, as no launcher was found"

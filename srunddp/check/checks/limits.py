@@ -38,7 +38,7 @@ class LimitFacts:
 
 
 def collect(context: CheckContext) -> LimitFacts:
-    """This rank's."""
+    """Collect this process's limits, and the room in its node's folders."""
     # Loader workers hand over batches in /dev/shm, and so does NCCL's SHM transport between ranks
     # of a node. torch.compile keeps its cache in the folder for temporary files.
     folders = ("/dev/shm", context.variables.get("TMPDIR") or "/tmp")
@@ -55,7 +55,7 @@ def collect(context: CheckContext) -> LimitFacts:
 
 
 def evaluate(seen: Ranks[LimitFacts]) -> Iterator[Finding]:
-    """Full folders stop a job, scarce ones and low limits are warned of."""
+    """Judge limits and room: full folders stop a job, scarce ones and low limits are warned of."""
     for one in seen:
         for folder, free in one.facts.free.items():
             yield from _room(one, folder, free)
@@ -92,7 +92,7 @@ def _room(one: Observation[LimitFacts], folder: str, free: int) -> Iterator[Find
 
 
 def summary(seen: Ranks[LimitFacts]) -> str:
-    """The least room of each folder."""
+    """Tell the least room of each folder."""
     known = group_by_key(pair for one in seen for pair in one.facts.free.items())
     return ", ".join(
         f"{folder} {min(free) / 2**30:.1f} GiB free at least" for folder, free in known.items()

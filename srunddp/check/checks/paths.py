@@ -36,7 +36,9 @@ class PathFacts:
 
 
 def collect(context: CheckContext) -> PathFacts:
-    """This rank's. Contents are read by one rank of each node, and rank 0 alone writes a file."""
+    """Look at the paths from this rank. One rank of each node reads contents, and rank 0 alone
+    writes a file.
+    """
     if context.script:
         script = [(SCRIPT, context.script)]
     else:
@@ -89,8 +91,8 @@ def _look(place: Place, context: CheckContext) -> None:
 
 
 def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:
-    """What is not there or cannot be read stops the job, and so does a script that is another
-    one.
+    """Judge the paths: one that is not there or cannot be read stops the job, and so does a script
+    that differs.
     """
     for index in range(min(len(one.facts.places) for one in seen)):
         for one in seen:
@@ -117,7 +119,9 @@ def _named(place: Place) -> str:
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
-    """What is wrong with it, on rank 0's node or another, and the hint; empty where nothing is."""
+    """Say what is wrong with a place, and what to do; empty where nothing is. ``main``: it is on
+    rank 0's node.
+    """
     match place["kind"]:
         case "missing":
             return FAIL, " is not there", _SHARE
@@ -133,7 +137,7 @@ def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
 
 
 def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
-    """The ranks that have something else at a path than most."""
+    """Name the ranks that have something else at a path than most."""
     seen = seen.where(lambda one: _is_there(one.facts.places[index]))
     if not seen:
         return
@@ -164,7 +168,7 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[PathFacts]) -> str:
-    """The file systems, as rank 0 has them."""
+    """Name the file systems, as rank 0 has them."""
     named = [
         (each["path"] if each["role"] == NAMED else each["role"], each)
         for each in seen[0].facts.places

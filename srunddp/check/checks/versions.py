@@ -82,7 +82,9 @@ class VersionFacts:
 
 
 def collect(context: CheckContext) -> VersionFacts:
-    """This rank's. torch is imported in a process of its own, so that this one stays without it."""
+    """Collect the versions that this rank would import. torch is imported in a process of its own,
+    so that this one stays without it.
+    """
     if context.script:
         folder = os.path.dirname(os.path.realpath(context.script))
     else:
@@ -150,8 +152,8 @@ def find(name: str, first: str = "") -> tuple[str, str]:
 
 
 def _origin(module: str, first: str) -> str:
-    """The file of a module, or the folder of a package without ``__init__``; empty where there is
-    none.
+    """Return the file of a module, or the folder of a package without ``__init__``; empty where
+    there is none.
     """
     try:
         spec = PathFinder.find_spec(module, [first]) if first else None
@@ -168,8 +170,8 @@ def _origin(module: str, first: str) -> str:
 
 
 def _version(module: str, place: str) -> str:
-    """Of what was installed in the folder ``place`` as this module, rather than further along
-    ``sys.path``.
+    """Return the version that was installed in the folder ``place`` as this module, rather than one
+    further along ``sys.path``; empty where there is none.
     """
     for name in (module, *packages_distributions().get(module, ())):
         for found in distributions(name=name, path=[place]):
@@ -178,7 +180,7 @@ def _version(module: str, place: str) -> str:
 
 
 def _assigned(path: Path) -> str:
-    """The text that a file assigns to ``__version__``; empty where it cannot be read."""
+    """Return the text that a file assigns to ``__version__``; empty where it cannot be read."""
     # Such as `__version__ = '2.13.0+cpu'` or `__version__: Final[str] = "1.2"`.
     found = re.search(
         r"""^__version__\s*(?::[^=\n]*)?=\s*["']([^"'\n]*)["']""", text_of(path), re.MULTILINE
@@ -225,7 +227,7 @@ def import_torch(
 
 
 def evaluate(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
-    """Ranks of different versions fail, or compute different things."""
+    """Judge the versions: ranks of different ones fail, or compute different things."""
     yield from _pythons(seen)
     for name in dict.fromkeys(name for one in seen for name in one.facts.places):
         yield from _package(seen, name)
@@ -281,7 +283,7 @@ def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
 
 
 def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
-    """Of the ranks that have imported torch, with the same version."""
+    """Compare the ranks that have imported torch, those of the usual version with each other."""
     if not done:
         return
     version, _ = done.minority(lambda one: one.facts.torch)
@@ -301,7 +303,7 @@ def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[VersionFacts]) -> str:
-    """What rank 0 has, and how long the slowest import took."""
+    """Tell what rank 0 has, and how long the slowest import took."""
     first = seen[0].facts
     slowest = max(one.facts.seconds for one in seen)
     found = [
