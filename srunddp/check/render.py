@@ -57,7 +57,7 @@ def lines(report: Report) -> list[str]:
 
 
 def where(finding: Finding) -> str:
-    """Name the nodes, folded, with the ranks where it is about them; or the way between two nodes."""
+    """Name the nodes, folded, with the ranks where it is about them; or the way between two."""
     parts = (fold_ranks(finding.ranks, {}), fold(finding.nodes))
     return one_line(finding.between or " on ".join(filter(None, parts)))
 

@@ -67,12 +67,12 @@ class Word:
 
     @property
     def text(self) -> str:
-        """Without quotes."""
+        """Return it without quotes."""
         return re.sub("[\"']", "", self.source)
 
     @property
     def name(self) -> str:
-        """Of a program: without its folder."""
+        """Return the name of a program: without its folder."""
         return self.text.rpartition("/")[2]
 
 
@@ -101,7 +101,7 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def _opened_loops(words: list[Word]) -> int:
-    """By how many loops deeper it is behind a command: 1, 0 or -1."""
+    """Return by how many loops deeper a script is behind a command than before it: 1, 0 or -1."""
     first = next((word.source for word in words if word.source not in _BEFORE_LOOPS), "")
     if first in _LOOPS:
         return 1

@@ -66,8 +66,8 @@ class _Sbatch(GroupedCommand):
 
 
 def _partitions(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-    """Those that Slurm has; none where it does not answer soon, as somebody has pressed the tab
-    key.
+    """Complete the names of partitions; there are none where Slurm does not answer soon, as
+    somebody has pressed the tab key.
     """
     names = slurm_command.output("sinfo", "-h", "-o", "%R", timeout=2.0).split()
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
@@ -195,7 +195,7 @@ def _job_options(function: Any) -> Any:
 
 
 def _keys() -> dict[str, ConfigField]:
-    """The keys of a file: those of the job, and those that are passed on."""
+    """Return the keys of a file: those of the job, and those that are passed on."""
     keys = fields_of(SlurmJob)
     for name, option in _PASSED_ON.items():
         sentence = _LISTED[name].sentence if name in _LISTED else ""
@@ -204,7 +204,7 @@ def _keys() -> dict[str, ConfigField]:
 
 
 def _option(name: str, key: ConfigField) -> Any:
-    """The decorator that adds the option of a key."""
+    """Return the decorator that adds the option of a key."""
     shown = _LISTED.get(name) or _UNLISTED.get(name) or _Shown(name)
     passed_on = _PASSED_ON.get(name)
     option = validate.option(name)
@@ -246,7 +246,7 @@ def _holds(kind: type, key: ConfigField) -> bool:
 
 
 def _help(key: ConfigField) -> str:
-    """The sentence, which begins with a capital on the command line, and the default."""
+    """Write the sentence, which begins with a capital on the command line, and the default."""
     text = key.sentence[:1].upper() + key.sentence[1:]
     if key.default in (MISSING, None, False, (), ""):
         return text
@@ -403,14 +403,16 @@ def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
 
 
 def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
-    """As YAML has it; each of several values is a text as it stands."""
+    """Write a value as YAML has it; each of several values is a text as it stands."""
     if isinstance(value, tuple):
         return yaml.SequenceNode("tag:yaml.org,2002:seq", [scalar_node(each) for each in value])
     return scalar_node(text_of(value))
 
 
 def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
-    """The active virtual environment where none is named, and an srunddp that the nodes find."""
+    """Fill in the active virtual environment where none is named, and an srunddp that the nodes
+    find.
+    """
     active = environ.get("VIRTUAL_ENV")
     if active and not (job.venv or job.conda or job.in_container):
         job = replace(job, venv=active)

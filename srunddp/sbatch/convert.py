@@ -57,11 +57,11 @@ class _Launch:
 
     @property
     def texts_before(self) -> list[str]:
-        """The words before the launcher, without quotes."""
+        """Return the words before the launcher, without quotes."""
         return [word.text for word in self.words[: self.before]]
 
     def line(self, text: str) -> int:
-        """The number of the line on which the launcher stands."""
+        """Return the number of the line on which the launcher stands."""
         return text.count("\n", 0, self.words[self.before].start) + 1
 
 
@@ -124,8 +124,12 @@ def _read(path: str) -> str:
 
 
 def _not_one(path: str, lines: Sequence[int], named: Sequence[int]) -> ConfigError:
-    """What to say of a script with none or several launches, on these lines; ``named``: the lines
-    that name a launcher at all.
+    """Make the error for a script with none or several launches.
+
+    Args:
+        path: of the script.
+        lines: on which the launches are.
+        named: the lines that name a launcher at all.
     """
     found = f"{path}: {len(lines) or 'no'} commands with torchrun or accelerate"
     if named and not lines:
@@ -142,7 +146,7 @@ def _not_one(path: str, lines: Sequence[int], named: Sequence[int]) -> ConfigErr
 
 
 def _launch(command: Command) -> _Launch | None:
-    """The launch that a command is, if it is one."""
+    """Return the launch that a command is; None where it is none."""
     words = command.words
     if words[0].text in _TALKERS:
         return None
@@ -159,7 +163,7 @@ def _launch(command: Command) -> _Launch | None:
 
 
 def _launcher_words(words: Sequence[Word]) -> int:
-    """How many words are the launcher that these begin with; 0 where they begin with none."""
+    """Count the words of the launcher with which these begin; 0 where they begin with none."""
     first, *rest = words
     if first.name == "torchrun":
         return 1
@@ -174,7 +178,7 @@ def _launcher_words(words: Sequence[Word]) -> int:
 
 
 def _options(words: Sequence[Word]) -> tuple[dict[str, str], Sequence[Word]]:
-    """The launcher's options, by their long names, and the words from SCRIPT on."""
+    """Return the launcher's options, by their long names, and the words from SCRIPT on."""
     texts = [word.text for word in words]
     options = {}
     at = 0
@@ -193,7 +197,7 @@ def _options(words: Sequence[Word]) -> tuple[dict[str, str], Sequence[Word]]:
 
 
 def _obstacle(text: str, launch: _Launch) -> _Obstacle | None:
-    """The first reason why the launch cannot be replaced."""
+    """Return the first reason why the launch cannot be replaced; None where it can."""
     if launch.in_loop:
         return _Obstacle(
             "a launch in a loop",
@@ -225,7 +229,7 @@ def _obstacle(text: str, launch: _Launch) -> _Obstacle | None:
 
 
 def _other_starter(launch: _Launch) -> str:
-    """A word before the launcher that starts it in another way than srun does; empty without
+    """Return a word before the launcher that starts it in another way than srun does; empty without
     one.
     """
     before = launch.texts_before
@@ -250,7 +254,7 @@ def _has_gpus_per_task(text: str, launch: _Launch) -> bool:
 
 
 def _left_out(options: dict[str, str]) -> Iterator[str]:
-    """A note for each option that neither srun nor srunddp replaces."""
+    """Write a note for each option that neither srun nor srunddp replaces."""
     for name, value in options.items():
         answer = (foreign(f"--{name}") or ("", "see srunddp run --help"))[1]
         if (
@@ -262,7 +266,7 @@ def _left_out(options: dict[str, str]) -> Iterator[str]:
 
 
 def _replacement(text: str, launch: _Launch) -> str:
-    """What comes in the place of the command, up to SCRIPT."""
+    """Write what comes in the place of the command, up to SCRIPT."""
     before = [word.source for word in launch.words[: launch.before]]
     step = _step(text, launch.options)
     srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
@@ -281,7 +285,7 @@ def _replacement(text: str, launch: _Launch) -> str:
 
 
 def _without_size(words: Sequence[str]) -> Iterator[str]:
-    """The words after srun, without options of the step's size; its command begins behind a word
+    """Yield the words after srun, without options of the step's size. Its command begins at a word
     that is no option.
     """
     left = list(words)
@@ -295,7 +299,7 @@ def _without_size(words: Sequence[str]) -> Iterator[str]:
 
 
 def _step(text: str, options: dict[str, str]) -> list[str]:
-    """Options of srun for as many tasks as torchrun or accelerate would start processes."""
+    """Write options of srun for as many tasks as torchrun or accelerate would start processes."""
     nodes = options.get("nnodes") or options.get("num-machines") or "1"
     if ":" in nodes:  # from the least to the most, of which Slurm has given some
         nodes = "$SLURM_NNODES"
@@ -323,7 +327,7 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
 
 
 def _processes_per_node(each: str) -> str:
-    """What ``--nproc-per-node`` stands for: a number, or what bash makes one of."""
+    """Return what ``--nproc-per-node`` stands for: a number, or what bash makes one of."""
     if each.isdecimal() or each.startswith(("$", "`")):
         return each
     if each == "cpu":
@@ -336,7 +340,9 @@ def _quoted(value: str) -> str:
 
 
 def _calculated(product: str) -> str:
-    """Of two numbers at once, or else by bash."""
+    """Calculate a product or a quotient: at once if it is of two numbers, or else by bash when the
+    job starts.
+    """
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
         left = int(found[1])
         right = int(found[3])

@@ -98,7 +98,7 @@ def _size(job: SlurmJob) -> str:
 
 
 def directives(job: SlurmJob) -> list[str]:
-    """The lines that sbatch reads, each with its reason where it has one."""
+    """Write the lines that sbatch reads, each with its reason where it has one."""
     lines: list[str] = []
     for name, value in _requested(job):
         if name in _WHY and (job.has_gpus or name != "ntasks-per-node"):
@@ -143,12 +143,12 @@ def directive(option: str, value: object) -> str:
 
 
 def salloc_options(job: SlurmJob) -> list[str]:
-    """The same options as words."""
+    """Write the same options as words for salloc."""
     return _words(_requested(job))
 
 
 def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
-    """Options that sbatch and salloc have in common, and those that are passed on."""
+    """Collect the options that sbatch and salloc have in common, and those that are passed on."""
     requested = [
         ("job-name", job.name),
         ("nodes", job.node_count),
@@ -162,8 +162,8 @@ def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
 
 
 def _words(options: Iterable[tuple[str, object]]) -> list[str]:
-    """Options by their names; True for one without a value, and nothing for None, False and an
-    empty text.
+    """Write options by their names; True is one without a value, and None, False and an empty text
+    are none.
     """
     return [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options if value
@@ -182,7 +182,7 @@ def _allocation(job: SlurmJob) -> list[str]:
 
 
 def _modules(job: SlurmJob) -> list[str]:
-    """Loaded by a shell function of the site's: Lmod's or Environment Modules'."""
+    """Load the modules, by a shell function of the site's: Lmod's or Environment Modules'."""
     if job.module_purge:
         purge = ["module purge"]
     else:
@@ -193,14 +193,14 @@ def _modules(job: SlurmJob) -> list[str]:
 
 
 def _lenient(lines: Sequence[str]) -> list[str]:
-    """Lines that may read variables which are not set."""
+    """Put lines that may read variables which are not set between ``set +u`` and ``set -u``."""
     if lines:
         return ["# What follows may read variables that are not set.", "set +u", *lines, "set -u"]
     return []
 
 
 def _environment(job: SlurmJob) -> list[str]:
-    """The activation of a virtual or a conda environment."""
+    """Activate a virtual or a conda environment."""
     if job.conda:
         # In a batch script there is no `conda activate` until conda's hook has defined that
         # function.
@@ -226,8 +226,8 @@ def _environment(job: SlurmJob) -> list[str]:
 
 
 def _traps(job: SlurmJob) -> list[str]:
-    """If something follows the training; staged copies are removed with the script, however that
-    ends.
+    """Catch the end by Slurm if something follows the training; staged copies are removed with the
+    script, however that ends.
     """
     if not (job.stage or job.monitor or job.requeue):
         return []
@@ -254,7 +254,7 @@ def _traps(job: SlurmJob) -> list[str]:
 
 
 def _stage(job: SlurmJob) -> list[str]:
-    """``srunddp stage push``."""
+    """Bring the folders to the nodes by ``srunddp stage push``."""
     if not job.stage:
         return []
     logs = os.path.normpath(job.log_dir)
@@ -295,7 +295,7 @@ def _preflight(job: SlurmJob) -> list[str]:
 
 
 def _training(job: SlurmJob) -> list[list[str]]:
-    """The step that trains, and what follows it, in sections."""
+    """Write the step that trains, and what follows it, in sections."""
     spared = (
         "# srunddp itself ends and restarts ranks, those of a lost node on a spare one: srun must"
         " end none."
@@ -327,7 +327,7 @@ def _result(job: SlurmJob) -> list[str]:
 
 
 def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
-    """srun with its options, up to the command on each node, in lines."""
+    """Write srun with its options, up to the command on each node, in lines."""
     # The ranks get the script's variables, even if the site gives jobs none.
     if training and job.spare_nodes:
         # srun ends the other tasks when a node is lost, when a task fails, and WaitTime (of
@@ -371,7 +371,7 @@ def _container(job: SlurmJob) -> list[str]:
 
 
 def _run(job: SlurmJob) -> list[str]:
-    """``srunddp run`` in its lines: the options, and the script with its arguments."""
+    """Write ``srunddp run`` in lines: the options, and the script with its arguments."""
     paths = [
         ("log-dir", job.log_dir if job.rank_logs else None),
         ("monitor", job.monitor),
@@ -397,7 +397,7 @@ def _run(job: SlurmJob) -> list[str]:
 
 
 def _common_options(job: SlurmJob) -> list[str]:
-    """Of ``srunddp run`` and ``srunddp check``."""
+    """Write the options that ``srunddp run`` and ``srunddp check`` have in common."""
     return _words([("staged", job.stage), ("backend", job.backend), ("ifaces", job.ifaces)])
 
 
@@ -443,7 +443,7 @@ def _report(job: SlurmJob) -> list[str]:
 
 
 def _continued(lines: Iterable[str]) -> list[str]:
-    """One command on several lines."""
+    """Write one command on several lines."""
     return " \\\n  ".join(lines).split("\n")
 
 

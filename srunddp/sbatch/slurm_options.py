@@ -47,7 +47,7 @@ class SlurmOption(NamedTuple):
 
     @property
     def kind(self) -> object:
-        """The type of its value in a YAML file."""
+        """Return the type of its value in a YAML file."""
         if self.name == "mail-type":  # sbatch adds up several
             return tuple[str, ...]
         text = str if self.name in _WITH_NONE else str | None
@@ -76,7 +76,7 @@ def words(name: str, value: str | bool | Sequence[str] | None) -> list[str]:
 
 
 def split(word: str) -> tuple[str, str | bool]:
-    """The name and the value of ``--name=value``; True for none."""
+    """Return the name and the value of ``--name=value``; True for an option without a value."""
     name, equals, value = word.removeprefix("--").partition("=")
     return name, value if equals else True
 

@@ -104,20 +104,20 @@ class SlurmJob:
 
     @property
     def slurm(self) -> dict[str, str | bool]:
-        """What sbatch gets in ``sbatch_arg``, by name; True for an option without a value."""
+        """Return what ``sbatch_arg`` gives sbatch, by name; True for an option without a value."""
         return dict(map(split, self.sbatch_arg))
 
     @property
     def node_count(self) -> int | None:
-        """What ``--nodes`` gets; None where Slurm decides."""
+        """Return what ``--nodes`` gets; None where Slurm decides."""
         if self.nodes:
             return self.nodes
         return None if "ntasks" in self.slurm else 1
 
     @property
     def gpus(self) -> int:
-        """GPUs on each node, as far as they are told, in Slurm's words such as ``a100:2,v100:1`` or
-        ``gpu:a100:4``.
+        """Count the GPUs on each node, as far as they are told, in Slurm's words such as
+        ``a100:2,v100:1`` or ``gpu:a100:4``.
         """
         named = [each.partition(":") for each in str(self.slurm.get("gres", "")).split(",")]
         gres = ",".join(rest or "1" for name, _, rest in named if name == "gpu")
@@ -132,7 +132,9 @@ class SlurmJob:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether there are any, which may be told in other words, too."""
+        """Whether a node has GPUs, which may also be told in words from which nobody can count
+        them.
+        """
         return bool(
             self.gpus
             or {"gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task"} & self.slurm.keys()
@@ -140,7 +142,7 @@ class SlurmJob:
 
     @property
     def tasks(self) -> int:
-        """Ranks on each node; 0 where Slurm decides."""
+        """Count the ranks on each node; 0 where Slurm decides."""
         if self.ntasks_per_node:
             return self.ntasks_per_node
         if {"ntasks", "ntasks-per-gpu", "ntasks-per-tres"} & self.slurm.keys():
@@ -151,13 +153,13 @@ class SlurmJob:
 
     @property
     def folder(self) -> str:
-        """Where the job starts."""
+        """Return the folder in which the job starts; empty for the one in which it is submitted."""
         return str(self.slurm.get("chdir", ""))
 
     @property
     def log_folders(self) -> list[str]:
-        """The folders that have to be there when the job starts, relative to the one that it starts
-        in.
+        """Return the folders that have to be there when the job starts, relative to the one that it
+        starts in.
         """
         in_log_dir = "output" not in self.slurm or self.rank_logs or self.monitor or self.preflight
         of_files = [
@@ -169,12 +171,12 @@ class SlurmJob:
 
     @property
     def command(self) -> str:
-        """The name of srunddp on the nodes."""
+        """Return the name or the path of srunddp on the nodes."""
         return self.srunddp or "srunddp"
 
     @property
     def name(self) -> str:
-        """The job's name."""
+        """Return the job's name."""
         script = self.script or ""
         return self.job_name or (
             script.rpartition(".")[2] if self.module else PurePath(script).stem
@@ -182,7 +184,7 @@ class SlurmJob:
 
     @property
     def warning(self) -> str:
-        """What ``--signal`` gets; empty for no such option."""
+        """Return what ``--signal`` gets; empty for no such option."""
         if self.signal == "auto":
             if self.requeue:
                 return "USR2@120"
@@ -193,7 +195,7 @@ class SlurmJob:
 
 
 def _count(devices: str | bool | None) -> int:
-    """The sum of ``a100:2,v100:1``; a type alone is one."""
+    """Sum up the devices of ``a100:2,v100:1``; a type alone is one."""
     counts = (part.rpartition(":")[2] for part in str(devices or "").split(",") if part)
     # A part without a number is a type, of which Slurm gives one: `gpu:a100`.
     return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)

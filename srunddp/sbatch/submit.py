@@ -126,7 +126,7 @@ def _lines(said: str) -> list[str]:
 
 
 def _refusal(said: str) -> SrunddpError:
-    """Slurm's words as one message."""
+    """Make one message of Slurm's words."""
     words = "; ".join(_lines(said)) or "no message"
     if _AWAY.search(words):
         return UnavailableError(

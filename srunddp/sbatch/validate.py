@@ -91,7 +91,7 @@ def check_printable(name: str, text: str) -> None:
 
 
 def option(key: str) -> str:
-    """A key as it is written on the command line."""
+    """Write a key as it is on the command line."""
     if key in ("script", "arguments"):
         return key
     return "--" + key.replace("_", "-")
@@ -174,7 +174,7 @@ def _of_numbers(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
-    """Options that exclude each other, and what sbatch cannot see."""
+    """Find options that exclude each other, and what sbatch cannot see."""
     yield not job.script, "no script", "a training script", "name it after the options"
     yield (
         "\\" in job.log_dir,
@@ -251,7 +251,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
 
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
-    """Options that are passed on."""
+    """Find what is wrong with options that are passed on."""
     passed_on = (
         ("srunddp run", "--run-options", job.run_options),
         ("srun", "--srun-arg", job.srun_arg),
@@ -309,7 +309,9 @@ def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def script_problem(job: SlurmJob) -> tuple[str, str] | None:
-    """What was found, and the hint, where SCRIPT is not a Python script that can be seen here."""
+    """Say what is wrong, and the hint, where SCRIPT is not a Python script that can be seen here;
+    None where nothing is.
+    """
     path = os.path.join(job.folder, job.script or "")
     if job.module or "-m" in job.run_options or os.path.isdir(path):
         return None

@@ -87,7 +87,7 @@ def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
 def _entries(
     folder: str, leave_out: Sequence[str], below: str = ""
 ) -> Iterator[tuple[tarfile.TarInfo, os.stat_result]]:
-    """What is to be packed, each folder before what is in it, in an order that is always the
+    """Yield what is to be packed, each folder before what is in it, in an order that is always the
     same.
     """
     here = os.path.join(folder, below).rstrip("/")
@@ -107,7 +107,7 @@ def _entries(
 
 
 def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | None:
-    """The header of an archive's entry; None for what is left out anywhere."""
+    """Return the header of an archive's entry; None for what is never packed, such as a socket."""
     info = tarfile.TarInfo(name)
     kind = stat.S_IFMT(status.st_mode)
     # A copy is for its user alone, so of the mode only one thing matters: whether it is a program.
@@ -133,8 +133,11 @@ def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | N
 def _add_file(
     tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result
 ) -> None:
-    """A regular file, as it was found; one that has grown, as the job's own log does, up to the
+    """Pack a regular file as it was found; one that has grown, as the job's own log does, up to the
     length that it had.
+
+    Raises:
+        ConfigError: it has changed in another way since ``before``.
     """
     # Since its lstat() a link may have taken its place, which would lead elsewhere, or a FIFO, on
     # which open() would wait for a writer.
@@ -161,8 +164,11 @@ def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
 
 
 def _target(folder: str, name: str) -> str:
-    """Where a link of the archive leads: by a relative path; by an absolute one only to an
-    interpreter.
+    """Return where a link is to lead: a relative path to what is in the folder, or an absolute one
+    to an environment's interpreter.
+
+    Raises:
+        ConfigError: it leads out of the folder to something else.
     """
     path = os.path.join(folder, name)
     root = os.path.realpath(folder)

@@ -154,7 +154,7 @@ def _fill(
 
 
 def own_requirements() -> list[str]:
-    """What srunddp needs, except for torch, which is the user's to choose."""
+    """Return what srunddp needs, except for torch, which is the user's to choose."""
     return [
         each for each in _installed().requires or () if not re.search(r"^torch\b|extra ==", each)
     ]
@@ -208,7 +208,9 @@ def _find_uv() -> str:
 
 
 def _own_wheel(folder: Path) -> Path:
-    """This srunddp, its command, and its ifaces.conf if it has one, as uv can install it."""
+    """Pack this srunddp, its command, and its ifaces.conf if it has one, as uv can install it;
+    return the file.
+    """
     found = _installed()
     package = Path(__file__).resolve().parents[1]
     name = f"srunddp-{found.version}"

@@ -286,8 +286,8 @@ def _touch(path: str) -> int:
 
 
 def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
-    """A shell script that becomes srunddp: the staged environment's, or else ``start``: interpreter
-    and program.
+    """Write a shell script that becomes srunddp: that of the staged environment, or else ``start``,
+    which is interpreter and program.
     """
     env = next((place.here for place in staged.places if place.role == "env"), None)
     lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(staged.folder)}"]
@@ -308,8 +308,17 @@ def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
 
 
 def _remove(folder: str, wait: float) -> int:
-    """Remove a job's folder once no rank uses it, within so many seconds; how many files stay, by
-    :func:`_removed`.
+    """Remove a job's folder once no rank uses it.
+
+    Args:
+        folder: to remove.
+        wait: seconds for the ranks in it to end.
+
+    Returns:
+        How many files stay, because they were written in a copy; then the folder stays, too.
+
+    Raises:
+        ConfigError: ranks still use it.
     """
     held = _touch(os.path.join(folder, LOCK))
     try:
@@ -336,8 +345,11 @@ def _remove(folder: str, wait: float) -> int:
 
 
 def _remove_copy(folder: str) -> int:
-    """Remove what was unpacked, and return how many files are newer, which stay, in a folder of
-    another name.
+    """Remove what was unpacked, but for files that are newer than the copy, which stay in a folder
+    of another name.
+
+    Returns:
+        How many files stay.
     """
     folder, mark = _set_aside(folder)
     # Without the mark nothing tells which files are newer, and all stay.
@@ -357,7 +369,7 @@ def _remove_copy(folder: str) -> int:
 
 
 def _set_aside(folder: str) -> tuple[str, str]:
-    """Rename a copy and its mark, so that nobody takes it for whole; their new names."""
+    """Rename a copy and its mark, so that nobody takes it for whole; return their new names."""
     if ".kept-" in os.path.basename(folder):
         return folder, folder + _UNPACKED
     number = 1
@@ -372,13 +384,16 @@ def _set_aside(folder: str) -> tuple[str, str]:
 
 
 def _remove_unless_newer(path: str, whole: int) -> bool:
-    """Remove a file that has not been written since its copy was whole; whether it was removed.
+    """Remove a file that has not been written since its copy was whole.
 
     Programs such as cp -p can set any time of a file but that of its last change of status.
 
     Args:
         path: The file.
         whole: When the copy was whole, in nanoseconds since 1970.
+
+    Returns:
+        Whether it was removed.
     """
     with contextlib.suppress(OSError):
         if os.lstat(path).st_ctime_ns <= whole or path.endswith(".pyc"):

@@ -24,8 +24,8 @@ def offline(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def caches(environ: Mapping[str, str]) -> dict[str, str]:
-    """The cache folders of Hugging Face's libraries and of torch.hub, where they look unless told
-    otherwise.
+    """Return the cache folders of Hugging Face's libraries and of torch.hub, where they look unless
+    told otherwise.
     """
     folder = environ.get("XDG_CACHE_HOME") or "~/.cache"
     if "HOME" in environ and folder.startswith("~/"):
@@ -38,7 +38,7 @@ def caches(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def contradictions(environ: Mapping[str, str]) -> list[str]:
-    """A line for each switch that the user exported as off."""
+    """Write a line for each switch that the user exported as off."""
     off = [name for name in SWITCHES if name in environ and environ[name].upper() not in _ON]
     return [
         f"{name}={environ[name]} is exported, which wins; expected 1 with --offline -> unset it"

@@ -69,15 +69,18 @@ class StagedPaths:
 
     @classmethod
     def load(cls, folder: str) -> StagedPaths:
-        """Read those of a job's folder; ValueError, TypeError or KeyError where their file is
-        broken.
+        """Read those of a job's folder.
+
+        Raises:
+            ValueError, TypeError, KeyError: their file is broken.
+            OSError: it cannot be read.
         """
         written = json.loads(Path(folder, PLACES).read_bytes())
         return cls(folder, tuple(PathMapping(**each) for each in written["places"]), written["cwd"])
 
     def here(self, path: str) -> str:
-        """Where an absolute path is on this node; what is in no place, or is seen here, stays as it
-        is written.
+        """Return where an absolute path is on this node; what is in no place, or is seen here,
+        stays as it is written.
         """
         if not path.startswith("/"):
             return path
@@ -93,21 +96,25 @@ class StagedPaths:
         return place.here + whole.removeprefix(place.path) + slash
 
     def shared(self, path: str) -> str:
-        """What an absolute path on this node is a copy of; itself, where it is none."""
+        """Return what an absolute path on this node is a copy of; the path itself, where it is
+        none.
+        """
         for place in self.places:
             if place.here != place.path and f"{path}/".startswith(f"{place.here}/"):
                 return place.path + path.removeprefix(place.here)
         return path
 
     def argument(self, word: str) -> str:
-        """An argument of the script: a path, or one after its first ``=``."""
+        """Change an argument of the script that is a path, or has one after its first ``=``."""
         name, equals, value = word.partition("=")
         if word.startswith("/"):
             return self.here(word)
         return name + equals + self.here(value)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Those that change, with their values here; also of cache folders in their usual place."""
+        """Return the variables that change, with their values here; also those of cache folders in
+        their usual place.
+        """
         before = caches(environ) | {
             name: environ[name] for name in (*_LISTS, *_PATHS) if name in environ
         }
@@ -120,7 +127,7 @@ class StagedPaths:
         return changed
 
     def intended_cwd(self, environ: Mapping[str, str], folder: str) -> str:
-        """The working directory that the step was to have.
+        """Return the working directory that the step was to have.
 
         Args:
             environ: of the rank; srun leaves its own folder in it, which a shell before this
@@ -144,7 +151,7 @@ class StagedPaths:
     def search_path(
         self, entries: Sequence[str], environ: Mapping[str, str], before: str, now: str
     ) -> list[str]:
-        """Where Python is to look for modules.
+        """Return where Python is to look for modules.
 
         Args:
             entries: where it looks.
@@ -163,7 +170,7 @@ class StagedPaths:
 
     @property
     def note(self) -> str:
-        """What rank 0 says where its node does not see the project; empty where it does."""
+        """Tell what rank 0 says where its node does not see the project; empty where it does."""
         copies = [
             place for place in self.places if place.role == "project" and place.here != place.path
         ]
@@ -226,7 +233,13 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
 
 
 def _require_ours(folder: str) -> None:
-    """Then nobody else can have put anything there."""
+    """See to it that the folder is this user's alone, so that nobody else can have put anything
+    there.
+
+    Raises:
+        ConfigError: it is not.
+        OSError: it is not there.
+    """
     # lstat() does not follow a link, which in /tmp anybody may have made.
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
@@ -261,7 +274,11 @@ def lock(folder: str) -> int:
 
 
 def enter() -> StagedPaths:
-    """Read what was staged, and work with it."""
+    """Read what was staged, and work with it from now on; see :func:`read` and :func:`activate`.
+
+    Raises:
+        ConfigError: nothing usable was staged on this node.
+    """
     staged = read(os.environ)
     activate(staged)
     return staged

@@ -127,8 +127,8 @@ def require_whole(item: Item) -> None:
 
 
 def _aside(project: str, env: str | None) -> list[str]:
-    """Patterns of what is in a project and is not its own: history, bytecode, Slurm's logs,
-    environments and theirs.
+    """Return patterns of what is in a project and is not its own: history, bytecode, Slurm's logs,
+    environments and their logs.
     """
     found = [
         entry.path
@@ -147,8 +147,8 @@ def _aside(project: str, env: str | None) -> list[str]:
 
 
 def absolute(path: str) -> str:
-    """The path as users write it: a link on the way to the working directory is kept, as the shell
-    keeps it.
+    """Make a path absolute as users write it: a link on the way to the working directory is kept,
+    as the shell keeps it.
     """
     logical = os.path.normpath(os.path.join(os.environ.get("PWD", ""), path))
     # PWD may be wrong, because any process can set it: it counts only if it leads to the same file.
@@ -213,7 +213,12 @@ def push(
 def _check_interpreter(
     items: Sequence[Item], found: Mapping[str, Looked], interpreter: str
 ) -> None:
-    """An environment of venv's has no Python of its own, and one of conda's has."""
+    """See to it that each node has the interpreter. An environment of venv's has no Python of its
+    own, and one of conda's has.
+
+    Raises:
+        UnavailableError: a node does not have it, and no item brings it.
+    """
     without = sorted(node for node in found if not found[node].python)
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
         raise UnavailableError(
@@ -249,7 +254,12 @@ def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
 
 
 def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
-    """The nodes that need an archive; before anything is sent, it and its content have to fit."""
+    """Return the nodes that have no copy of an item yet.
+
+    Raises:
+        UnavailableError: one of them has no room for the archive and its content; nothing has been
+            sent yet.
+    """
     answers = step.ask(LookForCopy(item.name), CopyLookedFor)
     nodes = [node for node in item.nodes if not answers[node].found]
     if there := [node for node in item.nodes if node not in nodes]:

@@ -80,7 +80,7 @@ class Job:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], base: str) -> Job:
-        """The one that this process is part of, or whose allocation its shell has.
+        """Find the job that this process is part of, or whose allocation its shell has.
 
         Args:
             environ: with Slurm's variables.
@@ -134,8 +134,8 @@ class Job:
 
 
 def _environment() -> dict[str, str]:
-    """What the commands need to find the job; the rest of a batch script's would be the training's
-    layout.
+    """Return what the commands need to find the job; the rest of a batch script's variables would
+    be the training's layout.
     """
     found = slurm_command.outside(os.environ, "SLURM_JOB_ID", "SLURM_JOBID")
     return {
@@ -156,7 +156,7 @@ def _there(command: str) -> Iterator[None]:
 
 
 def _last_line(output: str) -> str:
-    """What a command said last, which says the most; without its name in front."""
+    """Return what a command said last, which says the most; without its name in front."""
     lines = [line for line in output.splitlines() if line.strip()]
     if lines:
         return lines[-1].partition("error: ")[2] or lines[-1]
@@ -164,7 +164,9 @@ def _last_line(output: str) -> str:
 
 
 def first_line(folder: str) -> bytes:
-    """What :data:`READ` reads first on a node: the modules by name, and the job's folder."""
+    """Make the line that :data:`READ` reads first on a node: the modules by name, and the job's
+    folder.
+    """
     modules = [(module.__name__, inspect.getsource(module)) for module in _SENT]
     return json.dumps([modules, folder]).encode() + b"\n"
 
@@ -202,8 +204,8 @@ class RemoteStep:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let the step be, which lives until the job ends or a clean; after an error the nodes
-        remove all they have.
+        """Leave the step alone, which then lives until the job ends or a clean; after an error the
+        nodes remove all they have.
         """
         if kind:
             with contextlib.suppress(UnavailableError):
@@ -269,7 +271,11 @@ class RemoteStep:
             raise self._ended() from None
 
     def _line(self, end: float, answered: set[str]) -> bytes:
-        """The next line that a node prints."""
+        """Return the next line that a node prints.
+
+        Raises:
+            UnavailableError: none comes by ``end``, or srun has ended.
+        """
         while b"\n" not in self._unread:
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
                 silent = fold(self._nodes - answered) or "some nodes"
@@ -341,8 +347,8 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
 
 
 def _step_number(lines: Iterable[bytes]) -> str:
-    """The number that the waiting step says, maybe after a site's own messages; empty where it ends
-    without a word.
+    """Return the number that the waiting step prints, maybe after a site's own messages; empty
+    where it ends without one.
     """
     for line in lines:
         if found := _STEP.fullmatch(line):
@@ -351,7 +357,7 @@ def _step_number(lines: Iterable[bytes]) -> str:
 
 
 def _sbcast(timeout: float, *words: str) -> str:
-    """What is wrong, in one line; empty if nothing is."""
+    """Run sbcast, and return in one line what went wrong; empty if nothing did."""
     try:
         with _there("sbcast"):
             done = slurm_command.run(["sbcast", *words], _environment(), timeout=timeout)
