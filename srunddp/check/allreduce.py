@@ -135,7 +135,7 @@ def _call(world: World, size: int, count: int) -> float:
     import torch
     import torch.distributed as dist
 
-    # float32, of four bytes each.
+    # torch.ones() makes float32, of four bytes each.
     tensor = torch.ones(size // 4, device=world.device)
     # All begin together, so that the time by which a rank is late is not measured.
     dist.barrier()

@@ -156,7 +156,7 @@ def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
     for name in sorted(met):
         for own, verb, other in zip(met[name], ("sends", "receives"), ("to", "from"), strict=True):
             slow = [way for way in own if way in left]
-            # Of a single slow way either end may be the cause.
+            # Where a node has one way only, either end may be the cause.
             if len(own) > 1 and 2 * len(slow) > len(own):
                 # Taken out of `left`: these ways say nothing of the nodes at their other ends.
                 fastest = max(left.pop(way) for way in slow)

@@ -114,7 +114,8 @@ def context_of(
         context = replace(context, loaded=load(named, variables, option))
         chosen = select_interface(context.loaded.entries, environment, variables, list_interfaces())
     except SrunddpError as error:
-        # This is for the check to report, beside all else that the rank can see.
+        # A wrong ifaces.conf does not end the check: it is a finding, beside all else that the rank
+        # can see.
         return replace(context, interface_error=(error.found, error.expected, error.hint))
     return replace(context, interface=chosen)
 
@@ -268,7 +269,8 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
     Returns:
         Its answer or error, once it has one.
     """
-    # Not in an executor: Python waits at its exit for the threads of those.
+    # Not by an executor: at its exit Python waits for the threads of an executor, if one hangs for
+    # ever.
     answer: Future[T] = Future()
 
     def answering() -> None:

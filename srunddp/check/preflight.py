@@ -113,7 +113,7 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts
     facts: dict[str, object] = {}
     failed: dict[str, str] = {}
     for check, answer in asked:
-        # All of them began at once: what waiting for one costs, the next has had as well.
+        # All checks began at once: while one is waited for, the time of the others runs as well.
         left = max(0.0, began + check.within - time.monotonic())
         try:
             facts[check.name] = asdict(answer.result(left))
@@ -299,7 +299,7 @@ def slowest_link(report: Report, backend: str) -> float:
     if len(ranks) <= 1:
         return 0.0
     speeds = [_carried(one.facts, ranks[one.node], backend) for one in report.seen(interface.CHECK)]
-    # Mbit/s, as the kernel tells them.
+    # Speeds are in Mbit/s, as the kernel tells them.
     return min(speeds, default=0.0) * 1e6 / 8
 
 

@@ -129,8 +129,6 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     found = f"the report cannot be written to {folder}"
     hint = "name another with --output-dir"
     with file_errors(found, expected="a folder that rank 0 may write to", hint=hint):
-        # Both texts are made before a file is opened, and each file takes an older one's place
-        # whole.
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
         texts = (

@@ -287,8 +287,8 @@ def serve(connection: socket.socket, handle: Handler) -> int:
     Raises:
         RankZeroLostError: rank 0 is gone.
     """
-    # A file object cannot be used any more after a time-out of its socket. None is needed: upon the
-    # first one rank 0 is taken for lost.
+    # After a time-out of its socket a file object cannot be read any more. It need not be: upon the
+    # first time-out rank 0 is taken for lost.
     connection.settimeout(_LATEST)
     why = "its process ended"
     try:

@@ -28,7 +28,7 @@ class Kind(StrEnum):
 _PATTERNS = {
     # A backslash at the end of a line joins it with the next, and is no word.
     Kind.BLANK: r"(?:[ \t\r]|\\\n)+",
-    # Where a word could begin: inside of one, as in $# or a#b, the word has taken it.
+    # Only where a word could begin: in $# or a#b the word has taken the # already.
     Kind.COMMENT: r"\#[^\n]*",
     # From << to the line that ends it; <<< is none.
     Kind.HERE_DOCUMENT: (

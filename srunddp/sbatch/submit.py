@@ -46,8 +46,8 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
     Raises:
         ConfigError: Slurm refuses.
     """
-    # salloc has no --test-only: sbatch validates its options in its place, by the variables that
-    # mean the same to sbatch.
+    # salloc has no --test-only, so sbatch validates its options. SALLOC_X means to salloc what
+    # SBATCH_X means to sbatch.
     if options:  # salloc has variables of its own
         environ = {
             name.replace("SALLOC_", "SBATCH_"): environ[name]

@@ -145,9 +145,9 @@ def _add_file(
     with open(source, "rb") as file:
         try:
             tar.addfile(info, file)
-        # Also after an error of addfile(), which fails for a file that has become shorter: that it
-        # has changed is the better message.
         finally:
+            # Also after an error of addfile(), which fails for a file that has become shorter: that
+            # it has changed is the better message.
             if not _is_same(before, os.fstat(source)):
                 raise ConfigError(
                     f"{path} has changed while it was packed",

@@ -60,7 +60,7 @@ _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-# No Exception, so that nothing that handles errors on the way to `main` takes it for one.
+# A BaseException, because the handlers of errors on the way to `main` have to let it pass.
 class _Ended(BaseException):
     """The job ends, with SIGTERM, or the push that staged has failed."""
 
@@ -81,7 +81,7 @@ def main(folder: str) -> None:
             sys.stdout.buffer.flush()
         node.keep()
     except _Ended:
-        # The removal must not be interrupted by another one.
+        # A second SIGTERM must not interrupt the removal.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         node.remove_at_end()
 
@@ -199,7 +199,8 @@ class _Node:
         launcher = Path(self._path("srunddp.new"))
         replace_file(launcher, _launcher(staged, request.start).encode(errors="surrogateescape"))
         launcher.chmod(0o700)
-        # Ranks may be starting by an earlier one, so it gets the name once it can be executed.
+        # Ranks may meanwhile start by that of an earlier push: this one takes the name only once it
+        # can be executed.
         launcher.rename(self._path("srunddp"))
         self._let_go()
         return Answer(NODE)

@@ -204,7 +204,7 @@ def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
-    # -1: sysfs does not tell, as in most virtual machines.
+    # It is -1 where nothing tells, as in many virtual machines.
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         hint = (

@@ -90,7 +90,7 @@ def imports(tree: ast.Module) -> set[str]:
     type checkers alone.
     """
     names: set[str] = set()
-    # A script that imports a package in a `try` block most likely does without where that fails.
+    # A script that imports a package in a `try` block can most likely do without it.
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()

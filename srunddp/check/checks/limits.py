@@ -43,7 +43,7 @@ def collect(context: CheckContext) -> LimitFacts:
     # of a node. torch.compile keeps its cache in the folder for temporary files.
     folders = ("/dev/shm", context.variables.get("TMPDIR") or "/tmp")
     return LimitFacts(
-        # RLIM_INFINITY is -1.
+        # No limit is RLIM_INFINITY, which Python has as -1.
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         rdma=any(Path("/sys/class/infiniband").glob("*")),

@@ -56,10 +56,11 @@ def collect(context: CheckContext) -> PathFacts:
     ]
     looking = [call_in_daemon_thread(partial(_look, place, context)) for place in places]
     for each in wait(looking, _PATIENCE).done:
-        # An error of the look itself is no silence: it fails the whole check.
+        # An error in looking must not pass for silence. Raised here, it is reported as this
+        # check's.
         each.result()
     places = [place.copy() for place in places]  # as some thread may still be at it
-    # By their shared paths, as copies of one folder have other paths on other nodes.
+    # Named by their shared paths, because the copies of one folder have other paths on other nodes.
     if staged := context.staged:
         places = [Place(**{**place, "path": staged.shared(place["path"])}) for place in places]
     return PathFacts(places=places)

@@ -35,8 +35,8 @@ _PATIENCE = 120.0  # seconds for an import of torch, from a file server that man
 _SLOW = 10.0  # seconds
 _SLOWER = 3  # times as long as usual
 
-# What is found is printed before torchvision's import, which may crash. It begins with a line end,
-# because whatever else prints at the start need not end its line.
+# It prints what it finds before it imports torchvision, because that may crash. A line end comes
+# first, as whatever else prints at the start need not end its line.
 _IMPORT = """
 import json, sys, time
 sys.path[:0] = sys.argv[2:]
@@ -158,7 +158,7 @@ def _origin(module: str, first: str) -> str:
     try:
         spec = PathFinder.find_spec(module, [first]) if first else None
         if spec is None or spec.origin is None:  # a plain folder beside the script hides no package
-            # Of a name without a dot this imports nothing.
+            # find_spec() imports the packages above a name with dots; this name has none.
             spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         # A ValueError is raised for a module that is loaded and has no `__spec__`, such as
