@@ -427,6 +427,7 @@ def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
     folder = job.venv
     if not folder and job.conda and "/" in job.conda:
         folder = job.conda
+    # Of a conda environment with a name the folder is known while it is the active one.
     if job.conda and job.conda == environ.get("CONDA_DEFAULT_ENV"):
         folder = environ.get("CONDA_PREFIX")
     if folder:

@@ -322,13 +322,14 @@ def _result(job: SlurmJob) -> list[str]:
     else:
         folder = f'"$PWD"/{word(job.log_dir)}'
     if _restarts(job):
+        # A job that is requeued keeps its number, and the result of an earlier start must not
+        # count.
         return [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"']
     return []
 
 
 def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
     """Write srun with its options, up to the command on each node, in lines."""
-    # The ranks get the script's variables, even if the site gives jobs none.
     if training and job.spare_nodes:
         # srun ends the other tasks when a node is lost, when a task fails, and WaitTime (of
         # slurm.conf) after the first task has ended: each option takes back one of these.
@@ -342,6 +343,7 @@ def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
         ("mpi", job.mpi),
     ]
     return [
+        # --export=ALL: the ranks get the script's variables, even if the site gives jobs none.
         shlex.join(["srun", "--export=ALL", *ending.split(), *_words(options), *job.srun_arg]),
         *_container(job),
     ]
@@ -437,6 +439,8 @@ def _report(job: SlurmJob) -> list[str]:
     return [
         "# If Slurm ends the job there is no time for a report: the same command writes it later.",
         'if [ -z "$ended" ]; then',
+        # Without --foreground it would leave the script's process group, and a signal to that would
+        # not reach the report.
         *_indented(_continued([f"timeout --foreground {_REPORT} {first}", *rest])),
         "fi",
     ]
