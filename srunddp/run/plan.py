@@ -81,7 +81,7 @@ def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
         )
     environment = detect(os.environ, channel=command.channel)
     if command.spare_nodes:
-        # Most runs have none.
+        # Most runs have no spare nodes, and import nothing of them.
         from srunddp.spare_nodes.layout import set_spare_nodes
 
         environment = set_spare_nodes(environment, command.spare_nodes)

@@ -5,7 +5,6 @@ starts before.
 from __future__ import annotations
 
 import select
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -223,7 +222,7 @@ class Agent(RankAgent):
         meeting = found.meeting
         spare_nodes = None
         if self._spare_nodes:
-            spare_nodes = self._spare_nodes.of_start(found.nodes, meeting, time.monotonic)
+            spare_nodes = self._spare_nodes.of_start(found.nodes, meeting)
         context = RankContext(
             rank=environment.rank,
             node=environment.node,

@@ -24,9 +24,9 @@ class RankZeroSpareNodes:
     meanwhile.
 
     Attributes:
-        numbers: Of the tasks that wait on spare nodes.
-        can_move: Whether ranks can go to them. Not in the last start, which no restart follows:
-            then nobody goes on without a node, and no lease is in force.
+        can_move: Whether ranks can go to spare nodes. Not in the last start, which no restart
+            follows, and not if no task of a spare node can take over: then nobody goes on without a
+            node, and no lease is in force.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class RankZeroSpareNodes:
 
         Args:
             nodes: Of each task.
-            numbers: See the class.
+            numbers: Of the tasks that wait on spare nodes.
             connections: Of each task but rank 0's own.
             leases: Of the same tasks.
             clock: That of the leases.
             can_move: See the class.
         """
-        self.numbers = numbers
+        self._numbers = numbers
         self.can_move = can_move
         self._nodes = nodes
         self._connections = connections
@@ -76,8 +76,8 @@ class RankZeroSpareNodes:
         is_news = node not in self._nodes_without_a_task
         self._nodes_without_a_task.add(node)
         connection = self._connections[number]
-        # It may be there all the same, with only its other task gone. Nobody will need it, and a
-        # task that ends badly would have srun end the step.
+        # The task may still be there: it was only silent, or has told of a failure. It has to end
+        # with 0, because the run goes on without it.
         connection.send(Verdict((number,), LOST, node_is_given_up=True))
         connection.end()
         connection.open = False
@@ -146,12 +146,12 @@ class RankZeroSpareNodes:
                 none.
         """
         ended = {rank for rank, connection in self._connections.items() if not connection.open}
-        left = {self._nodes[rank] for rank in ended - self.numbers}
+        left = {self._nodes[rank] for rank in ended - self._numbers}
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
         has_failed_twice = root_cause.node == last_node
         # Where no other node has ranks, that proves nothing about this one.
-        others = {node for rank, node in self._nodes.items() if rank not in self.numbers}
+        others = {node for rank, node in self._nodes.items() if rank not in self._numbers}
         if has_failed_twice and others - {last_node} and self.free(left) > len(left):
             left.add(last_node)
         return left
@@ -161,10 +161,10 @@ class RankZeroSpareNodes:
         none.
         """
         gone = {
-            self._nodes[number] for number in self.numbers if not self._connections[number].open
+            self._nodes[number] for number in self._numbers if not self._connections[number].open
         }
-        ranks = {node for number, node in self._nodes.items() if number not in self.numbers}
-        return len({self._nodes[number] for number in self.numbers} - gone - ranks - {*without})
+        ranks = {node for number, node in self._nodes.items() if number not in self._numbers}
+        return len({self._nodes[number] for number in self._numbers} - gone - ranks - {*without})
 
     def ended_by(self, left: Collection[str]) -> float:
         """When the workers of the nodes that are left have ended in any case, by the clock of the

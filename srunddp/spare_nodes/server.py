@@ -66,8 +66,8 @@ class SpareNodeServer(RendezvousServer):
         self._await_expected(listener)
         # Once, and before any rank moves: on the smaller side of a split network nothing may begin.
         self._check_quorum()
-        # Each turn makes the world whole or raises, but a rank that has moved may be lost again, so
-        # that only a turn that finds nothing to do ends the loop.
+        # Each turn gives the vacant ranks to spare nodes, or raises. A rank that has moved may not
+        # come, or may be lost again: only a turn that finds nothing to do ends the loop.
         while True:
             self.expected &= {*self._here}  # the others are given up
             vacant = {*range(sum(self.sizes))} - {*self._here}

@@ -1,7 +1,8 @@
-"""What ``--spare-nodes`` adds to one rank's part in a run, in one object."""
+"""What ``--spare-nodes`` adds to the part of one task in a run, in one object."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,70 +10,66 @@ from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, Rejoin, SpareNodeTerms
-from srunddp.bootstrap.rendezvous.roles import RankZero
+from srunddp.bootstrap.rendezvous.roles import ServerParts
+from srunddp.spare_nodes import srun
 from srunddp.spare_nodes.lease import Lease
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
-from srunddp.supervisor.node_replacement import NodeReplacement, WorkerLease
+from srunddp.supervisor.node_replacement import NodeReplacement, SpareNodesOfStart
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartSpareNodes:
-    """The spare nodes of one start, for the failure monitor: a ``SpareNodesOfStart``.
+def spare_nodes_of_start(
+    nodes: Mapping[int, str],
+    world_size: int,
+    takeover: str,
+    lost_after: float,
+    limits: Limits = DEFAULT_LIMITS,
+    clock: Clock = time.monotonic,
+) -> SpareNodesOfStart:
+    """Return what the failure monitor of a start has to know.
 
-    Attributes:
-        nodes: Of each task that this rank knows.
+    Args:
+        nodes: Of each task that this task knows.
         world_size: From which number on tasks wait on spare nodes.
-        takeover: What stands for rank 0's publication where rank 0 is gone; empty in the last
-            start.
+        takeover: What stands for rank 0's publication when rank 0 is gone; empty if no rank moves.
         lost_after: How long a lease lasts, in seconds.
-        clock: That of the leases, which a suspension does not stop.
         limits: The supervisor's times.
+        clock: Of the leases: one that a suspension does not stop, and the same as the failure
+            monitor's.
     """
+    numbers = frozenset(number for number in nodes if number >= world_size)
 
-    nodes: Mapping[int, str]
-    world_size: int
-    takeover: str
-    lost_after: float
-    clock: Clock
-    limits: Limits = DEFAULT_LIMITS
-
-    @property
-    def numbers(self) -> frozenset[int]:
-        """The numbers of the tasks that wait on spare nodes, as far as this rank knows them."""
-        return frozenset(number for number in self.nodes if number >= self.world_size)
-
-    def replacement(self, connections: Mapping[int, SupervisorConnection]) -> NodeReplacement:
-        """Return rank 0's part."""
-        # Of the ranks rank 0 alone needs it.
+    def replacement(connections: Mapping[int, SupervisorConnection]) -> NodeReplacement:
+        # Only rank 0 needs it.
         from srunddp.spare_nodes.rank_zero import RankZeroSpareNodes
 
         return RankZeroSpareNodes(
-            self.nodes,
-            self.numbers,
+            nodes,
+            numbers,
             connections,
-            {number: self._new_lease() for number in connections},
-            self.clock,
-            can_move=bool(self.takeover),
+            {number: Lease(lost_after, clock, limits) for number in connections},
+            clock,
+            can_move=bool(takeover),
         )
 
-    def lease(self) -> WorkerLease | None:
-        """Begin the lease of a rank above 0; None where no rank moves."""
-        return self._new_lease() if self.takeover else None
+    def lease() -> Lease | None:
+        return Lease(lost_after, clock, limits) if takeover else None
 
-    def _new_lease(self) -> Lease:
-        return Lease(self.lost_after, self.clock, self.limits)
+    return SpareNodesOfStart(
+        numbers=numbers, takeover=takeover, replacement=replacement, lease=lease
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodes:
-    """What a rank does with ``--spare-nodes`` beside what it does without.
+    """What a task, of a rank or of a spare node, does with ``--spare-nodes`` beside what it does
+    without.
 
     Attributes:
         setup: This rank's.
@@ -90,44 +87,40 @@ class SpareNodes:
     say: Callable[[str], None]
     limits: Limits = DEFAULT_LIMITS
 
-    def of_start(
-        self, nodes: Mapping[int, str], meeting: RendezvousInfo, clock: Clock
-    ) -> StartSpareNodes:
+    def of_start(self, nodes: Mapping[int, str], meeting: RendezvousInfo) -> SpareNodesOfStart:
         """Return what the failure monitor of the start that begins has to know.
 
         Args:
-            nodes: Of each task that this rank knows.
-            meeting: What this rank was told at the rendezvous.
-            clock: That of the leases.
+            nodes: Of each task that this task knows.
+            meeting: What this task was told at the rendezvous.
         """
         options = self.setup.options
         has_restart_left = options.generation < options.max_restarts
-        return StartSpareNodes(
-            nodes=nodes,
-            world_size=self.setup.environment.world_size,
-            takeover=meeting.takeover if has_restart_left else "",
-            lost_after=self.lost_after,
-            clock=clock,
-            limits=self.limits,
+        return spare_nodes_of_start(
+            nodes,
+            self.setup.environment.world_size,
+            meeting.takeover if has_restart_left else "",
+            self.lost_after,
+            self.limits,
         )
 
-    def server(self, rank_zero: RankZero, terms: SpareNodeTerms) -> RendezvousServer:
+    def server(self, parts: ServerParts, terms: SpareNodeTerms) -> RendezvousServer:
         """Return the server of a restart, which replaces the ranks that do not come.
 
         Args:
-            rank_zero: What every server of this rank has.
+            parts: What every server of rank 0 is made of.
             terms: What the start before has left.
         """
-        # Of the ranks rank 0 alone needs it, and only after a restart.
+        # Only rank 0 needs it, and only after a restart.
         from srunddp.spare_nodes.server import SpareNodeServer
 
         return SpareNodeServer(
-            own=rank_zero.introduction.hello,
-            held=rank_zero.held,
-            channel=rank_zero.channel,
-            trust=rank_zero.introduction.trust,
-            say=rank_zero.say,
-            interrupt=rank_zero.interrupt,
+            own=parts.introduction.hello,
+            held=parts.held,
+            channel=parts.channel,
+            trust=parts.introduction.trust,
+            say=parts.say,
+            interrupt=parts.interrupt,
             spares=self.setup.environment.spares,
             sizes=self.setup.environment.node_sizes,
             expected={*terms.expected},
@@ -141,9 +134,6 @@ class SpareNodes:
 
     def _on_quorum(self) -> None:
         """On a new rank 0, to which more than half of the tasks have come."""
-        # Nearly no run comes here.
-        from srunddp.spare_nodes.srun import require_srun
-
         options = self.setup.options
         terms = options.rejoin.spare_nodes if options.rejoin else None
         if terms and terms.lost:
@@ -152,7 +142,7 @@ class SpareNodes:
             report_as_deputy(root_cause, self.folder, self.limits)
         many = f"restart {options.generation} of {options.max_restarts}"
         self.say(f"{many}: {self.setup.environment.node} takes over from rank 0's node")
-        require_srun(self.say)
+        srun.require_srun(self.say)
 
     def rejoin(
         self, rejoin: Rejoin, failure_monitor: FailureMonitor, meeting: RendezvousInfo
@@ -214,7 +204,7 @@ class SpareNodes:
             return replace(rejoin, spare_nodes=terms)
         everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
         on_node_of_rank_zero = {*range(environment.node_sizes[0])}
-        lost: tuple[str, ...] = ()
+        lost = None
         if cause and cause.ending is Ending.LOST:
             lost = (cause.node, cause.cause)
         return replace(
@@ -232,6 +222,4 @@ class SpareNodes:
 
     def await_srun(self) -> None:
         """Before this process ends on a node that was cut off: wait for srun to hear of the end."""
-        from srunddp.spare_nodes.srun import await_srun
-
-        await_srun()
+        srun.await_srun()

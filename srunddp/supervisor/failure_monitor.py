@@ -165,7 +165,9 @@ class RankContext:
             lost.
         deputies: those that act for rank 0 when it is gone.
         spare_nodes: of this start; None in a run without ``--spare-nodes``.
-        limits: how long it waits for what; clock: one that a suspension does not stop.
+        limits: how long it waits for what.
+        clock: for leases and for how long a deputy stays: one that a suspension does not stop. With
+            spare nodes theirs is the same.
     """
 
     rank: int

@@ -6,8 +6,8 @@ objects, and imports nothing of that package.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from srunddp.supervisor.connection import SupervisorConnection
@@ -54,7 +54,9 @@ class WorkerLease(Protocol):
 
     @property
     def other_ended(self) -> float:
-        """When rank 0's worker has ended, if rank 0 has had no answer since its last message."""
+        """When rank 0's worker has ended at the latest, if rank 0 has heard nothing of this side
+        since its last message here.
+        """
 
     def stamp(self) -> LeaseTimes:
         """Return the times that a message to rank 0 carries."""
@@ -68,7 +70,9 @@ class NodeReplacement(Protocol):
 
     @property
     def can_move(self) -> bool:
-        """Whether ranks can go to a spare node: not in the last start, which no restart follows."""
+        """Whether ranks can go to a spare node: not in the last start, which no restart follows,
+        and not if no task of a spare node can take over from rank 0.
+        """
 
     def drop(self, number: int) -> bool:
         """A task of a spare node has ended: its node can take no rank any more.
@@ -116,22 +120,20 @@ class NodeReplacement(Protocol):
         """
 
 
-class SpareNodesOfStart(Protocol):
-    """The spare nodes of one start, as the failure monitor of any rank has them."""
+@dataclass(frozen=True, kw_only=True)
+class SpareNodesOfStart:
+    """The spare nodes of one start, as the failure monitor of any task has them.
 
-    @property
-    def takeover(self) -> str:
-        """What stands for rank 0's publication where rank 0 is gone: where the deputies listen.
+    Attributes:
+        numbers: Of the tasks that wait on spare nodes, as far as this task knows them.
+        takeover: What stands for rank 0's publication when rank 0 is gone: where the deputies
+            listen. It is empty if no rank moves: in the last start, which no restart follows, and
+            where no task of a spare node can take over.
+        replacement: Returns rank 0's part, for its connections to the other tasks.
+        lease: Begins the lease of a task other than rank 0; returns None if no rank moves.
+    """
 
-        Empty in the last start, after which no rank moves.
-        """
-
-    @property
-    def numbers(self) -> frozenset[int]:
-        """The numbers of the tasks that wait on spare nodes, as far as this rank knows them."""
-
-    def replacement(self, connections: Mapping[int, SupervisorConnection]) -> NodeReplacement:
-        """Return rank 0's part."""
-
-    def lease(self) -> WorkerLease | None:
-        """Begin the lease of a rank above 0; None where no rank moves."""
+    numbers: frozenset[int]
+    takeover: str = field(repr=False)
+    replacement: Callable[[Mapping[int, SupervisorConnection]], NodeReplacement]
+    lease: Callable[[], WorkerLease | None]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from srunddp.spare_nodes.spare_nodes import StartSpareNodes
+from srunddp.spare_nodes.spare_nodes import spare_nodes_of_start
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.deputies import Deputies
@@ -176,9 +176,7 @@ def spared(
     clock = Clock()
     known: dict[str, Any] = {"restarts": policy, "lost_after": LEASE, "clock": clock} | changes
     nodes = changes.get("nodes") or {number: f"node0{number + 1}" for number in range(size)}
-    known["spare_nodes"] = StartSpareNodes(
-        nodes=nodes, world_size=ranks, takeover=takeover, lost_after=LEASE, clock=clock
-    )
+    known["spare_nodes"] = spare_nodes_of_start(nodes, ranks, takeover, LEASE, clock=clock)
     return Scene(rank, size, **known)
 
 

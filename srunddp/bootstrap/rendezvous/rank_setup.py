@@ -36,8 +36,8 @@ class SpareNodeTerms:
             running.
         quorum: how many must come before a new rank 0 may go on; fewer mean that this side is the
             one that is cut off.
-        takes_over: whether this process is rank 0 from now on, as the one before is gone; lost: its
-            node and the cause where it was lost.
+        takes_over: whether this process is rank 0 from now on, because the one before is gone.
+        lost: the node of the rank 0 before and the cause, if that node was lost.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class SpareNodeTerms:
     not_before: float
     quorum: int
     takes_over: bool = False
-    lost: tuple[str, ...] = ()
+    lost: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ def rendezvous(
     over_mpi: Broadcast,
     say: Say = lambda _: None,
     interrupt: CancelToken | None = None,
-    replaces_lost_ranks: ReplacingServer | None = None,
+    replacing_server: ReplacingServer | None = None,
 ) -> RendezvousResult:
     """Wait until the rendezvous of all ranks is complete.
 
@@ -59,7 +59,7 @@ def rendezvous(
             :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
         say: takes rank 0's lines on who is waited for and who was refused.
         interrupt: ends the rendezvous when this rank fails.
-        replaces_lost_ranks: with spare nodes, makes rank 0's server of a restart.
+        replacing_server: with spare nodes, makes rank 0's server of a restart.
 
     Returns:
         What all know then, and the connections that stay open.
@@ -81,7 +81,7 @@ def rendezvous(
     if not introduction.addresses:
         check_that_others_can_find_us(setup.environment)
     assert setup.held
-    rank_zero = RankZero(
+    parts = ServerParts(
         setup=setup,
         held=setup.held,
         introduction=introduction,
@@ -90,10 +90,11 @@ def rendezvous(
         interrupt=interrupt,
     )
     terms = setup.options.rejoin.spare_nodes if setup.options.rejoin else None
-    if terms and replaces_lost_ranks:
-        server = replaces_lost_ranks(rank_zero, terms)
+    if terms:
+        assert replacing_server, "terms come from a start that had one"
+        server = replacing_server(parts, terms)
     else:
-        server = rank_zero.server()
+        server = parts.server()
     return server.accept_all(deadline)
 
 
@@ -138,8 +139,8 @@ def _introduce(setup: RankSetup, published: str) -> Introduction:
     return introduction._replace(hello=replace(introduction.hello, deputy_port=port))
 
 
-class RankZero(NamedTuple):
-    """Rank 0's part: it waits for the other ranks, and tells them where the store is.
+class ServerParts(NamedTuple):
+    """What every server of rank 0 is made of.
 
     Attributes:
         setup: what it knows and holds.
@@ -174,7 +175,7 @@ class RankZero(NamedTuple):
         )
 
 
-ReplacingServer = Callable[[RankZero, SpareNodeTerms], "RendezvousServer"]
+ReplacingServer = Callable[[ServerParts, SpareNodeTerms], "RendezvousServer"]
 """Makes the server of a restart that gives lost ranks to spare nodes, by what the start before has
 left.
 """

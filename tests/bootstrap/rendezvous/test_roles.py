@@ -194,7 +194,7 @@ class Restart:
             setup=setup, lost_after=20.0, restart_grace=0.0, folder=None, say=lambda _: None
         )
         found = rendezvous(
-            setup, lambda message: message or "", replaces_lost_ranks=spare_nodes.server
+            setup, lambda message: message or "", replacing_server=spare_nodes.server
         )
         for connection in found.connections.values():
             connection.close()

@@ -1,0 +1,169 @@
+"""What one task hands from a start to the next with spare nodes: of three nodes with one task each
+the last is spare.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT
+from srunddp.bootstrap.network.interface import SelectedInterface
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.rank_setup import (
+    RankSetup,
+    Rejoin,
+    RendezvousOptions,
+    SpareNodeTerms,
+)
+from srunddp.spare_nodes.layout import set_spare_nodes
+from srunddp.spare_nodes.spare_nodes import SpareNodes
+from srunddp.supervisor.failure_monitor import FailureMonitor
+from srunddp.supervisor.limits import Limits
+from srunddp.supervisor.node_replacement import NextStart
+from srunddp.supervisor.root_cause import Ending, RootCause
+from srunddp.util.messages import Message
+from tests.support.launchers import PID, step
+
+TAKEOVER = "where the deputies listen"
+LOST = RootCause((0,), "n1", "no answer for 15 s", 255, Ending.LOST)
+NODES = {0: "n1", 1: "n2", 2: "n3"}
+AGAIN = Rejoin(generation=1, published="where rank 0 listens", channel="slurm", run="1207.0.0")
+
+
+class Carrier(Message):
+    """Messages of this test."""
+
+
+@dataclass(frozen=True)
+class Carried(Carrier, kind="carried"):
+    """What a restart hands over, as one line of text."""
+
+    rejoin: Rejoin
+
+
+class Monitor(FailureMonitor):
+    """What a failure monitor answers when its start is over."""
+
+    def __init__(self, cause: RootCause | None = None, *, is_first_deputy: bool = False) -> None:
+        super().__init__(None)
+        self.root_cause = cause
+        self.deputy = is_first_deputy
+
+    def next_start(self) -> NextStart:
+        return NextStart(expected=(1, 2), quorum=2, not_before=1234.5)
+
+    def is_first_deputy(self) -> bool:
+        return self.deputy
+
+
+def spare_nodes(task: int, restarts: int = 3, rejoin: Rejoin | None = None) -> SpareNodes:
+    variables = {
+        "SLURM_STEP_NODELIST": "n[1-3]",
+        "SLURM_STEP_NUM_NODES": "3",
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_STEP_TASKS_PER_NODE": "1,1,1",
+        "SLURM_GTIDS": "",
+    }
+    environment = set_spare_nodes(detect(step(task, **variables), pid=PID), 1)
+    options = RendezvousOptions(max_restarts=restarts, rejoin=rejoin)
+    place = SelectedInterface("lo", "127.0.0.1", {}, "")
+    return SpareNodes(
+        setup=RankSetup(options, environment, (DEFAULT,), place),
+        lost_after=15.0,
+        restart_grace=10.0,
+        folder=None,
+        say=lambda _: None,
+        limits=Limits(lease_ends_within=3.0),
+    )
+
+
+def meeting(*vacant: int) -> RendezvousInfo:
+    return RendezvousInfo(
+        master_addr="127.0.0.1",
+        master_port=1,
+        run="1207.0.0",
+        takeover=TAKEOVER,
+        vacant=vacant,
+        master_node="n1",
+    )
+
+
+@pytest.fixture
+def deputy() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.mark.parametrize(("done", "moves"), [(0, True), (2, True), (3, False)])
+def test_in_the_last_start_no_rank_moves(done: int, moves: bool) -> None:
+    """Nobody would go on without a rank: it needs no lease."""
+    rejoin = replace(AGAIN, generation=done) if done else None
+    start = spare_nodes(1, restarts=3, rejoin=rejoin).of_start(NODES, meeting())
+    assert start.numbers == {2}
+    assert bool(start.lease()) == moves
+    assert start.takeover == (TAKEOVER if moves else "")
+    assert start.replacement({}).can_move == moves
+
+
+def test_a_restart_goes_by_what_the_start_before_has_come_to() -> None:
+    rejoin = spare_nodes(1).rejoin(AGAIN, Monitor(), meeting())
+    assert rejoin.published == AGAIN.published
+    assert rejoin.spare_nodes == SpareNodeTerms(
+        rank=1,
+        lost_after=15.0,
+        within=15.0 + 3.0 + 10.0,
+        expected=(1, 2),
+        not_before=1234.5,
+        quorum=2,
+    )
+
+
+def test_the_first_deputy_on_a_spare_node_takes_over(deputy: socket.socket) -> None:
+    """It expects those that were there but for rank 0's node, and needs more than half of all."""
+    gone = replace(AGAIN, published=TAKEOVER)
+    number = deputy.fileno()
+    it = spare_nodes(2)
+    it = replace(it, setup=replace(it.setup, deputy=deputy))
+    rejoin = it.rejoin(gone, Monitor(LOST, is_first_deputy=True), meeting())
+    terms = rejoin.spare_nodes
+    assert rejoin.descriptor == number
+    assert terms
+    assert (terms.rank, terms.takes_over, terms.lost) == (0, True, ("n1", "no answer for 15 s"))
+    assert (terms.expected, terms.quorum) == ((1,), 2)
+    assert Carrier.decode(Carried(rejoin).encode()) == Carried(rejoin)
+    socket.socket(fileno=number).close()
+
+
+@pytest.mark.parametrize(
+    ("task", "published", "is_first", "listens"),
+    [
+        (2, AGAIN.published, True, True),  # rank 0 is there
+        (1, TAKEOVER, True, True),  # a rank has its own node's ranks
+        (2, TAKEOVER, False, True),
+        (2, TAKEOVER, True, False),
+    ],
+)
+def test_nobody_else_takes_over(
+    task: int, published: str, is_first: bool, listens: bool, deputy: socket.socket
+) -> None:
+    it = spare_nodes(task)
+    it = replace(it, setup=replace(it.setup, deputy=deputy if listens else None))
+    rejoin = it.rejoin(
+        replace(AGAIN, published=published), Monitor(LOST, is_first_deputy=is_first), meeting()
+    )
+    assert rejoin.descriptor is None
+    assert rejoin.spare_nodes
+    assert (rejoin.spare_nodes.rank, rejoin.spare_nodes.takes_over) == (task, False)
+
+
+def test_a_task_that_gets_a_rank_comes_again_as_that_one() -> None:
+    """To the same rendezvous, and with all else that it knew."""
+    rejoin = spare_nodes(2).rejoin(AGAIN, Monitor(), meeting())
+    again = spare_nodes(2, rejoin=rejoin).rejoin_as(1)
+    assert rejoin.spare_nodes
+    assert again == replace(rejoin, spare_nodes=replace(rejoin.spare_nodes, rank=1))
