@@ -249,8 +249,9 @@ def _may_hide_options(launch: _Launch) -> bool:
 
 
 def _has_gpus_per_task(text: str, launch: _Launch) -> bool:
-    in_header = re.search(r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE)
-    return bool(in_header) or "--gpus-per-task" in " ".join(launch.texts_before)
+    in_header = re.findall(r"^#SBATCH\s.*", text, re.MULTILINE)
+    words = " ".join([*in_header, *launch.texts_before])
+    return bool(re.search(r"--gpus-per-task|--tres-per-task[ =]\S*gpu", words))
 
 
 def _left_out(options: dict[str, str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from srunddp.sbatch.slurm_options import split
+from srunddp.util.slurm_tres import tres_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,17 +129,20 @@ class SlurmJob:
         on_all = _count(self.slurm.get("gpus")) // (self.nodes or 1)
         if on_all:
             return on_all
-        return _count(self.slurm.get("gpus-per-task")) * (self.ntasks_per_node or 1)
+        return self._gpus_per_task * (self.ntasks_per_node or 1)
+
+    @property
+    def _gpus_per_task(self) -> int:
+        """GPUs of each task, which ``--tres-per-task`` may tell as well; 0 where they are not told
+        in this way.
+        """
+        in_list = tres_count(str(self.slurm.get("tres-per-task", "")), "gres/gpu")
+        return _count(self.slurm.get("gpus-per-task")) or in_list
 
     @property
     def has_gpus(self) -> bool:
-        """Whether a node has GPUs, which may also be told in words from which nobody can count
-        them.
-        """
-        return bool(
-            self.gpus
-            or {"gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task"} & self.slurm.keys()
-        )
+        """Whether there are any, which may be told in other words, too."""
+        return bool(self.gpus or {"gpus", "gpus-per-socket"} & self.slurm.keys())
 
     @property
     def tasks(self) -> int:
@@ -147,7 +151,7 @@ class SlurmJob:
             return self.ntasks_per_node
         if {"ntasks", "ntasks-per-gpu", "ntasks-per-tres"} & self.slurm.keys():
             return 0
-        if "gpus-per-task" in self.slurm:
+        if self._gpus_per_task:
             return 1  # GPUs follow from tasks then, and not tasks from GPUs
         return self.gpus or 1
 

@@ -324,6 +324,22 @@ def test_the_device_follows_from_the_devices_that_are_visible(
     assert said(found, "device")[1].startswith(why)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"SLURM_GPUS_PER_TASK": "2"},  # Slurm 22.05 and 23.02, in a job of sbatch
+        {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=2", "SLURMD_TRES_BIND": "gres/gpu:per_task:2"},
+        {"SLURMD_TRES_BIND": "gpu:per_task:2"},  # Slurm 22.05, by srun alone
+    ],
+)
+def test_of_two_gpus_of_its_own_each_of_three_ranks_takes_the_first(told: dict[str, str]) -> None:
+    """--ntasks=3 --gpus-per-task=2 on one node, at rank 1."""
+    own = {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": "2,3"}
+    of_three = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "3", "SLURM_GTIDS": "0,1,2"}
+    of_three |= {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "3"}
+    assert said(elsewhere(step(1, **of_three, **own, **told)), "device")[0] == "cuda:0"
+
+
 def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     names_lead_to_eth0(monkeypatch)
     monkeypatch.setattr(auth, "choose_authenticator", lambda: SimpleNamespace(kind="munge"))

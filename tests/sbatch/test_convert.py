@@ -200,6 +200,7 @@ def test_the_options_without_a_value_are_those_of_torchrun(tmp_path: Path) -> No
         ("torchrun --no-python t.sh\n", "--no-python"),
         ("#SBATCH --gpus-per-task=4\ntorchrun t.py\n", "job.sh:2: --gpus-per-task"),
         ("srun --gpus-per-task=4 torchrun t.py\n", "job.sh:1: --gpus-per-task"),
+        ("#SBATCH --tres-per-task=gres/gpu:4\ntorchrun t.py\n", "job.sh:2: --gpus-per-task"),
         ("$SRUN torchrun t.py\n", "job.sh:1: $SRUN before torchrun; "),
         ("time ssh n1 torchrun t.py\n", "job.sh:1: ssh before torchrun; "),
         (

@@ -108,6 +108,8 @@ def test_gpus_are_counted_in_slurms_words(word: str, count: int) -> None:
         ({"sbatch_arg": ("--gpus=a100:8",), "nodes": 2}, 4, 4, 2),
         ({"sbatch_arg": ("--gpus-per-task=2",)}, 2, 1, 1),
         ({"sbatch_arg": ("--gpus-per-task=1",), "ntasks_per_node": 4}, 4, 4, 1),
+        ({"sbatch_arg": ("--tres-per-task=cpu=4,gres/gpu:a100=2",)}, 2, 1, 1),
+        ({"sbatch_arg": ("--tres-per-task=gres/gpu:1",), "ntasks_per_node": 4}, 4, 4, 1),
         # Slurm decides how many nodes, and ranks on each.
         ({"sbatch_arg": ("--ntasks=8", "--gpus-per-node=4")}, 4, 0, None),
         (
@@ -125,6 +127,10 @@ def test_size_follows_the_options_that_are_passed_on(
 ) -> None:
     job = SlurmJob(script="train.py", **fields)
     assert (job.gpus, job.tasks, job.node_count, job.has_gpus) == (gpus, tasks, nodes, True)
+
+
+def test_other_resources_of_a_task_are_no_gpus() -> None:
+    assert not SlurmJob(script="train.py", sbatch_arg=("--tres-per-task=cpu=4",)).has_gpus
 
 
 @pytest.mark.parametrize(

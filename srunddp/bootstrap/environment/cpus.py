@@ -12,6 +12,7 @@ from pathlib import Path
 
 from srunddp.util.cgroup import cpu_quota
 from srunddp.util.kernel_file import text_of
+from srunddp.util.slurm_tres import tres_count
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set
 
@@ -91,9 +92,9 @@ def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
 
 def asked(environ: Mapping[str, str]) -> int:
     """CPUs that Slurm was asked for, for each task; 0 where nothing says so."""
-    # sbatch's --cpus-per-task sets the first. srun of Slurm 22.05 and later goes by the second
-    # alone, which job scripts export for that reason.
-    return max(_number(environ, name) for name in ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"))
+    by_option = tres_count(environ.get("SLURM_TRES_PER_TASK", ""), "cpu")
+    names = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
+    return max(by_option, *(_number(environ, name) for name in names))
 
 
 def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:

@@ -7,11 +7,14 @@ allocation, and a step may run on a part of it.
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import or_
 
 from srunddp.bootstrap.environment.types import SlurmStep
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.hostlist import LONGEST_LIST, expand, shortened
 from srunddp.util.kernel_file import stat_fields
+from srunddp.util.slurm_tres import tres_count
 
 STEP_ID = "SLURM_STEP_ID"
 RANK = "SLURM_PROCID"
@@ -21,6 +24,7 @@ NODE_LIST = "SLURM_STEP_NODELIST"
 TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 RANKS_HERE = "SLURM_GTIDS"
 NODE_NAME = "SLURMD_NODENAME"
+_BINDING = "SLURMD_TRES_BIND"  # as in gres/gpu:per_task:2; in Slurm 22.05 it begins with gpu:
 
 # Slurm counts the batch script, the interactive shell and the extern step down from here; some
 # versions print them as negative numbers.
@@ -46,22 +50,53 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
     the node's to all.
 
     Args:
-        variables: the rank's. ``SLURM_GPUS_PER_TASK`` has the option where sbatch was given it,
-            ``SLURM_STEP_GPUS`` the step's GPUs on this node.
+        variables: the rank's.
         local_world_size: ranks of this node.
         visible: GPUs that the rank sees.
     """
-    # The option may name a type, as in `--gpus-per-task=a100:2`, and the variable then reads
-    # `a100:2`.
-    asked = variables.get("SLURM_GPUS_PER_TASK", "")
+    if visible < 2 or local_world_size < 2:
+        return False
+    tasks_here = variables.get(RANKS_HERE, "")
+    if tasks_here and len(tasks_here.split(",")) != local_world_size:
+        return False  # mpirun's ranks within fewer tasks of Slurm: a task's GPUs are for them all
+    if visible in _gpus_per_task(variables):
+        return True
+    # SLURM_STEP_GPUS is the step's on this node, of which something after Slurm shows each its own.
     step = variables.get("SLURM_STEP_GPUS", "")
-    # With SLURM_STEP_GPUS=0,1,2,3 for two ranks that see two GPUs each, no GPU is seen twice.
-    shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
-    return (
-        visible > 1
-        and local_world_size > 1
-        and (asked.rpartition(":")[2] == str(visible) or shared_out)
-    )
+    if step and len(step.split(",")) == visible * local_world_size:
+        return True
+    masks = _masks(variables.get(_BINDING, ""), local_world_size)
+    return bool(masks) and sum(map(int.bit_count, masks)) == reduce(or_, masks).bit_count()
+
+
+def _gpus_per_task(variables: Mapping[str, str]) -> Iterator[int]:
+    """Each number of GPUs that a variable gives every task for its own.
+
+    ``SLURM_GPUS_PER_TASK`` has what sbatch and salloc were asked for up to Slurm 23.02,
+    ``SLURM_TRES_PER_TASK`` what srun was asked for, too, since Slurm 23.11. What srun has made of
+    it is in ``SLURMD_TRES_BIND`` of all versions.
+    """
+    asked = variables.get("SLURM_GPUS_PER_TASK", "")
+    yield tres_count(",".join(f"gres/gpu:{part}" for part in asked.split(",") if part), "gres/gpu")
+    yield tres_count(variables.get("SLURM_TRES_PER_TASK", ""), "gres/gpu")
+    for bound in re.findall(r"gpu:(?:verbose,)?per_task:(\d{1,6})", variables.get(_BINDING, "")):
+        yield int(bound)
+
+
+def _masks(binding: str, tasks: int) -> list[int]:
+    """The GPUs of each task on this node, as ``gres/gpu:mask:0x3,0xc`` gives them; empty where
+    they are not told in this way.
+    """
+    listed = re.search(r"gpu:(?:verbose,)?mask(?:_gpu)?:([^+]+)", binding)
+    if not listed:
+        return []
+    masks: list[int] = []
+    for part in listed[1].split(","):
+        mask = re.fullmatch(r"(0[xX][0-9a-fA-F]{1,64}|[0-9]{1,20})(?:\*([0-9]{1,4}))?", part)
+        if not mask:
+            return []
+        masks += [int(mask[1], 0)] * int(mask[2] or 1)
+    return [masks[task % len(masks)] for task in range(tasks)]
 
 
 def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:

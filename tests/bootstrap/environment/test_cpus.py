@@ -43,6 +43,8 @@ def test_a_process_knows_the_cpus_that_it_is_bound_to(one_cpu: int) -> None:
         (64, 4, {"SLURM_CPUS_PER_TASK": "4", "SRUN_CPUS_PER_TASK": "8"}, 8),
         (1, 1, {"SLURM_CPUS_PER_TASK": "4"}, 1),
         (8, 2, {"SLURM_CPUS_PER_TASK": "x"}, 4),
+        (64, 4, {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=2"}, 4),
+        (64, 4, {"SLURM_TRES_PER_TASK": "gres/gpu=2"}, 16),
     ],
 )
 def test_share_is_its_own_and_at_most_as_asked(

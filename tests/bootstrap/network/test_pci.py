@@ -100,10 +100,11 @@ def test_each_rank_takes_the_interface_at_its_gpu(visible: str | None, names: li
     )
 
 
-def test_a_rank_with_gpus_of_its_own_uses_the_first() -> None:
-    assert (
-        of_rank(1, SLURM_GPUS_PER_TASK="2").source == f"ifaces.conf:4:3, nearest to GPU {GPUS[0]}"
-    )
+@pytest.mark.parametrize(
+    "variables", [{"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_TRES_PER_TASK": "gres/gpu=2"}]
+)
+def test_a_rank_with_gpus_of_its_own_uses_the_first(variables: dict[str, str]) -> None:
+    assert of_rank(1, **variables).source == f"ifaces.conf:4:3, nearest to GPU {GPUS[0]}"
 
 
 def test_on_the_same_numa_node_is_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,12 +56,61 @@ OWN = {"SLURM_STEP_GPUS": "0,1,2,3"}  # two tasks of the step are on this node
         ({"SLURM_STEP_GPUS": "0,1"}, 2, 1, False),
         ({"SLURM_GPUS_PER_TASK": "2"}, 2, 4, False),  # --gpu-bind=none
         (OWN, 1, 4, False),
+        # Slurm 22.05, sbatch: of several types.
+        ({"SLURM_GPUS_PER_TASK": "a100:1,h100:1"}, 3, 2, True),
+        # mpirun: two ranks in one task of Slurm, whose GPUs both of them see.
+        ({"SLURM_GPUS_PER_TASK": "2", "SLURM_GTIDS": "0"}, 2, 2, False),
+        ({"SLURM_GPUS_PER_TASK": "2", "SLURM_GTIDS": "4,5"}, 2, 2, True),
     ],
 )
 def test_own_gpus_are_told_from_all(
     variables: dict[str, str], local_world_size: int, visible: int, own: bool
 ) -> None:
     assert has_own(variables, local_world_size, visible) is own
+
+
+@pytest.mark.parametrize(
+    ("binding", "own"),
+    [
+        ("gpu:per_task:2", True),  # Slurm 22.05
+        ("gres/gpu:per_task:2", True),
+        ("gres/gpu:verbose,per_task:2", True),
+        ("gres/nic:per_task:1+gres/gpu:per_task:2", True),
+        ("gres/gpu:per_task:4", False),  # CUDA_VISIBLE_DEVICES was changed after Slurm
+        ("gres/nic:per_task:2+gres/gpu:none", False),
+        ("gres/gpu:closest", False),  # several tasks may be closest to the same GPUs
+        ("gpu:mask_gpu:0x3,0xc,0x30", True),  # Slurm 22.05
+        ("gres/gpu:mask:3,12,48", True),
+        ("gres/gpu:mask:0x3,0xc", False),  # the third task has the first mask again
+        ("gres/gpu:mask:0x3*2,0xc", False),
+        ("gres/gpu:mask:nonsense", False),
+    ],
+)
+def test_what_srun_has_bound_to_each_task_is_its_own(binding: str, own: bool) -> None:
+    """Three tasks on a node with two GPUs each: SLURM_STEP_GPUS names the task's own there."""
+    variables = {"SLURMD_TRES_BIND": binding, "SLURM_STEP_GPUS": "2,3"}
+    assert has_own(variables, 3, 2) is own
+
+
+@pytest.mark.parametrize(
+    ("tres", "own"),
+    [
+        ("gres/gpu=2", True),
+        ("gres/gpu:2", True),
+        ("gres:gpu:2", True),  # Slurm 23.02
+        ("gres/gpu:a100=2", True),
+        ("gres/gpu:a100:2", True),
+        ("cpu=4,gres/gpu:a100=2,license/matlab=1", True),
+        ("gres/gpu:a100=1,gres/gpu:h100=1", True),
+        ("gres/gpu:a100,gres/gpu:h100", True),
+        ("gres/gpu=1", False),
+        ("cpu=2", False),
+        ("gres/shard=2", False),
+        ("gres/gpu_memory=2", False),
+    ],
+)
+def test_what_was_asked_for_each_task_is_its_own(tres: str, own: bool) -> None:
+    assert has_own({"SLURM_TRES_PER_TASK": tres, "SLURM_STEP_GPUS": "2,3"}, 3, 2) is own
 
 
 def test_each_rank_takes_the_first_of_its_own() -> None:

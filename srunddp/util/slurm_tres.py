@@ -1,0 +1,22 @@
+"""Slurm's trackable resources (TRES), as in ``--tres-per-task`` and ``SLURM_TRES_PER_TASK``."""
+
+import re
+
+
+def tres_count(text: str, resource: str) -> int:
+    """How many of a resource a list of TRES names, of all its types together.
+
+    Slurm has written the list in several ways: ``gres:gpu:2`` in 23.02, ``gres/gpu=2`` and
+    ``gres/gpu:a100=2`` since; the option takes ``gres/gpu:a100:2`` as well.
+
+    Args:
+        text: such as ``cpu=4,gres/gpu:a100=2``.
+        resource: ``cpu`` or ``gres/gpu``.
+
+    Returns:
+        The sum; a resource without a number counts as one. 0 where the list does not name it.
+    """
+    name = re.escape(resource).replace("/", "[/:]")
+    entry = re.compile(rf"{name}(?::[^:=]*)??(?:[:=](?P<count>[0-9]{{1,6}}))?", re.IGNORECASE)
+    found = (entry.fullmatch(part.strip()) for part in text.split(","))
+    return sum(int(each["count"] or 1) for each in found if each)
