@@ -29,6 +29,7 @@ from srunddp.stage.offline import contradictions
 from srunddp.supervisor.failure_files import rotate_previous
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
+from srunddp.util.cgroup import kills_whole_step
 from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
 
@@ -142,6 +143,11 @@ def _say_notes(plan: RunPlan, setup: RankSetup) -> None:
     notes = [*setup.environment.notes, *_note_on_exported(setup), *plan.notes]
     if plan.command.offline:
         notes += contradictions(os.environ)
+    if plan.command.restarts and kills_whole_step(os.environ):
+        notes.append(
+            "--restarts does not help when memory runs out, as OOMKillStep is on: srun"
+            " --oom-kill-step=0"
+        )
     notes += after_script(click.get_current_context(), plan.command.arguments)
     for note in notes:
         say(note)

@@ -27,6 +27,13 @@ _CPUS = [
     "# Since Slurm 22.05 srun does not read this option of the job.",
     'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
 ]
+_OOM = [
+    (
+        "# Since Slurm 24.11 a site may end the whole step, srunddp too, when a rank runs out of"
+        " memory."
+    ),
+    "export SLURM_OOM_KILL_STEP=0",
+]
 _OWN_CODE = [
     (
         "# srun has a code of its own where a process was killed for memory or a node lost, even if"
@@ -59,6 +66,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
             for name, _, value in (each.partition("=") for each in job.env)
         ],
         _CPUS if job.cpus_per_task else [],
+        _OOM if job.restarts_ranks and "oom-kill-step" not in job.slurm else [],
         _lenient(job.setup),
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
         _traps(job),
@@ -302,18 +310,19 @@ def _training(job: SlurmJob) -> list[list[str]]:
     )
     why = [spared if job.spare_nodes else "# The first rank that fails ends the others."]
     step = [*_srun(job, training=True), *_run(job)]
-    if not (job.requeue or job.monitor or _restarts(job)):
+    if not (job.requeue or job.monitor or job.restarts_ranks):
         return [[*why, *_continued(step)]]
     # Under `set -e` the script would end at a step that fails, before what follows it.
     step[-1] += " || code=$?"
     return [
         [*_result(job), *why, "code=0", *_continued(step)],
-        [*(_OWN_CODE if _restarts(job) else []), *_await_end(job), *_report(job), 'exit "$code"'],
+        [
+            *(_OWN_CODE if job.restarts_ranks else []),
+            *_await_end(job),
+            *_report(job),
+            'exit "$code"',
+        ],
     ]
-
-
-def _restarts(job: SlurmJob) -> bool:
-    return bool(job.restarts) or any(each.startswith("--restarts") for each in job.run_options)
 
 
 def _result(job: SlurmJob) -> list[str]:
@@ -321,7 +330,7 @@ def _result(job: SlurmJob) -> list[str]:
         folder = word(job.log_dir)
     else:
         folder = f'"$PWD"/{word(job.log_dir)}'
-    if _restarts(job):
+    if job.restarts_ranks:
         # A job that is requeued keeps its number, and the result of an earlier start must not
         # count.
         return [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"']
@@ -388,7 +397,7 @@ def _run(job: SlurmJob) -> list[str]:
         ]
     )
     options = [*_common_options(job), *more, *job.run_options]
-    if _restarts(job):
+    if job.restarts_ranks:
         result = '--result="$result" '
     else:
         result = ""

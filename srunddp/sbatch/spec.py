@@ -156,6 +156,13 @@ class SlurmJob:
         return self.gpus or 1
 
     @property
+    def restarts_ranks(self) -> bool:
+        """Whether ranks may start anew within the job."""
+        return bool(self.restarts) or any(
+            each.startswith("--restarts") for each in self.run_options
+        )
+
+    @property
     def folder(self) -> str:
         """Return the folder in which the job starts; empty for the one in which it is submitted."""
         return str(self.slurm.get("chdir", ""))

@@ -376,6 +376,11 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
         )
     elif 0 < job.tasks < job.gpus:
         yield f"fewer ranks than GPUs on each node, {job.tasks} and {job.gpus}: each rank takes one"
+    if job.restarts_ranks and job.slurm.get("oom-kill-step") in (True, "1"):
+        yield (
+            "--oom-kill-step with --restarts: when memory runs out Slurm ends srunddp, too, and no"
+            " restart follows"
+        )
     yield from _of_requeue(job)
     yield from _site_defaults(job)
     for name in sorted(environ):

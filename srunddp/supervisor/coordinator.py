@@ -9,12 +9,18 @@ and does what they ask for. What only spare nodes need is behind
 """
 
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.decision import Decision, DecisionEvent, Facts, RankZeroAction
-from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
+from srunddp.supervisor.failure import (
+    Failure,
+    FailureKind,
+    by_launcher,
+    of_killed_supervisor,
+)
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.liveness import Liveness
 from srunddp.supervisor.messages import (
@@ -42,6 +48,7 @@ from srunddp.supervisor.stall import (
     find_hanging_rank,
     find_stalled_rank,
 )
+from srunddp.util.cgroup import kills_whole_step
 from srunddp.util.console import write_stderr
 
 
@@ -226,7 +233,7 @@ class Coordinator(FailureMonitor):
 
     def _killed(self, rank: int, now: float) -> Failure:
         """The failure of a rank whose supervisor was killed."""
-        failure = Failure(rank, self._context.nodes[rank], "srunddp itself was killed", 137)
+        failure = of_killed_supervisor(rank, self._context.nodes[rank])
         number = self._context.asked(now)
         if not number:
             return failure
@@ -417,6 +424,8 @@ class Coordinator(FailureMonitor):
         elif root_cause.ending is Ending.LOST:
             return "a node is lost"
         elif self._has_lost_a_rank():
+            if kills_whole_step(os.environ):
+                return "srunddp has ended on a rank; srun --oom-kill-step=0 leaves it there"
             return "srunddp has ended on a rank"
         return "all scripts are over" if self._scripts_were_over else ""
 

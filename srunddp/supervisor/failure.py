@@ -6,6 +6,7 @@ The errors that a dead rank's peers see are secondary.
 from __future__ import annotations
 
 import json
+import os
 import re
 import traceback
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from enum import Enum, IntEnum
 from types import TracebackType
 
 from srunddp.supervisor.signals import signal_name
+from srunddp.util.cgroup import kills_whole_step
 
 # Bytes of a text once it is JSON, so that a message fits whatever letters it is in.
 _LONGEST = 24000
@@ -114,6 +116,19 @@ def of_exit(end: SystemExit, code: int) -> ScriptError:
     else:
         weight = FailureKind.PRIMARY
     return ScriptError(f"sys.exit({1 if said else code}){said}", "", weight)
+
+
+def of_killed_supervisor(rank: int, node: str) -> Failure:
+    """Describe what another rank sees of one whose supervisor has ended without a word.
+
+    Its worker ends with it, and nobody is left there who could read why. Where the kernel kills
+    supervisor and worker together when memory runs out, that is the likeliest cause.
+    """
+    if kills_whole_step(os.environ):
+        likely = ", probably out of memory, as OOMKillStep is on"
+    else:
+        likely = ""
+    return Failure(rank, node, f"srunddp itself was killed{likely}", 137)
 
 
 def by_launcher(number: int) -> str:

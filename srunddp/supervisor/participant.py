@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from srunddp.supervisor.connection import SupervisorConnection
-from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure import Failure, FailureKind, of_killed_supervisor
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
@@ -278,7 +278,7 @@ class Participant(FailureMonitor):
         if failure is not None and not follows:
             return RootCause.of(failure)
         if not end.may_go_on:
-            return RootCause((0,), context.nodes[0], "srunddp itself was killed", 137)
+            return RootCause.of(of_killed_supervisor(0, context.nodes[0]))
         rank = 0
         node = context.nodes[0]
         cause = f"no answer for {context.lost_after:g} s"

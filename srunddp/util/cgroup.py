@@ -5,7 +5,7 @@ counts in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srunddp.util.hostlist import numbers_of
@@ -100,6 +100,16 @@ def oom_kills() -> int:
             if found := re.search(r"^oom_kill (\d+)$", text_of(folder / name), re.MULTILINE):
                 return int(found[1])
     return 0
+
+
+def kills_whole_step(variables: Mapping[str, str]) -> bool:
+    """Whether the kernel kills all of a step's processes on a node when their memory runs out, and
+    not the largest alone: Slurm's ``--oom-kill-step``, and a site's ``OOMKillStep``, since 24.11.
+
+    Args:
+        variables: of a process of the step, where Slurm says so whoever asked for it.
+    """
+    return variables.get("SLURM_OOM_KILL_STEP") == "1"
 
 
 class JobGroup:

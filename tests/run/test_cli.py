@@ -166,6 +166,19 @@ def test_what_it_says_is_chosen(script: Path, options: tuple[str, ...], said: st
     assert (done.returncode, done.stdout, done.stderr) == (0, "rank 0 ran\n", said)
 
 
+@pytest.mark.parametrize(
+    ("options", "value", "said"),
+    [(("--restarts=1",), "1", True), (("--restarts=1",), "0", False), ((), "1", False)],
+)
+def test_restarts_say_at_the_start_that_they_do_not_help_for_memory(
+    script: Path, options: tuple[str, ...], value: str, said: bool
+) -> None:
+    """Where the kernel kills a whole step, srunddp with it."""
+    done = srunddp(*options, script, folder=script.parent, SLURM_OOM_KILL_STEP=value)
+    assert done.returncode == 0, done.stderr
+    assert ("memory runs out, as OOMKillStep is on: srun --oom-kill-step=0" in done.stderr) is said
+
+
 def test_a_full_disk_below_standard_error_ends_nothing(script: Path) -> None:
     command = [*SRUNDDP, "--verbose", "train.py"]
     with open("/dev/full", "w") as full:

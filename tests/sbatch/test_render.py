@@ -255,6 +255,26 @@ def test_what_is_given_beside_spare_nodes_wins_undoubled(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "exported"),
+    [
+        ({"restarts": 3}, True),
+        ({"run_options": ("--restarts=3",)}, True),
+        (SPARED, True),
+        ({}, False),
+        ({"restarts": 3, "sbatch_arg": ("--oom-kill-step=1",)}, False),  # as the user says
+        ({"restarts": 3, "sbatch_arg": ("--oom-kill-step",)}, False),
+    ],
+    ids=str,
+)
+def test_with_restarts_slurm_leaves_srunddp_there_when_memory_runs_out(
+    fields: dict[str, Any], exported: bool
+) -> None:
+    """As a variable: srun before Slurm 24.11 refuses the option, and does not read the variable."""
+    lines = render(SlurmJob(script="train.py", **fields), []).splitlines()
+    assert ("export SLURM_OOM_KILL_STEP=0" in lines) is exported
+
+
 @pytest.mark.parametrize("fields", [{"restarts": 3}, {"run_options": ("--restarts=3",)}], ids=str)
 def test_restarts_alone_leave_the_first_failure_to_srun(
     fields: dict[str, Any], tmp_path: Path

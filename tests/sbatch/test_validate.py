@@ -61,6 +61,11 @@ from srunddp.sbatch.spec import SlurmJob
             {"script": "tests/__init__.py", "signal": "USR1@60"},
             "no sign that it catches the signal of USR1@60",
         ),
+        (
+            {"sbatch_arg": ("--oom-kill-step",), "restarts": 3},
+            "--oom-kill-step with --restarts: when memory runs out Slurm ends srunddp, too, and no"
+            " restart follows",
+        ),
         ({}, "SBATCH_PARTITION=debug is exported, which wins over the script's own line at sbatch"),
     ],
     ids=str,

@@ -118,6 +118,37 @@ def test_a_connection_that_ends_is_a_killed_supervisor() -> None:
 
 
 @pytest.mark.parametrize(
+    ("oom_kill_step", "likely", "obstacle"),
+    [
+        ("", "", ""),
+        ("0", "", ""),
+        (
+            "1",
+            ", probably out of memory, as OOMKillStep is on",
+            "; srun --oom-kill-step=0 leaves it there",
+        ),
+    ],
+)
+def test_where_the_kernel_kills_a_whole_step_memory_is_named(
+    oom_kill_step: str,
+    likely: str,
+    obstacle: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Then supervisor and worker go together, and nobody can read why."""
+    monkeypatch.setenv("SLURM_OOM_KILL_STEP", oom_kill_step)
+    it = Scene(restarts=RestartPolicy(3, Starts(), lambda: "where", lambda: True))
+    it.close(1)
+    assert (it.root_cause.cause, it.root_cause.exit_code) == (
+        f"srunddp itself was killed{likely}",
+        137,
+    )
+    said = capfd.readouterr().err
+    assert f"\nsrunddp: not restarted: srunddp has ended on a rank{obstacle}\n" in said
+
+
+@pytest.mark.parametrize(
     ("size", "lost", "link", "node"),
     [(3, (2,), True, "node03"), (3, (1, 2), True, "node01"), (3, (2,), False, "node01")],
 )

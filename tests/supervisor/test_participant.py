@@ -140,6 +140,17 @@ def test_without_deputies_all_say_that_rank_zero_was_killed(
     assert capfd.readouterr().err == KILLED
 
 
+def test_rank_zero_may_have_been_killed_for_memory_with_its_whole_step(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_OOM_KILL_STEP", "1")
+    it = Scene(1)
+    it.close(0)
+    it.monitor.ended()
+    likely = "killed, probably out of memory, as OOMKillStep is on (exit"
+    assert capfd.readouterr().err == KILLED.replace("killed (exit", likely)
+
+
 def test_a_launcher_that_ends_the_run_is_no_failure_of_rank_zero() -> None:
     """It ends one node after the other, and the worker here may have something to save."""
     it = Scene(1, asked=lambda _: 15)

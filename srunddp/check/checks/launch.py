@@ -8,6 +8,7 @@ from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.environment.types import NO_LAUNCHER
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, run_python
+from srunddp.util.cgroup import kills_whole_step
 
 NAME = "launch"
 _LIBRARY = (
@@ -29,6 +30,7 @@ class LaunchFacts:
         script: what is wrong with the script's text; empty if nothing is.
         mpi: why it cannot use MPI here; empty if nothing is.
         uses_mpi: whether it imports mpi4py.
+        oom_kill_step: whether srunddp is killed along with a script that runs out of memory.
     """
 
     launcher: str
@@ -38,6 +40,7 @@ class LaunchFacts:
     script: str
     uses_mpi: bool
     mpi: str
+    oom_kill_step: bool = False
 
 
 def collect(context: CheckContext) -> LaunchFacts:
@@ -53,6 +56,7 @@ def collect(context: CheckContext) -> LaunchFacts:
         script=script,
         uses_mpi=uses_mpi,
         mpi=why_no_mpi(context.variables) if uses_mpi and environment.local_rank == 0 else "",
+        oom_kill_step=kills_whole_step(context.variables),
     )
 
 
@@ -150,6 +154,12 @@ def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
                 " start"
             )
             yield one.finding(WARN, found, "MPI, or PMI", "srunddp --channel mpi")
+        if facts.oom_kill_step:
+            found = (
+                "OOMKillStep is on: if a script runs out of memory, srunddp is killed along with"
+                " it, and --restarts does not help"
+            )
+            yield one.finding(WARN, found, "the script alone", "srun --oom-kill-step=0")
 
 
 def summary(seen: Ranks[LaunchFacts]) -> str:

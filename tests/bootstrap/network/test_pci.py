@@ -103,7 +103,7 @@ def test_each_rank_takes_the_interface_at_its_gpu(visible: str | None, names: li
 @pytest.mark.parametrize(
     "variables", [{"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_TRES_PER_TASK": "gres/gpu=2"}]
 )
-def test_a_rank_with_gpus_of_its_own_uses_the_first(variables: dict[str, str]) -> None:
+def test_a_rank_with_gpus_of_its_own_uses_the_first(variables: dict[str, Any]) -> None:
     assert of_rank(1, **variables).source == f"ifaces.conf:4:3, nearest to GPU {GPUS[0]}"
 
 

@@ -65,6 +65,12 @@ def test_a_process_without_srun_knows_the_tasks_of_its_job(
     assert travelled(CHECK, subject(variables)).allocated == tasks
 
 
+@pytest.mark.parametrize(("value", "known"), [("", False), ("0", False), ("1", True)])
+def test_whether_slurm_ends_a_whole_step_for_memory_is_known(value: str, known: bool) -> None:
+    variables = slurm(1, 4) | {"SLURM_OOM_KILL_STEP": value}
+    assert travelled(CHECK, subject(variables)).oom_kill_step is known
+
+
 def test_a_syntax_error_is_said_with_file_and_line(tmp_path: Path) -> None:
     assert (
         facts(tmp_path, "import os\nfor x in:\n").script == f"{tmp_path}/train.py:2: invalid syntax"
@@ -181,6 +187,7 @@ def test_where_all_is_well_the_ranks_are_counted_alone() -> None:
             Severity.WARN,
             "the script imports mpi4py, and the ranks meet over PMI",
         ),
+        ({"oom_kill_step": True}, Severity.WARN, "OOMKillStep is on: "),
     ],
 )
 def test_what_is_wrong_is_named_on_its_node(
