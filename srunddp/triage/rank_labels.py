@@ -34,6 +34,12 @@ _DOUBTFUL = {
     # pdsh: "node02: ". Many other words stand before a colon, so that four lines of five need it.
     "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
+# What slurmstepd puts before its own lines since Slurm 25.05, in each LogTimeFormat but clock and
+# thread_id; before that, "slurmstepd-node01: ".
+_STEPD = re.compile(
+    r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\] (?=(?:error|fatal): )"
+)
 # Of progress, which ends no line.
 _BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -91,7 +97,20 @@ class RankLabels:
                 rank = int(said)
             self.local |= bool(match["elastic"])
             text = text[match.end() :]
-        return text, rank, node
+        return named_stepd(text), rank, node
+
+
+def named_stepd(text: str) -> str:
+    """The line with slurmstepd's name before it, as every version of Slurm had it until 25.05;
+    another one as it is.
+    """
+    if not text.startswith("["):
+        return text
+    match = _STEPD.match(text)
+    if not match:
+        return text
+    time = match[1].replace(" ", "_")  # which tells the order, and is no part of the message
+    return f"slurmstepd[{time}]: {text[match.end() :]}"
 
 
 def ranks_of_names(names: Sequence[str]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from srunddp.triage.logs import Log
+from srunddp.triage.rank_labels import named_stepd
 from srunddp.triage.signatures import says
 
 SLACK = 300.0  # seconds by which Slurm's clock and that of the files may differ
@@ -152,7 +153,7 @@ class _Requeued:
         # Without srunddp's line, only if Slurm knows of a start after it; and its daemons go on to
         # write of the old one.
         is_followed = self._requeued_at < self._started
-        return is_followed and not line.startswith(("srun: ", "slurmstepd"))
+        return is_followed and not named_stepd(line).startswith(("srun: ", "slurmstepd"))
 
 
 def _stamp(unix: float) -> str:

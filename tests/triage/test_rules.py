@@ -56,6 +56,69 @@ def test_a_short_log_is_judged_as_its_row_tells(row: dict[str, Any], tmp_path: P
         assert re.search(rf"^set aside: .*\({rule}: .+\)$", said, re.MULTILINE)
 
 
+def since_25_05(text: str) -> str:
+    """The same log with slurmstepd's lines as Slurm 25.05 and later write them."""
+    cancelled = re.sub(
+        r"(CANCELLED AT \S+) \*{3}$", r"\1 DUE to SIGNAL Killed ***", text, flags=re.M
+    )
+
+    def timed(line: re.Match[str]) -> str:
+        at = re.search(r" AT (\S+)", line[1])
+        return f"[{at[1] if at else '2026-03-01T10:00:00'}.979] {line[1]}"
+
+    return re.sub(r"^slurmstepd[\w-]*: (error: .*)$", timed, cancelled, flags=re.M)
+
+
+OLD_STEPD = [row for row in SHORT if "log" in row and since_25_05(row["log"]) != row["log"]]
+
+
+@pytest.mark.parametrize("row", OLD_STEPD)
+def test_slurmstepds_lines_since_slurm_25_05_say_the_same(
+    row: dict[str, Any], tmp_path: Path
+) -> None:
+    told = ("cause", "certainty", "rank", "node")
+    old = judged(tmp_path / "24.11", row["log"])[2]
+    new = judged(tmp_path / "25.05", since_25_05(row["log"]))[2]
+    assert {key: new[key] for key in told} == {key: old[key] for key in told}
+
+
+AT = "ON node01 CANCELLED AT 2026-11-26T13:23:01"
+OOM = "Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed."
+
+
+@pytest.mark.parametrize(
+    ("says", "cause", "certainty"),
+    [
+        (f"*** STEP 7.0 {AT} DUE to SIGNAL Killed ***", "cancelled", "likely"),
+        (f"*** JOB 7 {AT} DUE to SIGNAL Terminated ***", "cancelled", "likely"),
+        (f"*** JOB 7 {AT} DUE TO PREEMPTION ***", "preempted", "certain"),
+        (f"*** JOB 7 {AT} DUE TO TIME LIMIT ***", "time-limit", "certain"),
+        (OOM, "host-out-of-memory", "certain"),
+        ("execve(): python: No such file or directory", "module-missing", "likely"),
+    ],
+)
+@pytest.mark.parametrize(
+    "time", ["2026-11-26T13:23:01.979", "2026-11-26T13:23:01+01:00", "Nov 26 13:23:01"]
+)
+def test_slurm_26_05_is_understood(
+    says: str, cause: str, certainty: str, time: str, tmp_path: Path
+) -> None:
+    """As it wrote them, with several values of LogTimeFormat."""
+    found = judged(tmp_path, f"2026-11-26T13:20:00 step 1\n[{time}] error: {says}\n")[2]
+    assert (found["cause"], found["certainty"]) == (cause, certainty)
+
+
+def test_the_failure_of_a_task_is_no_cancellation(tmp_path: Path) -> None:
+    """Slurm 25.05 and later say so; before, it read as somebody's scancel."""
+    found = judged(
+        tmp_path,
+        "srun: error: node02: task 2: Exited with exit code 1\nsrun: Terminating StepId=1.0\n"
+        f"[2026-11-26T13:23:01.979] error: *** STEP 1.0 {AT} DUE TO TASK FAILURE ***\n"
+        "srun: error: node01: task 0: Killed\n",
+    )[2]
+    assert (found["cause"], found["rank"]) == ("unknown", 2)
+
+
 def test_a_report_that_is_nested_too_deeply_is_none(tmp_path: Path) -> None:
     _, said, _ = judged(
         tmp_path,

@@ -14,6 +14,7 @@ from tests.support.starting import write
 REQUEUED = (
     "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-03-01T10:00:00 DUE TO JOB REQUEUE ***"
 )
+STAMPED = "[2026-03-01T10:00:00.123] "
 PLACED = "srunddp: 2 ranks on 2 nodes, launcher Slurm, channel pmi"
 TABLE = "Root Cause (first observed failure):"
 BEFORE, AFTER = (
@@ -40,6 +41,8 @@ def elastic(count: int) -> list[str]:
         # Slurm's: the next start begins with srunddp's line, or once Slurm knows of one.
         (["a", REQUEUED, "b", "srun: c", PLACED, "d"], 0.0, [5]),
         (["a", REQUEUED, "srun: b", "slurmstepd-n1: c", "d", "e"], AFTER, [5]),
+        # Since Slurm 25.05 slurmstepd does not name itself.
+        (["a", STAMPED + REQUEUED[15:], "srun: b", STAMPED + "error: c", "d", "e"], AFTER, [5]),
         (["a", REQUEUED, "b", "c"], BEFORE, []),
         (["a", REQUEUED, REQUEUED, PLACED, REQUEUED, "b"], AFTER, [4, 6]),
         # torchrun's: a rank writes after a failure.
