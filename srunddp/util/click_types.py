@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -188,10 +189,19 @@ class Run(GroupedCommand):
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Wrap what a command prints: if it cannot be written, end with one line and exit code 74."""
+    """Wrap what a command prints.
+
+    If the output cannot be written, the command ends with one line and exit code 74. If its reader
+    has closed the pipe, as ``head`` does, it ends without a word, like any other command.
+    """
     try:
         yield
         sys.stdout.flush()
+    except BrokenPipeError:
+        # Python ignores the signal, and would else write once more at its end.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+        os._exit(128 + signal.SIGPIPE)  # the first process of a container gets no such signal
     except OSError as error:
         why = os.strerror(error.errno or 0)
         write_stderr(f"srunddp: error: standard output: {why}; expected one that can be written\n")
