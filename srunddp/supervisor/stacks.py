@@ -49,31 +49,36 @@ class StackDump:
 
     def read(self) -> str:
         """In the supervisor: what has been written since the last reading."""
-        text = os.pread(self.descriptor, 1 << 18, self._read)
-        self._read += len(text)
-        return _without_us(text.decode(errors="replace").strip())
+        return _of_the_script(self._unread())
+
+    def _unread(self) -> bytes:
+        piece = os.pread(self.descriptor, 1 << 18, self._read)
+        self._read += len(piece)
+        return piece
 
     def request(self, worker: int) -> str:
         """In the supervisor: the worker's stacks now; empty where it gives none in time."""
-        self.read()
+        self._unread()
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, ASK)
-        text = ""
+        # faulthandler writes a line in many pieces, of which a look may see some: nothing can be
+        # told of a line before all of it is there.
+        dumped = b""
         end = time.monotonic() + self._limits.stacks_within
         while time.monotonic() < end:
             time.sleep(self._limits.stacks_look)
-            more = self.read()
-            if text and not more:
+            more = self._unread()
+            if dumped.endswith(b"\n") and not more:
                 break
-            text += more
-        return text[:_LONGEST]
+            dumped += more
+        return _of_the_script(dumped)[:_LONGEST]
 
 
-def _without_us(text: str) -> str:
-    """Leave out the frames above the script."""
+def _of_the_script(dumped: bytes) -> str:
+    """The text of a dump without the frames above the script."""
     kept: list[str] = []
     ours = False
-    for line in text.splitlines():
+    for line in dumped.decode(errors="replace").strip().splitlines():
         ours = line.startswith("  File ") and (ours or _OURS in line)
         if not ours:
             kept.append(line)

@@ -4,9 +4,11 @@ by it.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,38 @@ def test_a_stack_is_had_without_the_gil(how: str) -> None:
         process.kill()
     functions = [frame["function"] for frame in stack]
     assert functions == (["deep", "load_batch", "<module>"] if how == "wait" else ["<module>"])
+
+
+DUMP = b"""\
+Current thread 0x00007f0a1b2c3d40 (most recent call first):
+  File "/home/u/t\xc3\xa4st/sigp.py", line 8 in <module>
+  File "/opt/srunddp/run/script.py", line 181 in _carry_out
+  File "/opt/srunddp/run/script.py", line 108 in run
+  File "/opt/click/core.py", line 1 in main
+"""
+
+
+def test_a_stack_is_whole_wherever_a_look_cuts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Faulthandler writes a line in many pieces; a slow machine shows them one by one."""
+    dump = StackDump()
+    pieces: list[bytes] = []
+
+    def sleep(_: float) -> None:
+        if pieces:
+            os.write(dump.descriptor, pieces.pop(0))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        for cut in range(1, len(DUMP)):
+            pieces[:] = [DUMP[:cut], DUMP[cut:]]
+            whole = dump.request(process.pid)
+            assert whole.splitlines() == [
+                "Current thread 0x00007f0a1b2c3d40 (most recent call first):",
+                '  File "/home/u/täst/sigp.py", line 8 in <module>',
+            ], DUMP[:cut]
+        process.kill()
 
 
 def test_what_a_crash_leaves_is_there_when_the_process_has_gone() -> None:
