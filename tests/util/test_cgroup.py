@@ -17,6 +17,7 @@ V2 = "0::/job/step\n"
 V1 = "4:memory:/job\n3:cpu,cpuacct:/job/step\n2:cpuset:/\n0::/init\n"
 OF_JOB = "0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_1\n"
 JOB = "system.slice/slurmstepd.scope/job_71"
+SLUID = "system.slice/node01_slurmstepd.scope/s08SM8C0WHB800"
 
 
 def write_all(root: Path, files: dict[str, str]) -> None:
@@ -112,14 +113,22 @@ def test_kills_are_of_the_own_group(
     assert oom_kills() == expected
 
 
-def test_cpu_time_and_memory_are_those_of_the_whole_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("groups", "job"),
+    [(OF_JOB, JOB), (f"0::/{SLUID}/step_0/user/task_0\n", SLUID)],
+    ids=["until 25.11", "since 26.05"],
+)
+def test_cpu_time_and_memory_are_those_of_the_whole_job(
+    groups: str, job: str, tmp_path: Path
+) -> None:
     """Version 2; tests/slurm/test_control_groups.py reads real groups of version 1."""
-    for folder, part in ((JOB, 1), (f"{JOB}/step_0", 2), (f"{JOB}/step_0/user/task_1", 4)):
+    task = groups.strip().removeprefix("0::/")
+    for folder, part in ((job, 1), (f"{job}/step_0", 2), (task, 4)):
         cpu = f"usage_usec {12_500_000 // part}\nuser_usec 12000000\nsystem_usec 500000"
         memory = f"anon {GIB}\ninactive_anon 5\ninactive_file {3 * GIB // part}\nactive_file 7"
         files = {"cpu.stat": cpu, "memory.current": f"{8 * GIB // part}", "memory.stat": memory}
         write_all(tmp_path / folder, files)
-    found = JobGroup.find(OF_JOB, tmp_path)
+    found = JobGroup.find(groups, tmp_path)
     assert found
     # Without the file pages that the kernel would drop first.
     assert (found.cpu_seconds(), found.memory_bytes()) == (12.5, 5 * GIB)
@@ -134,6 +143,7 @@ def test_cpu_time_and_memory_are_those_of_the_whole_job(tmp_path: Path) -> None:
         "",
         "4:memory:/slurm/uid_1000/job_71/step_0/task_1\n",  # memory alone
         "0::/system.slice/slurmstepd.scope/job_x/step_0\n",
+        "0::/system.slice/slurmstepd.scope/system\n",
     ],
 )
 def test_a_job_may_have_no_group(tmp_path: Path, groups: str) -> None:
