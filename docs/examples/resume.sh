@@ -17,7 +17,7 @@
 #SBATCH --signal=USR2@120
 
 . .venv/bin/activate
-# Since Slurm 22.05 srun does not take this over from sbatch.
+# Only srun of Slurm 22.05 and 23.02 needs this, to take over sbatch's option.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # Slurm sends its SIGTERM to this shell, too, which has to wait for the ranks' checkpoint.

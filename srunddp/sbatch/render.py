@@ -24,7 +24,7 @@ _WHY = {
     ),
 }
 _CPUS = [
-    "# Since Slurm 22.05 srun does not read this option of the job.",
+    "# Only srun of Slurm 22.05 and 23.02 needs this, to take over the option of the job.",
     'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
 ]
 _OOM = [

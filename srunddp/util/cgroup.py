@@ -14,8 +14,8 @@ from srunddp.util.kernel_file import KernelFile, number_after, opened, text_of
 ROOT = Path("/sys/fs/cgroup")
 # /sys/fs/cgroup/system.slice/slurmstepd.scope/job_71/step_0/user/task_1, or with version 1
 # /sys/fs/cgroup/memory/slurm/uid_1000/job_71/step_0/task_1.
-# Slurm names a job's group by the job's number; since 26.05, in version 2 and unless cgroup.conf has
-# CgroupJobIdPaths=yes, by its SLUID, such as s08SM8C0WHB800.
+# Slurm names a job's group by the job's number; since 26.05, in version 2 and unless cgroup.conf
+# has CgroupJobIdPaths=yes, by its SLUID, such as s08SM8C0WHB800.
 _JOB = re.compile(r".*/(?:job_\d+|s[0-9A-Z]{13})(?=/|$)")
 _UNLIMITED = 1 << 60  # more than any machine has; version 1 says so in pages
 

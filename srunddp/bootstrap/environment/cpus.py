@@ -92,9 +92,18 @@ def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
 
 def asked(environ: Mapping[str, str]) -> int:
     """CPUs that Slurm was asked for, for each task; 0 where nothing says so."""
-    by_option = tres_count(environ.get("SLURM_TRES_PER_TASK", ""), "cpu")
     names = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
-    return max(by_option, *(_number(environ, name) for name in names))
+    return _known_to_srun(environ) or max(_number(environ, name) for name in names)
+
+
+def _known_to_srun(environ: Mapping[str, str]) -> int:
+    """CPUs for each task that srun itself has heard of; 0 where nothing says so.
+
+    Since Slurm 23.11 sbatch's ``--cpus-per-task`` is in ``SLURM_TRES_PER_TASK``, too, and srun
+    takes it over; what its own command line says replaces it there. srun of 22.05 and 23.02 reads
+    ``SRUN_CPUS_PER_TASK`` alone, which later ones do not.
+    """
+    return tres_count(environ.get("SLURM_TRES_PER_TASK", ""), "cpu")
 
 
 def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
@@ -111,11 +120,22 @@ def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
     wanted = asked(environ)
     if wanted <= cpus.allowed:
         return []
+    if not _known_to_srun(environ):
+        why = (
+            f"{wanted}, but srun of Slurm 22.05 and 23.02 does not take over sbatch's"
+            " --cpus-per-task -> export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script,"
+            f" or srun --cpus-per-task={wanted}"
+        )
+    elif wanted > cpus.machine:
+        why = f"{wanted}, but the machine has {cpus.machine} -> --cpus-per-task={cpus.machine}"
+    else:
+        why = (
+            f"{wanted}, as srun was told -> see what it binds ranks to with srun"
+            " --cpu-bind=verbose, and whether a container or taskset allows fewer"
+        )
     return [
         f"{wanted} CPUs per task were asked for, and this rank may use {cpus.allowed}; expected"
-        f" {wanted}, but srun of Slurm 22.05 and later does not take over sbatch's --cpus-per-task"
-        " -> export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun"
-        f" --cpus-per-task={wanted}"
+        f" {why}"
     ]
 
 

@@ -45,6 +45,8 @@ def test_a_process_knows_the_cpus_that_it_is_bound_to(one_cpu: int) -> None:
         (8, 2, {"SLURM_CPUS_PER_TASK": "x"}, 4),
         (64, 4, {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=2"}, 4),
         (64, 4, {"SLURM_TRES_PER_TASK": "gres/gpu=2"}, 16),
+        # Since Slurm 23.11 srun does not read the last of these.
+        (64, 4, {"SLURM_TRES_PER_TASK": "cpu=4", "SRUN_CPUS_PER_TASK": "8"}, 4),
     ],
 )
 def test_share_is_its_own_and_at_most_as_asked(
@@ -74,8 +76,26 @@ def test_only_fewer_cpus_than_asked_for_are_a_sign(
             f" {asked}"
         )
         hint = "-> export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun"
-        assert line.startswith(found)
+        assert line.startswith(f"{found}, but srun of Slurm 22.05 and 23.02 does not")
         assert line.endswith(f"{hint} --cpus-per-task={asked}")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "expected"),
+    [
+        (Cpus(4, 64), None),
+        (Cpus(2, 2), "4, but the machine has 2 -> --cpus-per-task=2"),
+        (Cpus(2, 64), "4, as srun was told -> see what it binds ranks to with srun --cpu-bind="),
+    ],
+)
+def test_since_slurm_23_11_srun_knows_the_jobs_option(cpus: Cpus, expected: str | None) -> None:
+    """sbatch -c4 there: a plain srun has taken it over, so that no export helps."""
+    given = {"SLURM_CPUS_PER_TASK": "4", "SLURM_TRES_PER_TASK": "cpu=4"}
+    lines = advice(given, cpus)
+    assert len(lines) == (expected is not None)
+    for line in lines:
+        assert f"this rank may use 2; expected {expected}" in line
+        assert "SRUN_CPUS_PER_TASK" not in line
 
 
 @pytest.mark.parametrize(

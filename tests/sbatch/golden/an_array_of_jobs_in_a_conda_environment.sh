@@ -25,7 +25,7 @@ conda activate train
 set -u
 unset VIRTUAL_ENV  # that of the shell which submitted this
 
-# Since Slurm 22.05 srun does not read this option of the job.
+# Only srun of Slurm 22.05 and 23.02 needs this, to take over the option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.

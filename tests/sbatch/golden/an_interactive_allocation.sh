@@ -27,7 +27,7 @@ unset PYTHONHOME
 
 export OMP_NUM_THREADS=2
 
-# Since Slurm 22.05 srun does not read this option of the job.
+# Only srun of Slurm 22.05 and 23.02 needs this, to take over the option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 mkdir -p -- slurm_logs

@@ -27,7 +27,7 @@ export VIRTUAL_ENV="$PWD"/.venv
 export PATH="$VIRTUAL_ENV/bin:$PATH"
 unset PYTHONHOME
 
-# Since Slurm 22.05 srun does not read this option of the job.
+# Only srun of Slurm 22.05 and 23.02 needs this, to take over the option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.

@@ -23,7 +23,7 @@ set +u
 module load cuda/11.6 gcc/10.3 python/3.9
 set -u
 
-# Since Slurm 22.05 srun does not read this option of the job.
+# Only srun of Slurm 22.05 and 23.02 needs this, to take over the option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.

@@ -22,7 +22,7 @@ export VIRTUAL_ENV="$PWD"/.venv
 export PATH="$VIRTUAL_ENV/bin:$PATH"
 unset PYTHONHOME
 
-# Since Slurm 22.05 srun does not read this option of the job.
+# Only srun of Slurm 22.05 and 23.02 needs this, to take over the option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.
