@@ -133,15 +133,13 @@ class SlurmJob:
 
     @property
     def _gpus_per_task(self) -> int:
-        """GPUs of each task, which ``--tres-per-task`` may tell as well; 0 where they are not told
-        in this way.
-        """
+        """GPUs of each task, by ``--gpus-per-task`` or ``--tres-per-task``; 0 if neither is given."""
         in_list = tres_count(str(self.slurm.get("tres-per-task", "")), "gres/gpu")
         return _count(self.slurm.get("gpus-per-task")) or in_list
 
     @property
     def has_gpus(self) -> bool:
-        """Whether there are any, which may be told in other words, too."""
+        """Whether a node has GPUs, which options may also ask for in ways that tell no number."""
         return bool(self.gpus or {"gpus", "gpus-per-socket"} & self.slurm.keys())
 
     @property
