@@ -2,7 +2,8 @@
 # It sets variables, and defines functions that make environments and install packages. They are called in this order:
 #   make_venv FOLDER                an empty environment
 #   install_srunddp EXTRAS PACKAGES...  this checkout with its dependencies, and packages, into .venv
-#   make_interop, make_mpich        more environments, which see the packages of .venv
+#   make_interop PACKAGES...        an environment for other people's frameworks, which sees the packages of .venv
+#   make_mpi FOLDER PACKAGE         an environment for one MPI, which does so as well
 #   install_system PACKAGES...      Debian's packages, as root; returns 1 where that is not possible
 # What fails says so in one line and ends the script with exit code 78.
 
@@ -89,11 +90,11 @@ make_interop() { # PACKAGES...
   pip_install .venv-interop "$@"
 }
 
-# One environment for each MPI: both wheels bring an mpirun. The rest comes from the first environment.
-make_mpich() {
-  make_venv .venv-mpich
-  pip_install .venv-mpich mpich mpi4py
-  .venv/bin/python -c "$SITE_PACKAGES" >"$(.venv-mpich/bin/python -c "$SITE_PACKAGES")/main-environment.pth"
+# One environment for each MPI: each wheel brings an mpirun. The rest comes from the first environment.
+make_mpi() { # FOLDER PACKAGE
+  make_venv "$1"
+  pip_install "$1" "$2" mpi4py
+  .venv/bin/python -c "$SITE_PACKAGES" >"$("$1/bin/python" -c "$SITE_PACKAGES")/main-environment.pth"
 }
 
 set_up_took() { # of the script that sources this file

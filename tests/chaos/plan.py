@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 WORLD_SIZE = 6
+HYDRA = ("mpich4", "mpich", "intelmpi")  # the launchers that are Hydra
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Plan:
 
     def leaves_no_time(self, kind: str) -> bool:
         """Whether the launcher itself kills all others at once, so that nobody can say why."""
-        return self.launcher == "mpich" and kind == "supervisor"
+        return self.launcher in HYDRA and kind == "supervisor"
 
     def program(self, folder: str) -> dict[str, Any]:
         """What the program reads; a failure after the last step needs one."""

@@ -1,5 +1,5 @@
-"""The three MPIs: Debian's Open MPI 4, the wheels of Open MPI 5 and MPICH, each with its
-environment.
+"""The five MPIs, each with its environment: Debian's Open MPI 4 and MPICH 4, and the wheels of Open
+MPI 5, MPICH 5 and Intel MPI.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import functools
 import os
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,14 @@ LIMIT = 300.0  # seconds, which only what is broken reaches
 
 @dataclass(frozen=True)
 class Mpi:
-    """One MPI: its mpirun, the options that let more ranks than cores run, and its Python
-    environment.
+    """One MPI.
+
+    Attributes:
+        name: What srunddp calls its launcher.
+        mpirun: The program.
+        options: With which more ranks than cores run.
+        environment: Of Python.
+        variables: That its users set, or that let mpi4py find its library.
     """
 
     name: str
@@ -41,6 +48,16 @@ class Mpi:
     options: tuple[str, ...]
     environment: Path
     variables: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_hydra(self) -> bool:
+        """Whether its mpirun is Hydra: MPICH's, or Intel's, which was made from that."""
+        return self.name in ("Hydra", "Intel MPI")
+
+    @property
+    def channel(self) -> str:
+        """Over which its ranks meet."""
+        return "pmi" if self.is_hydra else "mpi"
 
     @property
     def python(self) -> str:
@@ -83,20 +100,51 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True)
 
 
-def _debian() -> tuple[tuple[str, str], ...]:
-    # mpi4py would take the Open MPI of its own environment.
+def _debian_openmpi() -> tuple[tuple[str, str], ...]:
+    # mpi4py would take the MPI of its own environment.
     found = sorted(Path("/usr/lib").glob("*/libmpi.so.40"))
     if found:
         return (("MPI4PY_LIBMPI", str(found[0])),)
     return ()
 
 
+def _debian_mpich() -> tuple[tuple[str, str], ...]:
+    # Debian has given the library another name than MPICH's ABI says, by which mpi4py asks for it.
+    found = sorted(Path("/usr/lib").glob("*/libmpich.so.12"))
+    if not found:
+        return ()
+    link = ROOT / "build" / "mpich4" / "libmpi.so.12"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes of tests may be here at once.
+    with suppress(FileExistsError):
+        link.symlink_to(found[0])
+    return (("LD_LIBRARY_PATH", str(link.parent)),)
+
+
+_INTEL = ROOT / ".venv-intelmpi"
+
 MPIS = {
-    "openmpi4": Mpi("Open MPI", "/usr/bin/mpirun", ("--oversubscribe",), ROOT / ".venv", _debian()),
+    # Not mpirun: that is whichever of Debian's two the alternatives say.
+    "openmpi4": Mpi(
+        "Open MPI",
+        "/usr/bin/mpirun.openmpi",
+        ("--oversubscribe",),
+        ROOT / ".venv",
+        _debian_openmpi(),
+    ),
     "openmpi5": Mpi(
         "Open MPI", str(ROOT / ".venv/bin/mpirun"), ("--oversubscribe",), ROOT / ".venv"
     ),
+    "mpich4": Mpi("Hydra", "/usr/bin/mpirun.mpich", (), ROOT / ".venv-mpich", _debian_mpich()),
     "mpich": Mpi("Hydra", str(ROOT / ".venv-mpich/bin/mpirun"), (), ROOT / ".venv-mpich"),
+    # Not mpirun: that is a shell script, which waits for this one and passes no signal on.
+    "intelmpi": Mpi(
+        "Intel MPI",
+        str(_INTEL / "bin/mpiexec.hydra"),
+        (),
+        _INTEL,
+        (("MPI4PY_LIBMPI", str(_INTEL / "lib/libmpi.so.12")),),
+    ),
 }
 
 

@@ -21,9 +21,8 @@ def test_a_healthy_world_passes_under_mpirun(mpi: Mpi, tmp_path: Path) -> None:
         2, SRUNDDP, "check", f"--output-dir={tmp_path}", str(PROGRAMS / "report.py"), env=QUICK
     )
     assert (done.code, done.errors) == (0, ""), done
-    channel = "pmi" if mpi.name == "Hydra" else "mpi"
     assert "check: 2 of 2 ranks on 1 node, all is well\n" in done.output
-    assert f"2 of 2 ranks by {mpi.name}, channel {channel}\n" in done.output
+    assert f"2 of 2 ranks by {mpi.name}, channel {mpi.channel}\n" in done.output
     report = json.loads((tmp_path / "preflight.local.json").read_text())
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,38 +18,60 @@ from tests.mpirun.conftest import LIMIT, Mpi
 pytestmark = pytest.mark.mpirun
 
 
-def lines() -> list[str]:
-    """The blocks of the recipe: what comes beforehand, Open MPI's line, and MPICH's."""
+@dataclass(frozen=True)
+class Recipe:
+    """How the page starts the ranks on two hosts under one MPI, and this test on one.
+
+    Attributes:
+        block: Which of the page's blocks it is; the first one comes before all others.
+        hosts: The option of the page that names the hosts.
+        here: The same of this machine.
+        file: The option of a file of hosts, as the page says.
+        line: Of such a file, for this machine.
+    """
+
+    block: int
+    hosts: str
+    here: str
+    file: str
+    line: str
+
+
+RECIPES = {
+    "Open MPI": Recipe(
+        1, "--host a:4,b:4", "--host localhost:2", "--hostfile hosts", "localhost slots=2"
+    ),
+    "Hydra": Recipe(2, "-hosts a:4,b:4", "-hosts localhost:2", "-f hosts", "localhost:2"),
+    "Intel MPI": Recipe(3, "-hosts a,b", "-hosts localhost", "-f hosts", "localhost:2"),
+}
+
+
+def blocks() -> list[str]:
+    """What comes beforehand, and the line of each MPI."""
     section = (
         (ROOT / "docs" / "recipes.md")
         .read_text()
         .split("\n## Without Slurm\n")[1]
         .split("\n## ")[0]
     )
-    return re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[:3]
+    return re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("where", ["host", "hostfile"])
 def test_recipe_starts_the_ranks_with_their_variables(mpi: Mpi, where: str, tmp_path: Path) -> None:
-    before, openmpi, mpich = lines()
-    line, option = (mpich, "-hosts a:4,b:4") if mpi.name == "Hydra" else (openmpi, "--host a:4,b:4")
-    assert option in line
-    name, _, _ = option.partition(" ")
-    if where == "host":
-        hosts = f"{name} localhost:2"
-    elif mpi.name == "Hydra":
-        hosts = "-f hosts"
-    else:
-        hosts = "--hostfile hosts"
-    line = re.sub(r"(-np?) 8 ", r"\1 2 ", line.replace(option, hosts))
+    recipe = RECIPES[mpi.name]
+    before = blocks()[0]
+    line = blocks()[recipe.block]
+    assert recipe.hosts in line
+    hosts = recipe.here if where == "host" else recipe.file
+    line = line.replace(recipe.hosts, hosts)
+    line = re.sub(r"(-np?) 8 ", r"\1 2 ", line)
     line = (
         line.replace("ppr:4:", "ppr:2:")
         .replace("-ppn 4", "-ppn 2")
         .replace("mpirun", f"'{mpi.mpirun}'", 1)
     )
-    (tmp_path / "hosts").write_text(
-        "localhost:2\n" if mpi.name == "Hydra" else "localhost slots=2\n"
-    )
+    (tmp_path / "hosts").write_text(f"{recipe.line}\n")
     (tmp_path / ".venv").symlink_to(mpi.environment)
     (tmp_path / "report.py").symlink_to(PROGRAMS / "report.py")
     (tmp_path / "train.py").write_text(
