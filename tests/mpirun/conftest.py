@@ -148,7 +148,16 @@ MPIS = {
 }
 
 
-@pytest.fixture(params=sorted(MPIS))
+# For the fixtures: the gate has time for one MPI of each kind and generation, of which a wheel is
+# quickly there.
+_NIGHTLY = ("intelmpi", "mpich4")
+MPI_NAMES = [
+    pytest.param(name, marks=pytest.mark.nightly) if name in _NIGHTLY else name
+    for name in sorted(MPIS)
+]
+
+
+@pytest.fixture(params=MPI_NAMES)
 def mpi(request: pytest.FixtureRequest) -> Mpi:
     return there(request.param)
 

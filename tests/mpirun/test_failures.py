@@ -8,12 +8,12 @@ import pytest
 
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.run import AT_ONCE, STOPPED, Site, carry_out, check, started
-from tests.mpirun.conftest import MPIS, there
+from tests.mpirun.conftest import MPI_NAMES, there
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.alone]  # all have to be gone within some seconds
 
 
-@pytest.fixture(params=sorted(MPIS))
+@pytest.fixture(params=MPI_NAMES)
 def launcher(request: pytest.FixtureRequest) -> str:
     there(request.param)
     return str(request.param)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.verdict import verdicts
-from tests.mpirun.conftest import LIMIT, MPIS, Mpi, there
+from tests.mpirun.conftest import LIMIT, MPI_NAMES, Mpi, there
 from tests.slurm.conftest import SRUNDDP
 from tests.support.starting import NODE, until, write
 from tests.support.worlds import is_gone
@@ -113,7 +113,7 @@ def end(mpirun: subprocess.Popen[bytes]) -> None:
         mpirun.wait()
 
 
-@pytest.fixture(scope="module", params=sorted(MPIS))
+@pytest.fixture(scope="module", params=MPI_NAMES)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return finished(there(request.param), tmp_path_factory.mktemp(request.param))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpirun.conftest import MPIS, Mpi, there
+from tests.mpirun.conftest import MPI_NAMES, Mpi, there
 from tests.recorded_signals import LIMIT, RECORDER, Recorded, differences, table
 from tests.slurm.conftest import SRUNDDP
 from tests.support.starting import until
@@ -49,7 +49,7 @@ def wait_until_settled(jobs: list[Recorded]) -> None:
             last = time.monotonic()
 
 
-@pytest.fixture(scope="module", params=sorted(MPIS))
+@pytest.fixture(scope="module", params=MPI_NAMES)
 def jobs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Jobs]]:
