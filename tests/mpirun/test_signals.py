@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.plan import HYDRA
 from tests.mpirun.conftest import MPI_NAMES, Mpi, there
 from tests.recorded_signals import LIMIT, RECORDER, Recorded, differences, table
 from tests.slurm.conftest import SRUNDDP
@@ -21,11 +22,11 @@ pytestmark = pytest.mark.mpirun
 
 # With how many signals plain Python gets, at least.
 ROWS = {"SIGUSR1": 1, "SIGUSR2": 1, "SIGINT": 2, "SIGTERM": 2}
-# MPICH's mpiexec forwards SIGINT as it is.
-LEAST = {"mpich": {"SIGUSR2": 0, "SIGINT": 1, "SIGTERM": 1}}
-# MPICH's mpiexec dies of SIGUSR2 itself. Its proxies then end the ranks by SIGTERM and SIGKILL, one
+# Hydra's mpiexec forwards SIGINT as it is.
+LEAST = {name: {"SIGUSR2": 0, "SIGINT": 1, "SIGTERM": 1} for name in HYDRA}
+# Hydra's mpiexec dies of SIGUSR2 itself. Its proxies then end the ranks by SIGTERM and SIGKILL, one
 # right after the other, so that not even two scripts of one plain run record the same.
-ENDS_MPIEXEC = {"mpich": {"SIGUSR2"}}
+ENDS_MPIEXEC = {name: {"SIGUSR2"} for name in HYDRA}
 SETTLED = 2.5  # seconds without a signal after which none is expected any more
 
 Jobs = dict[str, dict[str, Recorded]]
