@@ -133,7 +133,7 @@ class SlurmJob:
 
     @property
     def _gpus_per_task(self) -> int:
-        """GPUs of each task, by ``--gpus-per-task`` or ``--tres-per-task``; 0 if neither is given."""
+        """GPUs of each task, by ``--gpus-per-task`` or ``--tres-per-task``; 0 without these."""
         in_list = tres_count(str(self.slurm.get("tres-per-task", "")), "gres/gpu")
         return _count(self.slurm.get("gpus-per-task")) or in_list
 
