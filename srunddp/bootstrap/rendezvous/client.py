@@ -234,7 +234,7 @@ class RendezvousClient:
             for address in self.candidates:
                 if greeted := self._try(address, ANSWER_WITHIN, deadline):
                     with greeted.connection as connection:
-                        if _confirmed(connection, CannotCome.because(what, greeted.proof)):
+                        if _is_known(_tell(connection, CannotCome.because(what, greeted.proof))):
                             return True
             self.interrupt.wait(min(time.monotonic() + 0.1, deadline))
         return False
@@ -384,7 +384,13 @@ class RendezvousClient:
         while True:
             self.interrupt.wait(deadline, connection)
             if failure := self.interrupt.failure:
-                raise self._failed(failure, _confirmed(connection, failure))
+                answer = _tell(connection, failure)
+                if isinstance(answer, RendezvousInfo):
+                    # Rank 0 sent this before it could read of the failure, and passes over what it
+                    # reads of it now: the ranks have met, and the failure monitor has to tell it.
+                    connection.settimeout(None)
+                    return answer
+                raise self._failed(failure, _is_known(answer))
             # A line that is no message is None, and passed over. Without one until the deadline
             # receive() raises an OSError.
             match receive(connection, RendezvousMessage, deadline):
@@ -402,12 +408,18 @@ class RendezvousClient:
                     return info
 
 
-def _confirmed(connection: socket.socket, message: AbortReason | CannotCome) -> bool:
-    """Send that this rank has failed; whether rank 0 has read it, or is failing itself."""
-    send(connection, message)
+def _tell(connection: socket.socket, failure: AbortReason | CannotCome) -> RendezvousMessage | None:
+    """Send that this rank has failed, and return rank 0's next message; None if there is none."""
+    send(connection, failure)
     try:
-        answer = receive(connection, RendezvousMessage, time.monotonic() + ANSWER_WITHIN)
+        return receive(connection, RendezvousMessage, time.monotonic() + ANSWER_WITHIN)
     except OSError:
-        return False
-    # If rank 0 is telling a failure itself, it prints that one; this rank does not add its own.
+        return None
+
+
+def _is_known(answer: RendezvousMessage | None) -> bool:
+    """Whether rank 0 knows of a failure by its answer: it has read of it, or is failing itself.
+
+    If rank 0 is telling a failure itself, it prints that one, and this rank does not add its own.
+    """
     return isinstance(answer, Told | AbortReason | NotMet)

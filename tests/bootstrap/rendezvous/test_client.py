@@ -709,6 +709,30 @@ def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
             assert peer_error(one) == (text, 137)
 
 
+class FailsAsAllHaveMet(CancelToken):
+    """A failure that comes when rank 0's last answer is there, and has not been read."""
+
+    greeted = False
+
+    def wait(self, deadline: float, connection: socket.socket | None = None) -> bool:
+        is_there = super().wait(deadline, connection)
+        if connection and self.greeted:
+            self.fail("its worker was killed", 137)
+            return False
+        self.greeted = connection is not None
+        return is_there
+
+
+def test_a_worker_that_dies_as_all_have_met_has_met_them() -> None:
+    """Else this rank leaves, and rank 0, which takes it for present, may have it start anew."""
+    with closing(FailsAsAllHaveMet()) as interrupt, rank_zero(2) as server:
+        connection, meeting = join([server.address], hello(1), soon(), None, interrupt)
+        with connection:
+            assert server.result().meeting.run == meeting.run
+            assert interrupt.failure
+            assert connection.gettimeout() is None
+
+
 def test_worker_that_dies_during_the_search_is_told() -> None:
     with (
         closing(CancelToken()) as interrupt,
