@@ -1,8 +1,7 @@
-"""All-reduce over all ranks, first whether the sum is right, then how fast; in a process of its
-own, which may hang.
+"""Measure an all-reduce over all ranks: first whether the sum is right, then how fast it is.
 
-Gloo's connecting can ignore every time limit, and the process that asks is not to touch CUDA; so
-the ranks fork.
+Gloo can ignore every time limit while it connects, and the process of the check must not touch
+CUDA. So each rank measures in a forked process, which can be killed.
 """
 
 import multiprocessing
@@ -21,15 +20,16 @@ from srunddp.supervisor import signals
 
 NAME = "collective"
 WRONG_SUM = "the sum of a small all-reduce is wrong"
-# Sizes of the sweep in bytes, each so many times the one before. It ends early where a call takes
-# so many seconds that the next size would hold up the job.
+# The sweep's sizes in bytes: each is _GROWTH times the one before. The sweep ends early when one
+# call takes more than _LONGEST_CALL seconds, because the next size would delay the job.
 _SMALLEST = 1 << 15
 _LARGEST = 1 << 30
 _GROWTH = 8
 _LONGEST_CALL = 0.25
-_MEASURED = 0.3  # seconds of calls of one size
-_WARM_UPS = 2  # calls before: the first ones connect and allocate
-# Of the link's rate: NCCL comes near it, Gloo at 0.60 to 0.71 of what plain sockets carry.
+_MEASURED = 0.3  # seconds of calls for each size
+_WARM_UPS = 2  # unmeasured calls before each size: the first ones connect and allocate
+# Shares of the link's rate below which an all-reduce counts as slow. NCCL comes near the link's
+# rate; Gloo reaches 0.60 to 0.71 of what plain sockets carry.
 THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 
 
@@ -38,10 +38,10 @@ class AllReduceFacts(CheckMessage, kind="all_reduce_facts"):
     """What one rank measured.
 
     Attributes:
-        wrong: why there is no sum, or that it is a wrong one; else empty.
-        backend: ``nccl`` or ``gloo``; empty where none was started.
-        sweep: for each size its bytes, and the bytes per second of busbw, as nccl-tests counts it:
-            2(n-1)/n of the bytes, over the time of one call.
+        wrong: why there is no sum, or that the sum is wrong; empty if the sum is right.
+        backend: ``nccl`` or ``gloo``; empty if no process group was opened.
+        sweep: pairs of a size in bytes and its busbw in bytes per second. Busbw is what nccl-tests
+            reports: 2(n-1)/n of the size for n ranks, divided by the seconds of one call.
     """
 
     wrong: str = ""
@@ -50,21 +50,21 @@ class AllReduceFacts(CheckMessage, kind="all_reduce_facts"):
 
 
 def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
-    """Measure in a forked process, which may hang.
+    """Measure the all-reduce in a forked process, and kill that process at the end.
 
     Args:
-        place: what the process group is made of, as in a run.
-        within: seconds, after which the process is killed.
+        place: what the process group is opened from, as in a run.
+        within: seconds until the process is killed.
 
     Returns:
-        This rank's facts; with ``wrong`` where the process failed, was killed or ended by itself.
+        This rank's facts. ``wrong`` says so if the process failed, was killed or ended by itself.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     child = fork.Process(target=_child, args=(place, within, theirs), daemon=True)
     child.start()
-    # As long as this process has the writing end open, the reading end never comes to its end, and
-    # a child that has died would not be noticed.
+    # The pipe ends for the reader only when no process has the writing end open. If this process
+    # kept its copy, it would not notice that the child has died.
     theirs.close()
     try:
         if ours.poll(within):
@@ -72,7 +72,7 @@ def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
         else:
             facts = AllReduceFacts(wrong=f"no end after {within:.0f} s")
     except EOFError:
-        # The pipe closes a moment before the process can be waited for.
+        # The pipe closes a moment before the child can be waited for.
         child.join(1.0)
         facts = AllReduceFacts(wrong=f"its process ended with {child.exitcode}")
     child.kill()
@@ -82,11 +82,11 @@ def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
 
 
 def _child(place: store.ProcessGroupContext, within: float, answer: Connection) -> None:
-    signals.die_with_parent(os.getppid())  # it may be in NCCL, and hold a GPU
+    signals.die_with_parent(os.getppid())  # a child that hangs in NCCL would keep a GPU
     try:
         facts = _measured(place, within)
     except Exception as error:
-        # Whatever torch, Gloo or NCCL raise: it is what the user has to know.
+        # Torch, Gloo and NCCL raise errors of many types. The user has to see any of them.
         facts = AllReduceFacts(
             wrong=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         )
@@ -99,7 +99,8 @@ def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts
     import torch.distributed as dist
 
     world, _ = open_world(place, place.backend, timedelta(seconds=within))
-    # Sums of whole numbers below 2**53 are exact in float64, in whatever order the backend adds.
+    # Float64 holds whole numbers below 2**53 exactly, so the order of the additions does not
+    # matter.
     numbers = torch.arange(1000, dtype=torch.float64, device=world.device) + world.rank
     dist.all_reduce(numbers)
     ranks = world.world_size
@@ -112,15 +113,15 @@ def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts
 
 
 def _sweep(world: World) -> Iterator[tuple[int, float]]:
-    """Yield size and busbw of ever larger all-reduces, until one call takes long. All ranks go by
-    the slowest one's time.
+    """Yield size and busbw of ever larger all-reduces, until one call takes longer than
+    ``_LONGEST_CALL``. All ranks use the time of the slowest rank.
     """
     size = _SMALLEST
     share = 2 * (world.world_size - 1) / world.world_size
     while size <= _LARGEST:
         seconds = _call(world, size, _WARM_UPS)
-        # The time is the same on all ranks, so all make equally many calls; else some would wait
-        # for ever.
+        # The time is the same on all ranks, so all ranks make the same number of calls. Otherwise
+        # some would wait for ever.
         seconds = _call(world, size, max(1, min(20, int(_MEASURED / seconds))))
         yield size, share * size / seconds
         if seconds > _LONGEST_CALL:
@@ -129,21 +130,21 @@ def _sweep(world: World) -> Iterator[tuple[int, float]]:
 
 
 def _call(world: World, size: int, count: int) -> float:
-    """Return the seconds that one all-reduce of ``size`` bytes takes on the slowest rank, as the
-    mean of ``count``.
+    """Return how many seconds one all-reduce of ``size`` bytes takes on the slowest rank, as the
+    mean of ``count`` calls.
     """
     import torch
     import torch.distributed as dist
 
-    # torch.ones() makes float32, of four bytes each.
+    # torch.ones() makes float32: four bytes each.
     tensor = torch.ones(size // 4, device=world.device)
-    # All begin together, so that the time by which a rank is late is not measured.
+    # All ranks begin together, so a rank that comes late does not lengthen the measured time.
     dist.barrier()
     began = time.monotonic()
     for _ in range(count):
         dist.all_reduce(tensor)
     if world.device.type == "cuda":
-        # NCCL's calls return once they are queued.
+        # An NCCL call returns once it is queued, before it is done.
         torch.cuda.synchronize()
     taken = torch.tensor(
         [(time.monotonic() - began) / count], dtype=torch.float64, device=world.device
@@ -155,12 +156,12 @@ def _call(world: World, size: int, count: int) -> float:
 def evaluate(
     facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float
 ) -> Iterator[Finding]:
-    """Judge the all-reduce: no sum or a wrong one stops a job; a slow one is warned of.
+    """Judge the all-reduce: a missing or wrong sum is a failure, a slow all-reduce a warning.
 
     Args:
-        facts: by rank.
-        nodes: by rank, too.
-        link: bytes per second that the slowest node's network can carry; 0 where that is not known.
+        facts: what each rank measured, by rank.
+        nodes: each rank's node, by rank.
+        link: bytes per second that the slowest node's network can carry; 0 if that is not known.
     """
     for rank, one in facts.items():
         if one.wrong:
@@ -178,7 +179,9 @@ def evaluate(
 
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
-    """Write the sweep and the threshold in one line; for the arguments see :func:`evaluate`."""
+    """Write rank 0's sweep and the threshold in one line; for the arguments see
+    :func:`evaluate`.
+    """
     sizes = {
         size: f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
         for size, _ in facts[0].sweep

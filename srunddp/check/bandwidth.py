@@ -1,5 +1,6 @@
-"""Measured between nodes: how fast TCP is, each node busy with one other at a time; how far the
-clocks are apart.
+"""Measure between nodes how fast TCP is and how far the clocks are apart.
+
+While TCP is measured, each node exchanges data with one other node at a time.
 """
 
 import contextlib
@@ -23,45 +24,45 @@ from srunddp.check.session import CheckSession
 
 NAME = "rate"
 CLOCK = "clock"
-_SECONDS = 0.2  # of sending: longer than TCP's slow start takes on a cluster's network
-_WITHIN = 3.0  # seconds for the other side to come, and to receive
-_SLACK = 15.0  # seconds for a node that is busy
-_MOST_ROUNDS = 8  # each takes half a second, however many nodes there are
-_TRIES = 3  # another job's traffic, or a scheduler, may have been in the way
-_AGAIN = 64  # of the slow ways are tried again, one by one
-_SLOW = 0.5  # of the median
-_PIECE = 1 << 20  # bytes
-# Seconds; munge's credentials expire then, and with them all that Slurm says between nodes.
+_SECONDS = 0.2  # seconds of sending: longer than TCP's slow start takes on a cluster's network
+_WITHIN = 3.0  # seconds for the other side to connect, and for each receive
+_SLACK = 15.0  # seconds more for a node that is busy
+_MOST_ROUNDS = 8  # each round takes half a second, however many nodes there are
+_TRIES = 3  # another job's traffic or the scheduler may have disturbed an attempt
+_AGAIN = 64  # at most so many slow ways are measured again, one by one
+_SLOW = 0.5  # share of the median rate below which a way is slow
+_PIECE = 1 << 20  # bytes for each send and receive
+# In seconds. Munge's credentials expire after 300 s, and then Slurm's daemons refuse each other.
 _OFF = 2.0
 _REFUSED = 300.0
-_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: what is still to be sent is dropped upon close()
+_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER with 0 s: close() drops what is not sent yet
 
 
 def send(source: str, host: str, port: int) -> None:
-    """Send as much as goes for a short time.
+    """Send to another node for a fifth of a second, as fast as the network takes it.
 
     Args:
         source: the address to send from.
         host: the address to send to.
-        port: on which somebody receives there.
+        port: the port on which the receiver listens there.
     """
     piece = bytes(_PIECE)
     end = time.monotonic() + _SECONDS
-    # The receiver measures: a connection that fails or breaks here is a rate of 0, or a low one,
-    # there.
+    # The receiver measures. If this connection fails or breaks, the receiver sees a rate of 0 or a
+    # low one.
     with contextlib.suppress(OSError):
         connection = socket.create_connection((host, port), _WITHIN, source_address=(source, 0))
         with connection:
             while (left := end - time.monotonic()) > 0:
-                # Else a send into buffers that are full would last until the receiver has read
-                # them.
+                # Without this limit, a send into full buffers would last until the receiver has
+                # read them.
                 connection.settimeout(left)
                 connection.send(piece)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
 
 def receive(listener: socket.socket) -> float:
-    """Take in what one sender sends, and return its bytes per second; 0 where nobody came."""
+    """Receive all that one sender sends; return bytes per second, 0 if no sender connects."""
     count = 0
     buffer = bytearray(_PIECE)
     listener.settimeout(_WITHIN)
@@ -70,7 +71,8 @@ def receive(listener: socket.socket) -> float:
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(_WITHIN)
-            # From the connection on: the sender was asked at the same time, and may start later.
+            # Time counts from the connection on, because the sender, asked at the same moment, may
+            # start later.
             began = time.monotonic()
             while (size := connection.recv_into(buffer)) and time.monotonic() - began < _WITHIN:
                 count += size
@@ -87,12 +89,12 @@ def _slow(rates: Mapping[Way, float]) -> dict[Way, float]:
 
 
 def rounds(names: Sequence[str]) -> list[list[Way]]:
-    """Plan who meets whom in which round, each node at most once in one: all pairs, or the first
-    few rounds of many nodes.
+    """Plan which nodes measure with each other in which round, each node at most once a round. The
+    rounds cover all pairs, or for many nodes only the first ``_MOST_ROUNDS`` rounds.
     """
     players: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
-    # The circle method: the first player keeps its seat, and all others move on by one in each
-    # round. With an odd number there is an empty seat, and whoever meets it rests.
+    # The circle method: the first player keeps its seat, and all others move on by one seat in each
+    # round. With an odd number of players one seat is empty, and the player opposite rests.
     plan = []
     for _ in range(min(len(players) - 1, _MOST_ROUNDS)):
         plan.append(
@@ -107,15 +109,14 @@ def rounds(names: Sequence[str]) -> list[list[Way]]:
 
 
 def survey(session: CheckSession, ends: Mapping[str, Endpoint]) -> dict[Way, float]:
-    """Measure each pair of the plan in both directions; the slowest again, with nothing else going
-    on.
+    """Measure each pair of the plan in both directions, then the slowest ways again, one at a time.
 
     Args:
-        session: with all ranks.
-        ends: the endpoints, which listen.
+        session: connects rank 0 with all ranks that came.
+        ends: the endpoints by name; a rank has to listen on each.
 
     Returns:
-        Bytes per second; 0 where no connection was made.
+        Bytes per second of each way; 0 if no connection was made.
     """
     ways: dict[Way, float] = {}
     for pairs in rounds(list(ends)):
@@ -123,7 +124,7 @@ def survey(session: CheckSession, ends: Mapping[str, Endpoint]) -> dict[Way, flo
         ways |= _measure(session, ends, [(b, a) for a, b in pairs])
     for _ in range(_TRIES):
         slow = sorted(_slow(ways).items(), key=lambda item: item[1])[:_AGAIN]
-        # The best attempt counts, because other traffic can only make one slower.
+        # The best attempt counts, because other traffic can only slow an attempt down.
         ways |= {way: max(rate, _measure(session, ends, [way])[way]) for way, rate in slow}
     return ways
 
@@ -143,7 +144,7 @@ def _measure(
 
 
 def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
-    """Name a node alone of which most ways out or in are slow; else each slow way."""
+    """Warn of a node once if most of its ways out or in are slow, and of every other slow way."""
     left = _slow(rates)
     expected = f"half of the usual {_shown(_usual(rates))} or more"
     hint = (
@@ -156,9 +157,10 @@ def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
     for name in sorted(met):
         for own, verb, other in zip(met[name], ("sends", "receives"), ("to", "from"), strict=True):
             slow = [way for way in own if way in left]
-            # Where a node has one way only, either end may be the cause.
+            # If a node has only one way, either end may be the cause.
             if len(own) > 1 and 2 * len(slow) > len(own):
-                # Taken out of `left`: these ways say nothing of the nodes at their other ends.
+                # Take them out of `left`: these ways say nothing about the nodes at their other
+                # ends.
                 fastest = max(left.pop(way) for way in slow)
                 found = (
                     f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"
@@ -176,7 +178,7 @@ def _shown(rate: float) -> str:
 
 
 def summary(rates: Mapping[Way, float]) -> str:
-    """Write the median and the slowest in one line."""
+    """Write the median rate and the lowest rate in one line."""
     if not rates:
         return "not tried: no two nodes with an interface that is fit"
     least = min(rates.values())
@@ -187,8 +189,9 @@ def summary(rates: Mapping[Way, float]) -> str:
 
 
 def survey_clocks(session: CheckSession) -> dict[str, float]:
-    """Return by how many seconds each node's clock is ahead of that of rank 0's node, to about half
-    a network round trip.
+    """Return how many seconds each node's clock is ahead of the clock of rank 0's node.
+
+    The error is about half a network round trip. A node that does not answer is left out.
     """
     offsets = {session.nodes[0]: 0.0}
     for node, rank in session.node_leaders.items():
@@ -196,22 +199,23 @@ def survey_clocks(session: CheckSession) -> dict[str, float]:
             continue
         tries = []
         for _ in range(_TRIES):
-            # As in NTP, the other clock is taken to have been read halfway between question and
-            # answer.
+            # As NTP does, assume that the other clock was read halfway between question and answer.
             asked = time.time()
             answers = session.ask({rank: ReadClock()}, _SLACK, Clock)
             now = time.time()
             if rank in answers:
                 tries.append((now - asked, answers[rank].time - (asked + now) / 2))
         if tries:
-            offsets[node] = min(tries)[1]  # of the quickest answer, which is the most exact
+            offsets[node] = min(tries)[1]  # the quickest answer is the most exact
     return offsets
 
 
 def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
-    """Name the nodes whose clocks are not as most are."""
-    # The low median is some node's own offset. Of two nodes the one that is behind counts as usual,
-    # as nothing tells which of them is right.
+    """Name the nodes whose clocks differ from most: a warning from 2 s on, a failure from 300 s
+    on.
+    """
+    # The low median is always the offset of some node. Of two nodes, the one that is behind counts
+    # as usual, because nothing tells which of them is right.
     usual = statistics.median_low(offsets.values())
     for node, offset in offsets.items():
         off = offset - usual
@@ -229,7 +233,9 @@ def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
 
 
 def summary_of_clocks(offsets: Mapping[str, float]) -> str:
-    """Write in one line how far the clocks are apart."""
+    """Write in one line how far the clocks are apart; ``one node`` if there is nothing to
+    compare.
+    """
     if len(offsets) < 2:
         return "one node"
     apart = max(offsets.values()) - min(offsets.values())

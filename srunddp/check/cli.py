@@ -1,4 +1,4 @@
-"""The command ``srunddp check``: what may print, and what may exit, before a job."""
+"""The command ``srunddp check``: read the options, report, and choose the exit code."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from srunddp.util.console import coloured, write_stderr
 from srunddp.util.option_groups import GroupedCommand, after_script
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
-# Where `python -m NAME` finds the code of a module and of a package.
+# Where `python -m NAME` finds the code: of a module, then of a package.
 _ENDS = (".py", "/__main__.py")
 
 
@@ -93,10 +93,10 @@ def check(**given: Any) -> None:
             ports = None
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
-        # A wrong command line ends with 2 like that of any command. Whatever else is wrong is 69,
-        # so that a job script has one code to look for.
+        # A wrong command line ends with 2, as for any command. All other errors end with 69, so
+        # that a job script has only one code to look for.
         sys.exit(error.exit_code if isinstance(error, UsageError) else FAILED)
-    # All ranks have the same command line: one note on it is enough.
+    # All ranks have the same command line, so rank 0's note is enough.
     if not environment.rank:
         for note in after_script(click.get_current_context(), given["arguments"]):
             write_stderr(f"srunddp: note: {note}\n")
@@ -107,20 +107,20 @@ def check(**given: Any) -> None:
         else:
             code = _lead(given, own, ports)
     except RankZeroLostError as error:
-        # A rank that never found rank 0 ends with 0, because after another code the launcher could
-        # end rank 0 before its report. Here rank 0 is gone: no report will come any more.
+        # A rank that never found rank 0 ends with 0, because another code could make the launcher
+        # end rank 0 before it reports. Here rank 0 is gone, so no report will come any more.
         write_stderr(f"srunddp: check on {environment.node}: error: {error}\n")
         code = FAILED
     if code and not environment.rank and any(each.starts_mpi for each in environment.discoveries):
         sys.stdout.flush()
-        os._exit(code)  # where ranks may be missing, MPI's own end would wait for them
+        os._exit(code)  # MPI's own exit would wait for ranks that may be missing
     sys.exit(code)
 
 
 def _context(
     given: dict[str, Any], environment: Environment, staged: StagedPaths | None
 ) -> CheckContext:
-    # The command line names shared paths, of which this node may have copies alone.
+    # The command line names shared paths. This node may have only staged copies of them.
     here = staged.here if staged else str
     named = here(given["ifaces"]) if given["ifaces"] else given["ifaces"]
     script = here(given["script"]) if given["script"] else given["script"]
@@ -137,16 +137,18 @@ def _context(
 
 
 def _file_of_module(name: str) -> str:
-    """Return where the module's file is, or would be in the working folder. Nothing is imported."""
+    """Return the path of the module's file, or the path where the working directory would have it.
+    Nothing is imported.
+    """
     path = name.replace(".", "/")
-    # The working folder comes first: the job's command has it in front of Python's own path.
+    # The working directory comes first, because the job's command puts it before Python's own path.
     places = [path + end for end in _ENDS]
     places += [os.path.join(folder, path + end) for folder in sys.path for end in _ENDS]
     return next(filter(os.path.exists, places), places[0])
 
 
 def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
-    """Check on rank 0, report, and return the exit code, with which all others end as well."""
+    """On rank 0, check and report; return the exit code, which all other ranks get as well."""
     environment = own.context.environment
     try:
         session = open_session(own.context, own.handle, given["timeout"], ports)
@@ -155,7 +157,7 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
             FAIL, error.found, error.expected, error.hint, nodes=(environment.node,), ranks=(0,)
         )
         return _tell(preflight.alone(own.context, apart), given, environment)
-    # Whatever is raised below, the others are told to end with a failure, and do not wait for more.
+    # If anything below raises, the other ranks are still told to end, and with a failure.
     code = FAILED
     try:
         report = preflight.examine(
@@ -168,7 +170,9 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
 
 
 def _tell(report: render.Report, given: dict[str, Any], environment: Environment) -> int:
-    """Print the report and write it to the folder; return its exit code."""
+    """Print the report and write its files; return 69 if it has a failure or cannot be written,
+    else 0.
+    """
     code = FAILED if report.failed else 0
     job = os.environ.get("SLURM_JOB_ID", "")
     text = [render.verdict(report, environment.world_size, job), *render.lines(report)]
@@ -190,8 +194,8 @@ def _tell(report: render.Report, given: dict[str, Any], environment: Environment
 
 
 def _follow(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
-    """Answer rank 0, on another rank, and return the exit code. Where rank 0 is not found, one rank
-    of the node says what it sees.
+    """On a rank other than 0, answer rank 0's questions and return the exit code. If rank 0 is not
+    found, local rank 0 of each node prints what it finds by itself.
     """
     environment = own.context.environment
     code, found = join("check", own.context, own.handle, given["timeout"], ports)

@@ -1,9 +1,9 @@
-"""Which node reaches which, over the interfaces of the training: TCP between them, on ports of no
-rule.
+"""Find out which node reaches which by TCP, over the interfaces that the training will use.
 
-NCCL and Gloo connect all ranks on ports that the kernel chooses, so that an open MASTER_PORT alone
-is not enough. Where a connection is not answered, the listener's kernel knows more: one that it has
-half open came through, and its answer got lost; of one that it does not know, the first packet did.
+NCCL and Gloo connect all ranks on ports that the kernel chooses, so an open MASTER_PORT alone is
+not enough. If a connection is not answered, the listener's kernel shows in which direction packets
+get lost. If it holds the connection half open, the SYN has arrived and the answer got lost. If it
+does not know the connection, the SYN got lost.
 """
 
 from collections import Counter
@@ -29,13 +29,13 @@ from srunddp.check.session import CheckSession, UnknownQuestionError
 from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
-_SLACK = 15.0  # seconds for a node that is busy; a rank that answers later is taken for lost
-# Of up to so many endpoints all ways are tried, of more those to the next ones in a ring: all ways
-# of thousands would be millions of connections.
+_SLACK = 15.0  # seconds more for a node that is busy; after that its rank counts as lost
+# Up to _ALL_PAIRS endpoints try all ways. With more, each tries only its next _NEIGHBOURS in a
+# ring, because all ways of thousands of endpoints would be millions of connections.
 _ALL_PAIRS = 64
 _NEIGHBOURS = 32
 
-Way = tuple[str, str]  # from one endpoint to another, by their names
+Way = tuple[str, str]  # the names of the two endpoints, source first
 _finding = partial(
     Finding,
     FAIL,
@@ -49,8 +49,10 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An address of a node, the first rank that has it, and the port on which that rank listens
-    there.
+    """An address of a node, the lowest rank that uses it, and the port on which this rank listens.
+
+    Attributes:
+        port: 0 until the rank listens, and if the address cannot be bound.
     """
 
     rank: int
@@ -61,12 +63,14 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectivityMatrix:
-    """Between endpoints, each named by its node and, where a node has several, its interface.
+    """Which ways between endpoints were tried, and which are broken. An endpoint is named by its
+    node, with ``:INTERFACE`` if its node has several endpoints.
 
     Attributes:
-        endpoints: by name.
-        tried: the ways between them, each in one direction, though packets go in both.
-        broken: the ways on which packets get lost, and how that shows.
+        endpoints: the endpoints by name.
+        tried: the ways on which the first end was asked to connect to the second; a connection
+            needs packets in both directions.
+        broken: the ways on which packets get lost, each with the error of the connection.
     """
 
     endpoints: Mapping[str, Endpoint]
@@ -75,14 +79,14 @@ class ConnectivityMatrix:
 
 
 def answer(prober: Prober, question: CheckMessage) -> CheckMessage:
-    """Answer one of rank 0's questions about the network, on each rank.
+    """Answer a question of rank 0 about the network; runs on each rank.
 
     Args:
-        prober: of this rank; listens from one question to the next.
-        question: of rank 0.
+        prober: this rank's prober; its sockets go on listening between questions.
+        question: what rank 0 asks.
 
     Raises:
-        UnknownQuestionError: It is about something else.
+        UnknownQuestionError: the question is not about the network.
     """
     match question:
         case Listen():
@@ -95,17 +99,17 @@ def answer(prober: Prober, question: CheckMessage) -> CheckMessage:
 
 
 def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
-    """Try the ways between nodes, and those that fail once more.
+    """Try the ways between nodes, and try those that fail once more.
 
     Args:
-        session: with all ranks.
+        session: connects rank 0 with all ranks that came.
         addresses: interface and address of each rank that has one.
     """
     nodes = session.nodes
     ends = listening(session, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
-    # Linux sends a lost SYN again after 1 s, and a connection has 2 s. With a second attempt a way
-    # may lose three packets in a row and still count as whole.
+    # Linux sends a lost SYN again after 1 s, and a connection may take 2 s. With a second attempt,
+    # a way may lose three packets in a row and still count as whole.
     failing = attempt(session, ends, pairs)
     failing = attempt(session, ends, failing)
     return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(session, ends, failing))
@@ -114,12 +118,12 @@ def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> C
 def endpoints_of(
     nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]
 ) -> dict[str, Endpoint]:
-    """Name the endpoints; nobody listens there yet.
+    """Name the endpoints. Their ports are 0, because no rank listens yet.
 
     Args:
         nodes: the node of each rank.
-        addresses: interface and address of each rank that has one. Ranks of a node with the same
-            interface are one endpoint, of the first of them.
+        addresses: interface and address of each rank that has one. Ranks of one node with the same
+            interface share one endpoint, whose rank is the lowest of them.
     """
     first: dict[tuple[str, str], Endpoint] = {}
     for rank, (interface, host) in sorted(addresses.items()):
@@ -133,19 +137,20 @@ def endpoints_of(
 
 
 def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endpoint]:
-    """Have the endpoints listen, each with an empty queue, on ports that their kernels choose.
+    """Have each endpoint's rank listen, with an empty queue, on a port that its kernel chooses.
 
     Args:
-        session: with all ranks.
-        ends: the endpoints; their ports do not count.
+        session: connects rank 0 with all ranks that came.
+        ends: the endpoints; their ports are ignored.
 
     Returns:
-        The endpoints with their ports, without those of lost ranks.
+        The endpoints with their ports, 0 for an address that cannot be bound. Endpoints of ranks
+        that did not answer are left out.
     """
     hosts = group_by_key((end.rank, end.host) for end in ends.values())
     questions = {rank: Listen(tuple(theirs)) for rank, theirs in hosts.items()}
     answers = session.ask(questions, _SLACK, Listening)
-    # Who tries port 0, of an address that cannot be listened on, is refused.
+    # A connection to port 0, of an address that cannot be bound, is refused.
     return {
         name: replace(end, port=answers[end.rank].ports.get(end.host, 0))
         for name, end in ends.items()
@@ -154,7 +159,8 @@ def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endp
 
 
 def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
-    """Choose the ways to try: all between two nodes, of many endpoints those to the next in a ring.
+    """Choose the ways to try: all ways between two nodes, or with many endpoints only the ways to
+    the next ``_NEIGHBOURS`` in a ring.
 
     Args:
         nodes: the node of each endpoint.
@@ -164,7 +170,7 @@ def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
     pairs = []
     for index, source in enumerate(names):
         ring = names[index + 1 :] + names[:index]
-        # Packets to another address of the same node go over the loopback, and say nothing of the
+        # Packets to another address of the same node go over the loopback and do not test the
         # network.
         others = (target for target in ring if nodes[target] != nodes[source])
         pairs += [(source, target) for target in islice(others, most)]
@@ -179,18 +185,19 @@ def attempt(
     bound: bool = False,
     brief: bool = False,
 ) -> dict[tuple[K, K], str]:
-    """Have the first of each pair connect to the second.
+    """Have the first endpoint of each pair connect to the second.
 
     Args:
-        session: with all ranks.
+        session: connects rank 0 with all ranks that came.
         ends: the endpoints, which listen.
-        pairs: of their names.
-        bound: to its interface; else the kernel may choose another one.
-        brief: only for the packets to be there, as no answer is expected.
+        pairs: pairs of names of endpoints.
+        bound: bind each connection to its source's interface; else the kernel may route it over
+            another one.
+        brief: wait for no answer; the packets only have to arrive.
 
     Returns:
-        The pairs that did not connect, and why; without those of ranks that are lost meanwhile,
-        which say nothing of the network.
+        The pairs that did not connect, each with the reason. Pairs with a rank that was lost
+        meanwhile are left out, because they say nothing about the network.
     """
     probes: dict[int, dict[tuple[K, K], Probe]] = {}
     for source, target in pairs:
@@ -218,10 +225,11 @@ def attempt(
 def _directed(
     session: CheckSession, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]
 ) -> dict[Way, str]:
-    """Find on which way packets get lost, by what the listeners' kernels hold half open.
+    """Find in which direction packets get lost, by the connections that the listeners' kernels hold
+    half open.
 
-    A kernel whose own firewall drops its answers forgets such a connection after a second: each is
-    tried anew.
+    Each connection is tried anew just before, because a kernel whose own firewall drops its answers
+    forgets a half-open connection after a second.
     """
     attempt(session, ends, failing, brief=True)
     asked = {ends[target].rank for _, target in failing}
@@ -229,26 +237,28 @@ def _directed(
     broken: dict[Way, str] = {}
     for (source, target), why in failing.items():
         half_open = answers.get(ends[target].rank, HalfOpen(()))
-        # A half-open connection is one whose SYN has arrived: it was the SYN-ACK that got lost.
+        # A half-open connection has received its SYN, so the SYN-ACK got lost.
         answer_lost = why == NO_ANSWER and ends[source].host in half_open.addresses
         way = (target, source) if answer_lost else (source, target)
-        # Each pair is tried from both ends, so a way may show twice.
+        # Each pair may be tried from both ends, so a way may show twice.
         broken.setdefault(way, why)
     return broken
 
 
 def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
-    """Name what is broken: nothing but broken ways in one row; else a node that reaches no other,
-    or none of them it, alone; else each way.
+    """Name what is broken, in as few findings as possible.
+
+    If all tried ways are broken, there is one finding. Otherwise there is one for each node that
+    can send to no other node, or receive from none, and one for each broken way that is left.
     """
     left = dict(ways.broken)
-    # Between two endpoints there is one way: its own row tells the direction, too.
+    # With two endpoints, the single way gets a finding of its own, which also tells the direction.
     if len(ways.endpoints) > 2 and left and all(_either(way, left) for way in ways.tried):
         yield _all_broken(ways)
         return
     alone = list(_isolated(ways, left))
     for name, words, why in alone:
-        # In a multitude of addresses the nodes would be rows of their own.
+        # With many isolated nodes, leave out the address: then equal findings become one row.
         at = ways.endpoints[name].host if len(alone) <= ROWS else "its address"
         yield _finding(f"{words.format(at)}: {why}", nodes=(name,))
     hosts = {name: end.host for name, end in ways.endpoints.items()}
@@ -270,16 +280,19 @@ def _all_broken(ways: ConnectivityMatrix) -> Finding:
 
 
 def _either(way: Way, broken: Mapping[Way, str]) -> bool:
-    """Whether a way is broken in one of its directions."""
+    """Tell whether a way is broken in at least one direction."""
     return way in broken or way[::-1] in broken
 
 
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
-    """Find the endpoints all of whose ways are broken, how and why, and take their ways out of
-    ``left``.
+    """Find the endpoints whose ways are all broken, and take these ways out of ``left``.
 
-    Those with most broken ways come first. The ways to one that is named already say nothing of the
-    others.
+    The endpoints with the most broken ways come first. A way to an endpoint that is already named
+    says nothing about its other end, and is not counted for it.
+
+    Yields:
+        The endpoint's name, what is broken as a text with ``{}`` for the address, and the reason of
+        one way.
     """
     tried = group_by_key((name, way) for way in ways.tried for name in way)
     named: set[str] = set()
@@ -287,7 +300,7 @@ def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[
         own = [way for way in tried[name] if named.isdisjoint(way)]
         words = _how(name, own, left)
         reached = {*chain(*own)}
-        if not words or len(reached) <= 2:  # of one way alone either end may be the cause
+        if not words or len(reached) <= 2:  # if there is only one way, either end may be the cause
             continue
         named.add(name)
         directions = [each for way in tried[name] for each in (way, way[::-1])]
@@ -296,7 +309,9 @@ def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[
 
 
 def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
-    """Say in which direction all ways of an endpoint are broken; empty where one is whole."""
+    """Say in which direction all ways of an endpoint are broken, with ``{}`` for the address; empty
+    if at least one way works both ways.
+    """
     out = [way for way in own if way[0] == name]
     back = [way for way in own if way[1] == name]
     sends_nothing = bool(out) and all(way in left for way in out)
@@ -311,7 +326,7 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
 
 
 def summary(ways: ConnectivityMatrix) -> str:
-    """Count the ways that were tried, and those that are broken."""
+    """Write how many ways were tried and how many are broken."""
     if not ways.tried:
         return "not tried: no two nodes with an interface that is fit"
     lost = f", {len(ways.broken)} broken" if ways.broken else ""

@@ -1,5 +1,5 @@
-"""What a check before a job finds, and the form that every check has: it collects on each rank and
-judges on rank 0.
+"""What a check before a job finds, and the form of every check: it collects facts on each rank, and
+rank 0 judges them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from srunddp.errors import SrunddpError
 from srunddp.stage.paths import StagedPaths
 from srunddp.util.hostlist import group_by_key
 
-ROWS = 20  # a screenful
+ROWS = 20  # rows of one kind in a report: a screenful
 TOO_LONG = "it took more than"
 F = TypeVar("F")
 T = TypeVar("T")
 
 
 class Severity(IntEnum):
-    """How bad it is; the worst is the lowest."""
+    """How bad a finding is. A lower number is worse, so sorting puts failures first."""
 
-    FAIL = 0  # it would stop the job
+    FAIL = 0  # the job would stop
     WARN = 1
 
 
@@ -39,15 +39,15 @@ WARN = Severity.WARN
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, with its hint. Equal ones of several ranks or nodes are shown as
-    one.
+    """Something that is wrong, with a hint how to correct it. The report shows equal findings of
+    several ranks or nodes as one row.
 
     Attributes:
-        found, expected, hint: without the node's name, in the words of an error.
-        check: that found it; the report fills it in.
-        nodes: where.
-        ranks: which, where it is not all of these nodes.
-        between: ``node01 -> node02``, where it is about a way between two nodes.
+        found, expected, hint: as in an error of srunddp, but without the node's name.
+        check: the name of the check that found it; the report fills it in.
+        nodes: the nodes that the finding is about.
+        ranks: the ranks that it is about; empty if it is about all ranks of ``nodes``.
+        between: ``node01 -> node02`` if it is about a way between two nodes; else empty.
     """
 
     level: Severity
@@ -62,25 +62,25 @@ class Finding:
 
     @property
     def hosts(self) -> list[str]:
-        """Name the nodes that it is about, of a way between two nodes both."""
+        """The nodes that the finding is about; both ends if it is about a way between two nodes."""
         ends = self.between.split(" -> ") if self.between else self.nodes
         return [end.partition(":")[0] for end in ends]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckContext:
-    """The rank that a check looks at from within it.
+    """What the checks know about the rank on which they run.
 
     Attributes:
-        variables: the process's environment.
-        loaded: ifaces.conf.
-        interface: None where it is wrong; then ``interface_error`` is what was found, what was
-            expected and the hint.
-        script: the training script, None where none was given.
-        paths: of ``--path``.
-        packages: of ``--package``.
-        spare_nodes: of ``--spare-nodes``; 0 for none.
-        staged: the copies that this node has of what it does not see; None without ``--staged``.
+        variables: the environment variables of the process.
+        loaded: the entries of ifaces.conf.
+        interface: None if no interface could be selected; ``interface_error`` then has what was
+            found, what was expected and the hint.
+        script: path of the training script; None if none was given.
+        paths: the paths given with ``--path``.
+        packages: the names given with ``--package``.
+        spare_nodes: the number given with ``--spare-nodes``; 0 for none.
+        staged: this node's copies of paths that it does not see; None without ``--staged``.
     """
 
     environment: Environment
@@ -104,25 +104,24 @@ def context_of(
     """Describe this rank, with the interface that it would use in a run.
 
     Args:
-        environment: of the rank.
-        named: the file of interfaces that ``option`` names; None where it is not given.
-        variables: of the process.
-        option: for the message.
+        environment: where this rank is in the world.
+        named: the interfaces file given with ``option``; None if the option is not given.
+        variables: the environment variables of the process.
+        option: the option's name, for an error's message.
     """
     context = CheckContext(environment=environment, variables=dict(variables))
     try:
         context = replace(context, loaded=load(named, variables, option))
         chosen = select_interface(context.loaded.entries, environment, variables, list_interfaces())
     except SrunddpError as error:
-        # A wrong ifaces.conf does not end the check: it is a finding, beside all else that the rank
-        # can see.
+        # A wrong ifaces.conf does not end the check. It is one finding beside all others.
         return replace(context, interface_error=(error.found, error.expected, error.hint))
     return replace(context, interface=chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation(Generic[F]):
-    """What one check collected on one rank."""
+    """The facts that one check collected on one rank."""
 
     rank: int
     local_rank: int
@@ -132,45 +131,45 @@ class Observation(Generic[F]):
     def finding(
         self, level: Severity, found: str, expected: str, hint: str, *, rank: bool = False
     ) -> Finding:
-        """Make a finding about its node; or about this rank alone.
+        """Make a finding about this rank's node, or about this rank alone.
 
         Args:
             level: how bad it is.
             found: what is wrong, as in an error.
             expected: what would be right.
             hint: what to do.
-            rank: it is about the rank.
+            rank: name this rank; without it the finding is about the whole node.
         """
         return Ranks([self]).finding(level, found, expected, hint, ranks=rank)
 
 
 class Ranks(list[Observation[F]]):
-    """What one check collected on several ranks, in their order."""
+    """The facts that one check collected on several ranks, in the order of the ranks."""
 
     def finding(
         self, level: Severity, found: str, expected: str, hint: str, *, ranks: bool = True
     ) -> Finding:
-        """Make a finding about them; or about their nodes alone.
+        """Make one finding about these ranks, or about their nodes alone.
 
         Args:
             level: how bad it is.
             found: what is wrong, as in an error.
             expected: what would be right.
             hint: what to do.
-            ranks: it is about the ranks.
+            ranks: name these ranks; without it the finding is about their whole nodes.
         """
         nodes = tuple(dict.fromkeys(one.node for one in self))
         who = tuple(sorted(one.rank for one in self)) if ranks else ()
         return Finding(level, found, expected, hint, nodes=nodes, ranks=who)
 
     def where(self, fits: Callable[[Observation[F]], object]) -> Ranks[F]:
-        """Choose those that fit."""
+        """Return the ranks for which ``fits`` is true."""
         return Ranks(filter(fits, self))
 
     def grouped(
         self, value: Callable[[Observation[F]], str] = lambda one: one.node
     ) -> dict[str, Ranks[F]]:
-        """Group them by node, or by another value."""
+        """Group the ranks by node, or by what ``value`` returns for each."""
         return {
             known: Ranks(who)
             for known, who in group_by_key((value(one), one) for one in self).items()
@@ -180,11 +179,12 @@ class Ranks(list[Observation[F]]):
         """Find the ranks that differ from most.
 
         Returns:
-            What most ranks have, or of equally many the one of the lowest rank; and the others, by
-            what they have.
+            The most frequent value; if several are equally frequent, the one of the lowest rank.
+            And the ranks with another value, by their values.
         """
         ranks = self.grouped(value)
-        # max() keeps the first of equals, and the groups are in the order of their lowest ranks.
+        # max() keeps the first of several equals, and the groups are in the order of their lowest
+        # ranks.
         usual = max(ranks, key=lambda known: len(ranks[known]), default="")
         ranks.pop(usual, None)
         return usual, ranks
@@ -198,17 +198,18 @@ class Ranks(list[Observation[F]]):
         *,
         ranks: bool = True,
     ) -> Generator[Finding, None, Ranks[F]]:
-        """Find those that have another value than most.
+        """Yield a finding for each group of ranks whose value differs from that of most ranks.
 
         Args:
-            value: of a rank.
+            value: returns the value of a rank.
             level: how bad it is to differ.
-            title: of the value, in what was found.
+            title: what the value is, as the finding names it.
             hint: what to do.
-            ranks: it is about the ranks, and not about their nodes.
+            ranks: name the ranks; without it the findings are about their whole nodes.
 
         Returns:
-            Those that have the usual value: further differences of the others follow from this one.
+            The ranks with the usual value. Further differences of the other ranks only follow from
+            this one.
         """
         usual, others = self.minority(value)
         for known, who in others.items():
@@ -219,17 +220,17 @@ class Ranks(list[Observation[F]]):
 
 @dataclass(frozen=True)
 class Check(Generic[F]):
-    """One check.
+    """What one check is called, collects and judges.
 
     Attributes:
         name: one word, for the table.
-        facts: a dataclass of what is collected, of numbers, texts, and lists and dicts of those: it
-            travels as JSON.
-        collect: what this rank sees; quick, and before torch and CUDA are touched.
-        evaluate: what is wrong, given what all ranks saw; of equal findings one for all of their
-            nodes is enough.
-        summary: one line for people on what was seen.
-        within: seconds that collecting may take.
+        facts: the dataclass of what is collected. Its fields are numbers, texts, and lists and
+            dicts of these, because facts travel as JSON.
+        collect: returns what this rank sees, without touching torch or CUDA in this process.
+        evaluate: returns what is wrong, given the facts of all ranks. The report merges equal
+            findings of several nodes.
+        summary: returns one line on what was seen.
+        within: seconds that ``collect`` may take.
     """
 
     name: str
@@ -241,9 +242,11 @@ class Check(Generic[F]):
 
 
 def limited_to_rows(ways: Sequence[Finding]) -> list[Finding]:
-    """Fold findings about ways between nodes, those beyond :data:`ROWS` into one."""
+    """Return the first :data:`ROWS` findings about ways between nodes, with all further ones folded
+    into one.
+    """
     rest = ways[ROWS:]
-    # A row for a single one would take as much room as the one itself.
+    # A row that stands for one finding would save nothing.
     if len(rest) < 2:
         return list(ways)
     found = f"… and {len(rest)} more ways"
@@ -252,33 +255,35 @@ def limited_to_rows(ways: Sequence[Finding]) -> list[Finding]:
 
 
 def split_message(message: str) -> tuple[str, str, str]:
-    """Split the one line that an error is into what was found, what was expected, and the hint."""
+    """Split an error's line into what was found, what was expected and the hint. A part that the
+    line lacks is empty.
+    """
     message, _, hint = message.partition(" -> ")
     found, _, expected = message.partition("; expected ")
     return found, expected, hint
 
 
 def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
-    """Call what may never answer, as a look at a file server that is gone.
+    """Call a function that may never return, such as a look at a file server that is gone.
 
-    A thread that hangs in it does not keep the process from its end.
+    A thread that hangs does not keep the process from ending.
 
     Args:
-        look: what is called.
+        look: the function to call.
 
     Returns:
-        Its answer or error, once it has one.
+        A future with the function's result or error, once there is one.
     """
-    # Not by an executor: at its exit Python waits for the threads of an executor, if one hangs for
-    # ever.
+    # An executor will not do: Python waits for an executor's threads when it exits, even if one
+    # hangs for ever.
     answer: Future[T] = Future()
 
     def answering() -> None:
         try:
             answer.set_result(look())
         except BaseException as error:
-            # Whatever is raised is the answer: without one the caller would wait for its whole
-            # limit.
+            # Pass on every kind of error. Without an answer the caller would wait for its whole
+            # time limit.
             answer.set_exception(error)
 
     threading.Thread(target=answering, daemon=True).start()
@@ -286,19 +291,19 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
 
 
 def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
-    """Have another Python run some code, so that what it imports or breaks is not this process.
+    """Run code in another Python process, which its imports may crash without harm to this one.
 
     Args:
-        code: to run, with an empty standard input.
-        words: its ``sys.argv[1:]``.
-        within: seconds, after which it is killed.
+        code: the code; its standard input is empty.
+        words: the code's ``sys.argv[1:]``.
+        within: seconds until the process is killed.
 
     Returns:
-        What it prints, empty where it was killed; and why it failed, by the last line of its
-        errors, empty where it did not.
+        What the process printed, empty if it was killed; and why it failed, empty if it did not.
+        The reason is the last line of its standard error, its exit code, or that it took too long.
     """
-    # -P: a file of the working folder, such as a random.py, is not imported in the place of a
-    # module.
+    # -P keeps the working directory out of sys.path. Otherwise a file there, such as random.py,
+    # would be imported instead of the module of that name.
     command = [sys.executable, "-P", "-c", code, *words]
     try:
         done = subprocess.run(
@@ -306,6 +311,6 @@ def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
         )
     except subprocess.TimeoutExpired:
         return "", f"{TOO_LONG} {within:g} s"
-    # The last line of a traceback is the error itself.
+    # The last line of a traceback names the error.
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return done.stdout, last if done.returncode else ""

@@ -1,6 +1,6 @@
 """What rank 0 asks the other ranks of a check, and what they answer.
 
-Two versions of srunddp may come together here, so that both can be named.
+Ranks with different versions of srunddp may meet here; rank 0 then names both versions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from srunddp.util.messages import Message
 
 
 class CheckMessage(Message, extensible=True):
-    """What rank 0 asks the other ranks of a check, and what they answer."""
+    """A question of rank 0 to another rank of a check, or an answer to one."""
 
 
 # Rank 0 asks.
@@ -21,7 +21,7 @@ class CheckMessage(Message, extensible=True):
 
 @dataclass(frozen=True)
 class CollectFacts(CheckMessage, kind="collect_facts"):
-    """Look at the node and the rank. :class:`CollectedFacts` is the answer.
+    """Collect facts about the rank and its node. :class:`CollectedFacts` is the answer.
 
     Attributes:
         checks: The names of the checks to collect for.
@@ -37,7 +37,7 @@ class ReadClock(CheckMessage, kind="read_clock"):
 
 @dataclass(frozen=True)
 class Listen(CheckMessage, kind="listen"):
-    """Listen on these addresses, with empty queues. :class:`Listening` is the answer."""
+    """Listen on these addresses, with an empty queue each. :class:`Listening` is the answer."""
 
     addresses: tuple[str, ...]
 
@@ -51,12 +51,14 @@ class Connect(CheckMessage, kind="connect"):
 
 @dataclass(frozen=True)
 class FindHalfOpen(CheckMessage, kind="find_half_open"):
-    """Look which connections came through, but not the answer. :class:`HalfOpen` is the answer."""
+    """Find connections whose SYN arrived but whose answer got lost. :class:`HalfOpen` is the
+    answer.
+    """
 
 
 @dataclass(frozen=True)
 class SendBytes(CheckMessage, kind="send_bytes"):
-    """Send as much as goes for a short time. :class:`Sent` is the answer.
+    """Send for a short time, as fast as the network takes it. :class:`Sent` is the answer.
 
     Attributes:
         source: The address of this node to send from.
@@ -70,10 +72,10 @@ class SendBytes(CheckMessage, kind="send_bytes"):
 
 @dataclass(frozen=True)
 class ReceiveBytes(CheckMessage, kind="receive_bytes"):
-    """Take in what one sender sends to an address. :class:`Received` is the answer.
+    """Receive what one sender sends to an address. :class:`Received` is the answer.
 
     Attributes:
-        address: One on which the rank listens since :class:`Listen`.
+        address: An address on which the rank has listened since :class:`Listen`.
     """
 
     address: str
@@ -81,11 +83,12 @@ class ReceiveBytes(CheckMessage, kind="receive_bytes"):
 
 @dataclass(frozen=True)
 class AllReduce(CheckMessage, kind="all_reduce"):
-    """Add up with the others. :class:`srunddp.check.allreduce.AllReduceFacts` is the answer.
+    """Make an all-reduce with all ranks. :class:`srunddp.check.allreduce.AllReduceFacts` is the
+    answer.
 
     Attributes:
-        info: As after a rendezvous.
-        within: Seconds, after which the rank gives up and says so.
+        info: What the rank needs for a process group, as after a rendezvous.
+        within: Seconds until the rank gives up, and says so in its answer.
     """
 
     info: RendezvousInfo
@@ -94,10 +97,10 @@ class AllReduce(CheckMessage, kind="all_reduce"):
 
 @dataclass(frozen=True)
 class CheckIsOver(CheckMessage, kind="check_is_over"):
-    """Nothing more is asked. There is no answer.
+    """Rank 0 asks nothing more. There is no answer.
 
     Attributes:
-        exit_code: With which the rank ends.
+        exit_code: The exit code with which the rank ends.
     """
 
     exit_code: int
@@ -108,66 +111,67 @@ class CheckIsOver(CheckMessage, kind="check_is_over"):
 
 @dataclass(frozen=True)
 class CollectedFacts(CheckMessage, kind="collected_facts"):
-    """What was collected.
+    """The facts that the checks of one rank collected.
 
     Attributes:
-        version: The rank's srunddp; of another one the facts may mean something else.
-        facts: By check, the fields of its dataclass.
-        failed: By check, why there are none.
+        version: The rank's version of srunddp. The facts of another version may have another
+            meaning.
+        facts: For each check that collected facts, the fields of its dataclass.
+        failed: For each check that collected none, the reason.
     """
 
     version: str
-    # Any JSON: only once the versions are known to be the same is it a dataclass (`Report.take`).
+    # Any JSON: `Report.take` compares the versions before `Report.seen` makes dataclasses of it.
     facts: dict[str, object]
     failed: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Clock(CheckMessage, kind="clock"):
-    """The node's time, in seconds of :func:`time.time`."""
+    """The node's clock, in seconds as :func:`time.time` returns them."""
 
     time: float
 
 
 @dataclass(frozen=True)
 class Listening(CheckMessage, kind="listening"):
-    """On which port, by address; 0 for an address that cannot be bound."""
+    """The port on which the rank listens, by address; 0 for an address that cannot be bound."""
 
     ports: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Connected(CheckMessage, kind="connected"):
-    """For each probe why the connection failed; empty where it was made."""
+    """For each probe, why the connection failed; empty if it was made."""
 
     failures: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class HalfOpen(CheckMessage, kind="half_open"):
-    """The addresses whose connections came through, but not the answer."""
+    """The remote addresses of connections whose SYN arrived, but which were not completed."""
 
     addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Sent(CheckMessage, kind="sent"):
-    """It was sent, as far as it went."""
+    """Sending is over, whether or not all of it arrived."""
 
 
 @dataclass(frozen=True)
 class Received(CheckMessage, kind="received"):
-    """What was received, in bytes per second; 0 where nobody came."""
+    """How fast the bytes arrived, in bytes per second; 0 if no sender connected."""
 
     rate: float
 
 
 @dataclass(frozen=True)
 class CannotAnswer(CheckMessage, kind="cannot_answer"):
-    """The rank could not do what was asked, and may be asked something else.
+    """The rank could not do what rank 0 asked, but can be asked something else.
 
     Attributes:
-        why: As an error says it.
+        why: The reason, as the report shows it.
     """
 
     why: str

@@ -1,11 +1,11 @@
-"""The variables that NCCL reads, for those who mistype one: NCCL says nothing of a name that it
-does not know.
+"""The variables that NCCL reads. NCCL silently ignores a variable that it does not know, so srunddp
+names misspelt ones.
 """
 
 import difflib
 
-# docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, what sites and jobs set; each after
-# NCCL_.
+# From docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, the ones that sites and jobs set,
+# without the leading NCCL_.
 _NAMES = """
 ALGO BUFFSIZE COLLNET_ENABLE COMM_ID CONF_FILE CROSS_NIC CUMEM_ENABLE CUMEM_HOST_ENABLE DEBUG
 DEBUG_FILE DEBUG_SUBSYS DMABUF_ENABLE ENV_PLUGIN GRAPH_DUMP_FILE GRAPH_DUMP_FILE_RANK GRAPH_FILE
@@ -22,13 +22,13 @@ _KNOWN = frozenset(f"NCCL_{name}" for name in _NAMES.split())
 
 
 def misspelt(name: str) -> str:
-    """Return the variable of NCCL that is meant by a name near to it; empty for a name that is
-    right or near to none.
+    """Return the NCCL variable that a misspelt name most likely means; empty if the name is a known
+    one or resembles none.
     """
     if not name.startswith("NCCL_") or name in _KNOWN:
         return ""
-    # NCCL has IB_DISABLE but NVLS_ENABLE. The two words differ in too many letters for difflib: the
-    # nearest name to NCCL_IB_ENABLE would be NCCL_IB_ECE_ENABLE, and to NCCL_SHM_ENABLE none.
+    # NCCL has IB_DISABLE but NVLS_ENABLE, so users mix up the two endings. difflib alone would take
+    # NCCL_IB_ENABLE for NCCL_IB_ECE_ENABLE, and would find nothing near NCCL_SHM_ENABLE.
     swapped = {name.replace("_ENABLE", "_DISABLE"), name.replace("_DISABLE", "_ENABLE")} & _KNOWN
     return next(
         iter([*swapped, *difflib.get_close_matches(name, sorted(_KNOWN), n=1, cutoff=0.85)]), ""

@@ -1,5 +1,5 @@
-"""The check before a job: rank 0 asks what all ranks see and what shows between them, and judges
-it.
+"""The check before a job: rank 0 asks all ranks what they see, has them test the network between
+them, and judges the answers.
 """
 
 import time
@@ -44,21 +44,21 @@ from srunddp.check.render import Report
 from srunddp.check.session import CheckSession
 from srunddp.util.hostlist import group_by_key
 
-_FACTS_WITHIN = 30.0  # beside what the slowest check may take
-_COLLECTIVE_WITHIN = 60.0  # seconds, with the import of torch and the start of NCCL
+_FACTS_WITHIN = 30.0  # seconds more than the slowest check may take
+_COLLECTIVE_WITHIN = 60.0  # seconds, including the import of torch and the start of NCCL
 
 
 @dataclass
 class Responder:
-    """What each rank does when rank 0 asks: look at itself, connect, send, receive, and add up with
-    the others.
+    """Answers rank 0's questions on each rank: it collects facts, connects, sends, receives, and
+    takes part in the all-reduce.
 
     Attributes:
-        context: this rank.
-        backend: for the collective, see :data:`srunddp.bootstrap.process_group.device.BACKENDS`.
-        store_fd: the descriptor of the socket on which the store is to listen; on rank 0, before
-            the collective. None elsewhere.
-        prober: which listens and connects for the checks of the network.
+        context: what the checks know about this rank.
+        backend: for the all-reduce, see :data:`srunddp.bootstrap.process_group.device.BACKENDS`.
+        store_fd: on rank 0, the descriptor of the socket on which the store is to listen, set just
+            before the all-reduce; None on other ranks.
+        prober: listens and connects for the checks of the network.
     """
 
     context: CheckContext
@@ -67,7 +67,11 @@ class Responder:
     prober: Prober = field(default_factory=Prober)
 
     def handle(self, question: CheckMessage) -> CheckMessage:
-        """Answer one of rank 0's questions."""
+        """Do what rank 0 asks, and return the answer.
+
+        Raises:
+            UnknownQuestionError: this version of srunddp does not know the question.
+        """
         match question:
             case CollectFacts():
                 return collect_facts(self.context, question.checks)
@@ -84,8 +88,8 @@ class Responder:
 
     def _all_reduce(self, info: RendezvousInfo, within: float) -> allreduce.AllReduceFacts:
         here = self.context
-        # A rank without an interface is a failure of the check of interfaces, after which nothing
-        # is measured.
+        # A rank without an interface is a failure of the interface check, and after a failure
+        # nothing is measured.
         assert here.interface is not None
         own = ProcessGroupContext(
             here.environment, here.interface, info, self.store_fd, within, self.backend
@@ -94,26 +98,27 @@ class Responder:
 
 
 def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts:
-    """Collect for the checks of these names, for all at once, and for each within its time.
+    """Collect facts for the named checks, all at once, each within its own time limit.
 
-    Each has a thread of its own: a file system or a driver that hangs must not hide what the others
-    see.
+    Each check runs in a thread of its own, so that a hanging file system or driver does not hide
+    what the other checks see.
 
     Args:
-        context: this rank.
-        names: of the checks; those that this version does not have are left out.
+        context: what the checks know about this rank.
+        names: the names of the checks; a name that this version does not have is ignored.
 
     Returns:
-        What was collected; of each check that failed or was late, why.
+        The facts of each check that answered, and the reason for each that failed or was late.
     """
-    # Only another version of srunddp sends a name that is unknown here; `Report.take` reports that.
+    # Only another version of srunddp sends a name that is unknown here, and `Report.take` reports
+    # another version.
     checks = [check for check in WITH_SPARES if check.name in names]
     asked = [(check, call_in_daemon_thread(partial(check.collect, context))) for check in checks]
     began = time.monotonic()
     facts: dict[str, object] = {}
     failed: dict[str, str] = {}
     for check, answer in asked:
-        # All checks began at once: while one is waited for, the time of the others runs as well.
+        # All checks began together, so waiting for one also uses up the time of the others.
         left = max(0.0, began + check.within - time.monotonic())
         try:
             facts[check.name] = asdict(answer.result(left))
@@ -121,7 +126,7 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts
             failed[check.name] = (
                 f"no answer within {check.within:g} s: a file system, a look-up or a driver hangs"
             )
-        except Exception as error:  # one check that fails must not hide what the others see
+        except Exception as error:  # one failing check must not hide what the others see
             failed[check.name] = f"{type(error).__name__}: {error}"
     return CollectedFacts(version=__version__, facts=facts, failed=failed)
 
@@ -129,13 +134,13 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts
 def examine(
     session: CheckSession, own: Responder, timeout: float, *, with_collective: bool
 ) -> Report:
-    """Ask everything, and judge it.
+    """Have all ranks collect facts and test the network, and judge the result.
 
     Args:
-        session: with all ranks that came.
-        own: what rank 0 does itself.
+        session: connects rank 0 with all ranks that came.
+        own: rank 0's own responder.
         timeout: the seconds that the ranks had to come, for the message.
-        with_collective: measure, too, which uses GPUs.
+        with_collective: also measure the rates between nodes and an all-reduce, which uses GPUs.
     """
     checks = WITH_SPARES if own.context.spare_nodes else CHECKS
     report = look(session, own.context.environment, timeout, checks)
@@ -146,7 +151,7 @@ def examine(
     ways = reached(session, report)
     if with_collective:
         _measure(session, own, report, ways)
-    # Last, as a rank may be lost during any of the questions.
+    # Report lost ranks last, because a rank may be lost during any question.
     report.add(launch.NAME, lost(session))
     return report
 
@@ -154,13 +159,13 @@ def examine(
 def look(
     session: CheckSession, environment: Environment, timeout: float, checks: Sequence[Check[Any]]
 ) -> Report:
-    """Have all ranks look at themselves.
+    """Have all ranks collect facts, and judge these.
 
     Args:
-        session: with all ranks that came.
-        environment: of rank 0.
+        session: connects rank 0 with all ranks that came.
+        environment: rank 0's.
         timeout: the seconds that the ranks had to come, for the message.
-        checks: what they look for.
+        checks: the checks to make.
     """
     report = Report(dict(sorted(session.here.items())))
     report.add(launch.NAME, missing(session, environment, timeout))
@@ -172,13 +177,14 @@ def look(
 
 
 def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityMatrix:
-    """Have the nodes whose interface is fit try to reach each other.
+    """Have the nodes that have a usable interface try to reach each other.
 
     Args:
-        session: with all ranks.
-        report: with what the check of interfaces collected; takes in the findings.
+        session: connects rank 0 with all ranks that came.
+        report: has the facts of the interface check, and gets the findings.
     """
-    # Where the interface is wrong, that is a finding already: its ways would only repeat it.
+    # Leave out ranks without an interface: the interface check reports them, and their ways would
+    # only repeat that.
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(
         session, {one.rank: (one.facts.name, one.facts.address) for one in fit}
@@ -188,13 +194,13 @@ def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityM
 
 
 def alone(context: CheckContext, *findings: Finding) -> Report:
-    """Report what this rank sees by itself, where it did not come together with the others.
+    """Report what this rank sees by itself, after it could not meet the other ranks.
 
     Args:
-        context: this rank.
-        findings: on why it is alone.
+        context: what the checks know about this rank.
+        findings: why the rank is alone.
     """
-    # Without the run's token, because this hello goes into the report alone, and to no other rank.
+    # The hello needs no token of the run, because it goes into the report and to no other rank.
     own = discovery.hello(context.environment, "")
     report = Report({own.rank: own})
     report.add(launch.NAME, findings)
@@ -204,15 +210,15 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
 
 
 def missing(session: CheckSession, environment: Environment, timeout: float) -> Iterator[Finding]:
-    """Name the ranks that did not come, with who was refused meanwhile; and what is wrong with
-    those that did.
+    """Name the ranks that did not come, and the strangers that were refused meanwhile; then name
+    what is wrong with ranks that did come.
 
     Args:
-        session: with those that came.
-        environment: of rank 0.
+        session: has the ranks that came.
+        environment: rank 0's.
         timeout: the seconds that the ranks had to come, for the message.
     """
-    # Of a rank that never came only Slurm tells the node.
+    # A rank that never came cannot name its node; only Slurm's layout does.
     layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - session.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
@@ -221,7 +227,7 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
         yield Finding(
             FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks)
         )
-    # If all have come, whoever was refused was no rank, but a port scanner or the like.
+    # If all ranks have come, a refused stranger was no rank, but a port scanner or the like.
     if unseen:
         for line in session.refused:
             yield Finding(WARN, *split_message(line))
@@ -232,7 +238,7 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
 
 
 def lost(session: CheckSession) -> Iterator[Finding]:
-    """Name the ranks that came, and then could not answer or were lost."""
+    """Name the ranks that came, but then could not answer or were lost."""
     hint = "see what ended it there, or that node's load and file systems"
     for rank, why in sorted(session.errors.items()):
         where = (session.here[rank].node,)
@@ -242,8 +248,8 @@ def lost(session: CheckSession) -> Iterator[Finding]:
 def _measure(
     session: CheckSession, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix
 ) -> None:
-    """Measure the rates between the nodes, and an all-reduce; not where something would stop the
-    job anyway.
+    """Measure the rates between the nodes and an all-reduce. Skip both if there is a failure
+    already, or only one rank.
     """
     why = ""
     if report.failed:
@@ -276,30 +282,30 @@ def _all_reduce(session: CheckSession, own: Responder) -> dict[int, allreduce.Al
             rank: AllReduce(info, _COLLECTIVE_WITHIN)
             for rank, info in zip(ranks, infos, strict=True)
         }
-        # A rank ends its own attempt after `_COLLECTIVE_WITHIN`, and its answer then says so. It
-        # must still find rank 0 waiting.
+        # A rank ends its own attempt after `_COLLECTIVE_WITHIN` and says so in its answer. Rank 0
+        # must wait longer than that, to receive this answer.
         within = _COLLECTIVE_WITHIN + 10.0
         return session.ask(questions, within, allreduce.AllReduceFacts)
 
 
 def slowest_link(report: Report, backend: str) -> float:
-    """Find how many bytes per second the slowest node's network can carry.
+    """Return how many bytes per second the slowest node's network can carry.
 
-    With NCCL it is that of its InfiniBand and RoCE devices, of as many as the node has ranks; else
-    its interface's.
+    With NCCL and RDMA devices (InfiniBand, RoCE), a node counts as many of its devices as it has
+    ranks, at most all. Otherwise the speed of its interface counts.
 
     Args:
-        report: with what the check of interfaces collected.
+        report: has the facts of the interface check.
         backend: ``nccl`` or ``gloo``.
 
     Returns:
-        0 where that of some node is not known, and on one node.
+        0 if there is only one node, or if the speed of some node is not known.
     """
     ranks = Counter(hello.node for hello in report.here.values())
     if len(ranks) <= 1:
         return 0.0
     speeds = [_carried(one.facts, ranks[one.node], backend) for one in report.seen(interface.CHECK)]
-    # Speeds are in Mbit/s, as the kernel tells them.
+    # The kernel reports speeds in Mbit/s.
     return min(speeds, default=0.0) * 1e6 / 8
 
 

@@ -1,5 +1,5 @@
-"""A check's report for people and for programs: one table, the worst first, each failing row with
-its hint.
+"""A check's report for people and for programs: one table, failures first, with a hint in each row
+that names something wrong.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from srunddp.util.hostlist import fold, fold_ranks, group_by_key
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge equal findings of several nodes or ranks into one; the worst first, else in their
-    order.
+    """Merge equal findings of several nodes or ranks into one. Failures come first; otherwise the
+    order stays.
     """
-    # The key is the finding without its place: a fault that a thousand nodes share is one row.
+    # The key is the finding without its nodes and ranks, so a fault that a thousand nodes share is
+    # one row.
     by_text = group_by_key((replace(each, nodes=(), ranks=()), each) for each in findings)
     rows = []
     for text, same in by_text.items():
@@ -36,11 +37,11 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def lines(report: Report) -> list[str]:
-    """Write the table: what is wrong, as :func:`merged` has it, then what each check saw, and those
-    that were not made.
+    """Write the table: the findings as :func:`merged` orders them, then what each check saw, then
+    the checks that were skipped.
 
-    What a terminal would obey is escaped, here as in all text of this module: paths and variables
-    may hold it.
+    Paths and variables may contain control characters, which a terminal would obey. All text of
+    this module has them escaped.
     """
     findings = merged(report.findings)
     rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
@@ -49,7 +50,7 @@ def lines(report: Report) -> list[str]:
         ("" if name in bad else "ok", name, "", one_line(text))
         for name, text in report.summaries.items()
     ]
-    # Reversed, "ok" comes before the empty word of checks whose findings stand above.
+    # In reverse order, the "ok" rows come before the rows of checks that have findings above.
     rows += sorted(seen, key=lambda row: row[0], reverse=True)
     rows += [("--", name, "", why) for name, why in report.skipped.items()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
@@ -57,23 +58,25 @@ def lines(report: Report) -> list[str]:
 
 
 def where(finding: Finding) -> str:
-    """Name the nodes, folded, with the ranks where it is about them; or the way between two."""
+    """Name the finding's ranks and its nodes, folded like ``node[01-04]``; or the way between two
+    nodes.
+    """
     parts = (fold_ranks(finding.ranks, {}), fold(finding.nodes))
     return one_line(finding.between or " on ".join(filter(None, parts)))
 
 
 def said(finding: Finding) -> str:
-    """Write a finding in the words of an error."""
+    """Write a finding in one line, in the form of srunddp's errors."""
     return one_line(f"{finding.found}; expected {finding.expected} -> {finding.hint}")
 
 
 def verdict(report: Report, world_size: int, job: str) -> str:
-    """Say in one line how many ranks and nodes there are, and how much is wrong.
+    """Say in one line how many ranks came, from how many nodes, and how much is wrong.
 
     Args:
-        report: of the check.
+        report: the check's report.
         world_size: how many ranks there should be.
-        job: its number; empty where there is none.
+        job: the number of the Slurm job; empty outside a job.
     """
     nodes = len({hello.node for hello in report.here.values()})
     findings = merged(report.findings)
@@ -93,12 +96,13 @@ def verdict(report: Report, world_size: int, job: str) -> str:
 
 
 def node_lines(report: Report) -> list[str]:
-    """Write a line for each node, with the worst that each check has found there: ``node01
-    launch=ok limits=FAIL``.
+    """Write one line for each node, with the worst result of each check there: ``node01 launch=ok
+    limits=FAIL``.
     """
     found = {
         (node, each.check): each.level.name
-        # The worst is first in `merged`, and so the last one here, which the dict keeps.
+        # `merged` puts the worst first. In reverse order the worst comes last, and the dict keeps
+        # the last one.
         for each in reversed(merged(report.findings))
         for node in each.hosts
     }
@@ -111,20 +115,20 @@ def node_lines(report: Report) -> list[str]:
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
-    """Write ``preflight.JOB.txt`` and ``.json``.
+    """Write ``preflight.JOB.txt`` and ``preflight.JOB.json``, with ``local`` for JOB outside a job.
 
     Args:
-        report: of the check.
-        text: what was printed.
-        folder: for the files.
-        job: its number; empty where there is none.
-        code: the exit code.
+        report: the check's report.
+        text: the lines that were printed.
+        folder: where the files go; it is created if it is missing.
+        job: the number of the Slurm job; empty outside a job.
+        code: the exit code of the check.
 
     Returns:
         The files' paths.
 
     Raises:
-        ConfigError: they cannot be written.
+        ConfigError: the folder or the files cannot be written.
     """
     found = f"the report cannot be written to {folder}"
     hint = "name another with --output-dir"
@@ -136,13 +140,13 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
             json.dumps(as_json(report, job, code), indent=1),
         )
         for path, each in zip(paths, texts, strict=True):
-            # A path need not be text.
+            # A path need not be valid UTF-8.
             replace_file(path, f"{each}\n".encode(errors="backslashreplace"))
     return list(map(str, paths))
 
 
 def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
-    """Return everything, for programs; for the arguments see :func:`write`."""
+    """Return the whole report as JSON values; for the arguments see :func:`write`."""
     return {
         "job": job,
         "exit_code": code,
@@ -164,7 +168,7 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
 
 
 def _checks(collected: CollectedFacts | None) -> dict[str, Any]:
-    """By check what it collected on a rank, or why it did not."""
+    """Return for each check of a rank the facts that it collected, or why it failed."""
     if collected is None:
         return {}
     facts = {name: {"facts": each} for name, each in collected.facts.items()}
@@ -173,14 +177,14 @@ def _checks(collected: CollectedFacts | None) -> dict[str, Any]:
 
 @dataclass
 class Report:
-    """What a check has found.
+    """The findings of a check, and what they are based on.
 
     Attributes:
-        here: what each rank that came said of itself.
-        facts: what it collected.
-        findings: what is wrong.
-        summaries: for each check one line on what was seen; both in the checks' order.
-        skipped: why a check was not made.
+        here: the hello of each rank that came.
+        facts: what each of these ranks collected.
+        findings: what is wrong, in the order in which it was found.
+        summaries: for each check one line on what it saw, in the order of the table.
+        skipped: for each check that was not made, the reason.
     """
 
     here: Mapping[int, Hello]
@@ -191,24 +195,24 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether something would stop the job."""
+        """Whether at least one finding would stop the job."""
         return any(finding.level is FAIL for finding in self.findings)
 
     def add(self, name: str, findings: Iterable[Finding], summary: str = "") -> None:
-        """Take in what a check has found, and what it has seen.
+        """Add the findings of one check, and its summary.
 
         Args:
-            name: of the check.
+            name: the name of the check.
             findings: what is wrong.
-            summary: one line on what was seen; empty where it was reported before, or nothing was.
+            summary: one line on what the check saw; if empty, none is added.
         """
         self.findings += [replace(each, check=name) for each in findings]
         if summary:
             self.summaries[name] = summary
 
     def take(self, answers: Mapping[int, CollectedFacts]) -> None:
-        """Take in what ranks collected, but for those of another srunddp, whose facts mean
-        something else.
+        """Add the facts that ranks collected. Facts from another version of srunddp may have
+        another meaning: they are left out, and the version is a failure.
         """
         for rank, answer in sorted(answers.items()):
             failed = partial(Finding, FAIL, nodes=(self.here[rank].node,), ranks=(rank,))
@@ -224,21 +228,21 @@ class Report:
                 self.add(name, [failed(why, "an answer", hint)])
 
     def evaluate(self, checks: Iterable[Check[Any]]) -> None:
-        """Have these checks judge what was collected for them."""
+        """Have each check judge the facts that were collected for it."""
         for check in checks:
-            # So a check may rely on one rank at least: checks take minima and medians, and compare
-            # with the first. Why there are no facts at all is reported by `take` and `lost`.
+            # A check can rely on the facts of at least one rank: checks take minima and medians,
+            # and compare with the first rank. Missing facts are reported by `take` and `lost`.
             if seen := self.seen(check):
                 self.add(check.name, check.evaluate(seen), check.summary(seen))
 
     def seen(self, check: Check[F]) -> Ranks[F]:
-        """Return what a check collected on each rank, where it did."""
+        """Return the facts of a check, for each rank that collected them."""
         seen: Ranks[F] = Ranks()
         for rank, collected in sorted(self.facts.items()):
             values = collected.facts.get(check.name)
             if isinstance(values, dict):
                 here = self.here[rank]
-                # The fields fit: facts of another version were refused by `take`.
+                # The fields fit, because `take` has refused the facts of other versions.
                 facts = check.facts(**values)
                 seen.append(
                     Observation(rank=rank, local_rank=here.local_rank, node=here.node, facts=facts)

@@ -1,8 +1,9 @@
-"""The ranks of a check come together; then rank 0 asks all others, and each answers.
+"""The ranks of a check connect to rank 0; then rank 0 asks questions, and each rank answers.
 
-The connections need not go over the interface of the training: a check has to work just where a
-meeting would not. So rank 0 listens on every address of its node, and the others try each one that
-the channel tells or that its names lead to. Rank 0 takes whoever has come when the time is over.
+The connections need not use the interface of the training, because a check has to work even when a
+rendezvous over that interface would fail. So rank 0 listens on every address of its node. The other
+ranks try each address that the channel tells or that rank 0's names resolve to. When the time is
+over, rank 0 goes on with the ranks that have come.
 """
 
 import contextlib
@@ -36,34 +37,34 @@ from srunddp.util.messages import send
 
 Handler = Callable[[CheckMessage], CheckMessage]
 A = TypeVar("A", bound=CheckMessage)
-_LONGEST = 1 << 24  # bytes of an answer; what is longer is none
-_PIECE = 1 << 16  # bytes that are read at once
+_LONGEST = 1 << 24  # bytes of an answer; a longer one counts as invalid
+_PIECE = 1 << 16  # bytes per read
 _LATEST = 600.0  # seconds without a question, after which a rank takes rank 0 for lost
 _SEND_WITHIN = 5.0  # seconds: a rank that does not read its questions must not hold up the others
-_A_HOST = 1.0  # seconds for one of rank 0's addresses, at first; more at each further turn
+_A_HOST = 1.0  # seconds for each of rank 0's hosts in turn 1; twice that in turn 2, and so on
 _NO_ANSWER = "it sent what is no answer"
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
 class UnknownQuestionError(Exception):
-    """Rank 0 asks what this rank cannot answer; it may be another version of srunddp."""
+    """This rank does not know the question, perhaps because rank 0 has another version."""
 
 
 class RankZeroLostError(RendezvousError):
-    """Rank 0 had been found, and is gone."""
+    """Rank 0 was found, and its connection then ended."""
 
 
 @dataclass
 class CheckSession:
-    """Rank 0's side of a check, after all have come who will.
+    """Rank 0's side of a check, once the time to come is over.
 
     Attributes:
-        here: what each rank that came said of itself, rank 0 included.
-        handle: what rank 0 itself does for a question.
-        connections: to each other rank that still answers.
-        objections: what is wrong with ranks that came.
-        refused: who connected and did not prove to be of this run.
-        errors: why a rank is not asked any more, or could not answer.
+        here: the hello of each rank that came, rank 0 included.
+        handle: answers the questions to rank 0 itself.
+        connections: a connection to each other rank that still answers.
+        objections: for each rank that came and was turned away, what is wrong with it.
+        refused: a line on each process that connected and did not prove that it belongs to the run.
+        errors: for each rank that is lost, late or could not answer, the first reason.
     """
 
     here: dict[int, Hello]
@@ -75,28 +76,29 @@ class CheckSession:
 
     @property
     def nodes(self) -> dict[int, str]:
-        """Return the node of each rank that came."""
+        """The node of each rank that came."""
         return {rank: hello.node for rank, hello in sorted(self.here.items())}
 
     def take(self, hello: Hello, connection: socket.socket) -> None:
-        """Let a rank take part, unless something is wrong with it."""
+        """Let a rank take part, unless :func:`_objection` finds something wrong with it."""
         objection = _objection(hello, self.here[0], self.here.get(hello.rank))
         if objection:
             self.objections.append(objection)
             return
         self.here[hello.rank] = hello
-        # It may take the place of one that has broken, whose end `forget` then passes over.
+        # This connection may replace a broken one of the same rank; `forget` then ignores the
+        # broken one's end.
         self.connections[hello.rank] = connection
 
     def forget(self, rank: int, connection: socket.socket) -> None:
-        """Take out a rank whose connection was closed; it may come anew, by another one."""
+        """Remove a rank whose connection was closed. It may come again with a new connection."""
         if self.connections.get(rank) is connection:
             del self.connections[rank]
             del self.here[rank]
 
     @property
     def node_leaders(self) -> dict[str, int]:
-        """Return the first rank of each node that still answers."""
+        """For each node, the lowest of its ranks that still answer."""
         answering = (
             (node, rank)
             for rank, node in self.nodes.items()
@@ -107,32 +109,34 @@ class CheckSession:
     def ask(
         self, questions: Mapping[int, CheckMessage], within: float, wanted: type[A]
     ) -> dict[int, A]:
-        """Ask ranks something at once, rank 0 perhaps among them.
+        """Ask several ranks at once, each its own question. Rank 0 may be among them.
 
         Args:
-            questions: By rank.
-            within: Seconds. A rank that does not answer in time is left out, and is asked no more,
-                like one that is lost.
-            wanted: The kind of answer, or CheckMessage where the questions have several.
+            questions: The question for each rank; a rank without a connection is skipped.
+            within: Seconds. A rank that does not answer in time is dropped like a lost one: it is
+                not asked again.
+            wanted: The type of the answers; CheckMessage if the questions have answers of several
+                types.
 
         Returns:
-            The answers by rank, without the ranks that could not answer.
+            The answers by rank, without ranks that did not or could not answer.
         """
         deadline = time.monotonic() + within
         waiting = {rank for rank in questions if rank in self.connections}
-        # A question that could not be sent whole needs no handling here. Its rank is lost, or does
-        # not answer in time, and is dropped below either way.
+        # A question that could not be sent whole needs no handling here: its rank is lost or does
+        # not answer in time, and is dropped below.
         for rank in waiting:
             self.connections[rank].settimeout(_SEND_WITHIN)
             send(self.connections[rank], questions[rank])
         own = None
         if 0 in questions:
-            # In a thread: a file system that hangs on other nodes may hang here as well.
+            # Rank 0 answers in a thread, because a file system that hangs on other nodes may hang
+            # here too.
             own = call_in_daemon_thread(partial(_answer, self.handle, questions[0]))
         answers = self._collect(waiting, deadline)
         late = f"no answer within {within:g} s"
-        # Messages have no numbers: the answer of a rank that is late would be taken for that to the
-        # next question. So its connection is closed.
+        # Messages have no numbers, so a late answer would be taken for the answer to the next
+        # question. Closing the connection prevents this.
         for rank in waiting:
             self._drop(rank, late)
         if own:
@@ -143,11 +147,13 @@ class CheckSession:
         return self._wanted(answers, wanted)
 
     def _wanted(self, answers: Mapping[int, CheckMessage], wanted: type[A]) -> dict[int, A]:
-        """Return the answers of one kind, and note why the others are none."""
+        """Return the answers of type ``wanted``, and note for the other ranks why they have
+        none.
+        """
         found: dict[int, A] = {}
         for rank, answer in sorted(answers.items()):
             if isinstance(answer, CannotAnswer):
-                # The first reason stays: what fails afterwards may only follow from it.
+                # The first reason stays, because later errors may only follow from it.
                 self.errors.setdefault(rank, answer.why)
             elif isinstance(answer, wanted):
                 found[rank] = answer
@@ -162,12 +168,16 @@ class CheckSession:
         wanted: type[A],
         ranks: Iterable[int] | None = None,
     ) -> dict[int, A]:
-        """Ask these ranks the same, or every rank that came; see :meth:`ask`."""
+        """Ask all these ranks the same question, by default every rank that came; see
+        :meth:`ask`.
+        """
         asked = self.here if ranks is None else ranks
         return self.ask(dict.fromkeys(asked, question), within, wanted)
 
     def _collect(self, waiting: set[int], deadline: float) -> dict[int, CheckMessage]:
-        """Read the answers; ranks that answer or are lost are taken out of ``waiting``."""
+        """Read the answers until all have come or time is over. Ranks that answer or are lost are
+        removed from ``waiting``.
+        """
         answers: dict[int, CheckMessage] = {}
         received = {rank: LineBuffer() for rank in waiting}
         with selectors.DefaultSelector() as selector:
@@ -182,7 +192,8 @@ class CheckSession:
                     answer = self._read(rank, received[rank])
                     if answer is None:
                         continue
-                    # Before the socket is closed: another thread may get its number at once.
+                    # Unregister before the socket is closed: another thread may get its descriptor
+                    # at once.
                     selector.unregister(key.fileobj)
                     waiting.discard(rank)
                     if isinstance(answer, CheckMessage):
@@ -192,10 +203,11 @@ class CheckSession:
         return answers
 
     def _read(self, rank: int, received: LineBuffer) -> CheckMessage | str | None:
-        """Read what a rank has sent.
+        """Read what a rank has sent since the last call.
 
         Returns:
-            Its answer; a text that says why none will come; None while it is still to come.
+            The whole answer; or a text that says why there will be none; or None if more has to
+            come.
         """
         piece = b""
         with contextlib.suppress(OSError):  # a reset connection ends like a closed one
@@ -215,7 +227,7 @@ class CheckSession:
         self.connections.pop(rank).close()
 
     def shutdown(self, code: int) -> None:
-        """Have all others end with this exit code."""
+        """End the check: tell every other rank to exit with this code, and close its connection."""
         for connection in self.connections.values():
             send(connection, CheckIsOver(code))
             connection.close()
@@ -228,20 +240,21 @@ def gather(
     handle: Handler,
     deadline: float,
 ) -> CheckSession:
-    """Wait on rank 0 for all other ranks.
+    """Accept the other ranks on rank 0, until all have come or the time is over.
 
     Args:
-        own: what rank 0 says of itself.
-        listening: its sockets, which are closed at the end.
-        trust: the proof that a rank is of this run.
-        handle: what rank 0 does for a question.
-        deadline: a time of :func:`time.monotonic`; ranks that have not come by then are missing.
+        own: rank 0's hello.
+        listening: the sockets on which rank 0 listens; they are closed at the end.
+        trust: checks the proof of each process that connects.
+        handle: answers the questions to rank 0 itself.
+        deadline: a time of :func:`time.monotonic`; a rank that has not come by then is missing.
     """
     session = CheckSession({0: own}, handle)
     with AuthenticatedListener(
         listening=listening, own=own, trust=trust, say=session.refused.append
     ) as listener:
-        # A rank is here once it has proven that it is of this run; strangers only reach `say`.
+        # `take` gets only ranks that have proven to belong to the run; strangers are only noted in
+        # `refused`.
         while len(session.here) < own.world_size:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -253,42 +266,43 @@ def gather(
                     session.forget(hello.rank, connection)
     for each in listening:
         each.close()
-    # A client waits for this; a check has no use for what is in it.
+    # The ranks' client waits for this message. Only its arrival matters to a check, not its
+    # content.
     accepted = RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
     for connection in session.connections.values():
-        # The listener's selector needed it non-blocking; `ask` sets limits of time of its own.
+        # The listener's selector needed non-blocking sockets; `ask` sets time limits of its own.
         connection.setblocking(True)
         send(connection, accepted)
     return session
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
-    """Say what is wrong with a rank that comes; empty where nothing is. ``before``: the hello of a
-    process that came as the same rank.
+    """Say what is wrong with a rank that comes; empty if nothing is. ``before`` is the hello of a
+    process that came earlier as the same rank.
     """
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
         return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
-    # The same process may come twice: it connects anew when its first connection has broken.
+    # The same process may come twice: it connects again when its first connection has broken.
     if before and (before.node, before.pid) != (hello.node, hello.pid):
         return f"rank {hello.rank} came twice, from {before.node} and from {hello.node}"
     return ""
 
 
 def serve(connection: socket.socket, handle: Handler) -> int:
-    """Answer rank 0's questions, on another rank, until the check is over.
+    """On a rank other than 0, answer rank 0's questions until the check is over.
 
     Args:
-        connection: to rank 0.
-        handle: what this rank does for a question.
+        connection: the connection to rank 0.
+        handle: answers a question.
 
     Returns:
-        The exit code that rank 0 names.
+        The exit code that rank 0 tells this rank to end with.
 
     Raises:
-        RankZeroLostError: rank 0 is gone.
+        RankZeroLostError: the connection ended, or brought no question for ``_LATEST`` seconds.
     """
-    # After a time-out of its socket a file object cannot be read any more. It need not be: upon the
-    # first time-out rank 0 is taken for lost.
+    # A file object cannot be read again after its socket timed out. It need not be, because the
+    # first time-out already means that rank 0 is lost.
     connection.settimeout(_LATEST)
     why = "its process ended"
     try:
@@ -299,7 +313,7 @@ def serve(connection: socket.socket, handle: Handler) -> int:
                     return question.exit_code
                 connection.sendall(_answer(handle, question).encode())
     except OSError as error:
-        # The socket's own time-out has no errno.
+        # A time-out of the socket has no errno.
         why = os.strerror(error.errno) if error.errno else "no word from it"
     raise RankZeroLostError(
         f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message"
@@ -311,34 +325,34 @@ def _answer(handle: Handler, question: CheckMessage | None) -> CheckMessage:
         return CannotAnswer("rank 0 asks what this srunddp does not know")
     try:
         return handle(question)
-    except Exception as error:  # what one rank cannot do must not hide what the others can
+    except Exception as error:  # a rank's failure to answer must not hide the answers of others
         return CannotAnswer(f"{type(error).__name__}: {error}")
 
 
 def open_session(
     context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> CheckSession:
-    """Begin a check on rank 0, with all ranks that come in time.
+    """Start a check on rank 0, with all ranks that come in time.
 
     Args:
-        context: what rank 0 knows of itself.
-        handle: what it does for a question.
-        timeout: seconds that the others have.
-        ports: to listen on; None for those of ifaces.conf, or any.
+        context: what the checks know about rank 0.
+        handle: answers the questions to rank 0 itself.
+        timeout: the seconds that the other ranks have to come.
+        ports: the ports to listen on; None for the ports of ifaces.conf, or any.
 
     Raises:
-        SrunddpError: the others cannot find this rank.
+        SrunddpError: no address can be bound, or nothing can be published over the channel.
     """
     environment = context.environment
     deadline = time.monotonic() + timeout
     token = discovery.token(environment)
-    # Nobody can come: no port is opened, and no MPI is started.
+    # No other rank can come, so open no port and start no MPI.
     if environment.world_size == 1:
         return CheckSession({0: discovery.hello(environment, token)}, handle)
-    # There is a connection for each rank, and the usual soft limit is 1,024.
+    # Each rank needs a connection, and the usual soft limit is 1,024 open files.
     raise_open_files_limit()
     listening = _listen(context, ports)
-    # The ports are told only once they are open: the others connect as soon as they know them.
+    # Publish the ports only when they are open, because the other ranks connect at once.
     published = protocol.encode_advertisement(
         token, [Address(*each.getsockname()[:2]) for each in listening]
     )
@@ -349,30 +363,31 @@ def open_session(
 def join(
     command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> tuple[int, bool]:
-    """Find rank 0, from another rank, and answer its questions; or say why it is not found.
+    """On a rank other than 0, find rank 0 and answer its questions. If rank 0 is not found, print
+    why.
 
     Args:
         command: the name of the command, for the message.
-        context: what this rank knows of itself.
-        handle: what it does for a question.
-        timeout: seconds to find rank 0.
-        ports: on which rank 0 may listen; None for those of ifaces.conf, or any.
+        context: what the checks know about this rank.
+        handle: answers a question.
+        timeout: the seconds to find rank 0.
+        ports: the ports on which rank 0 may listen; None for the ports of ifaces.conf, or any.
 
     Returns:
-        This rank's exit code, and whether rank 0 was found. Where it was not, the code is 0: rank 0
-        misses this rank, and its exit code is the job's, whereas another one here would have the
-        launcher end rank 0 before it has reported.
+        This rank's exit code, and whether rank 0 was found. If it was not found, the code is 0,
+        because another code could make the launcher end rank 0 before it reports. Rank 0 reports
+        this rank as missing, and rank 0's exit code is then the job's.
 
     Raises:
-        RankZeroLostError: rank 0 was found, and is gone.
+        RankZeroLostError: rank 0 was found and then lost.
     """
     environment = context.environment
     deadline = time.monotonic() + timeout
     try:
         introduction = discovery.introduce(environment, _published(context, None, timeout))
         connection = _find(
-            # Over PMI and MPI rank 0 has told its addresses; otherwise its node's name leads to
-            # them.
+            # Over PMI and MPI, rank 0 publishes its addresses. Otherwise they are worked out from
+            # its node's name.
             introduction.addresses or _candidates(context, ports),
             introduction.hello,
             deadline,
@@ -387,8 +402,8 @@ def join(
 def _find(
     candidates: Sequence[Address], hello: Hello, deadline: float, own: Authenticator
 ) -> socket.socket:
-    """Connect to rank 0, by each of its hosts in turn: one that swallows packets must not hold up
-    the others.
+    """Connect to rank 0, trying each of its hosts in turn for a limited time, because a host that
+    drops packets must not hold up the others.
     """
     hosts = dict.fromkeys(address.host for address in candidates)
     turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
@@ -401,7 +416,7 @@ def _find(
             )[0]
         except RendezvousError as error:
             if time.monotonic() < until:
-                raise  # rank 0 itself refuses this rank
+                raise  # rank 0 itself has refused this rank
             if until == deadline:
                 raise RendezvousError(
                     error.found,
@@ -414,8 +429,8 @@ def _find(
 
 
 def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
-    """Listen at all addresses by which others may reach this node, that of the training's interface
-    first.
+    """Listen on all addresses at which other ranks may reach this node; the address of the
+    training's interface comes first.
     """
     environment = context.environment
     hosts = ["127.0.0.1"] if environment.one_node else _own_addresses(context)
@@ -423,12 +438,12 @@ def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
         raise _unreachable(environment.node)
     entry = entry_for(context.loaded.entries, environment.node, or_default=True)
     candidates = discovery.rendezvous_ports(environment, entry, ports)
-    # Where no address at all can be listened on, the second call raises the reason.
+    # If no address can be bound, the second call raises the reason.
     return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
 
 
 def _own_addresses(context: CheckContext) -> list[str]:
-    """The addresses of this node, that of the training's interface first."""
+    """Return the addresses of this node, the address of the training's interface first."""
     hosts = [context.interface.address] if context.interface else []
     for link in list_interfaces():
         if not why_unusable(link):
@@ -444,13 +459,14 @@ def _unreachable(node: str) -> RendezvousError:
 
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
-    """Tell where rank 0 may listen: at each address to which its name in ifaces.conf leads, and to
-    which its own name does.
+    """Return where rank 0 may listen: at the addresses that ifaces.conf gives for its node, and at
+    those to which the node's own name resolves.
     """
     found = []
     wrong = []
     entries = context.loaded.entries
-    # The address that an entry has for rank 0's node may be the very mistake that is to be found.
+    # An entry's address for rank 0's node may be just the mistake that the check has to find, so
+    # also try without it.
     by_own_name = (*(replace(entry, address="") for entry in entries), DEFAULT)
     for known in (entries, by_own_name):
         try:
@@ -463,8 +479,12 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
 
 
 def _published(context: CheckContext, message: str | None, timeout: float) -> str:
-    """Publish ``message`` on rank 0, and return on each rank what was published. MPI waits for ever
-    where a rank is missing, and is given up in time.
+    """Publish ``message`` on rank 0, and return on each rank what rank 0 published; empty if the
+    channel does not publish.
+
+    Raises:
+        RendezvousError: MPI_Init, which would wait for a missing rank for ever, has taken
+            ``timeout`` seconds.
     """
     environment = context.environment
     name = context.interface.name if context.interface else None

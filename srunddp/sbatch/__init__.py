@@ -1,1 +1,1 @@
-"""Job scripts: what is requested, as a typed value, and the shell script that does it."""
+"""Job scripts: a typed description of the job, and the shell script that is written from it."""

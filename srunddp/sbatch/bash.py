@@ -1,7 +1,7 @@
-"""The words of a job script in bash, as far as it takes to find its commands.
+"""Splits a job script for bash into words, as far as it takes to find its commands.
 
-Quotes, ``$(...)`` and an array's values belong to a word, and may hold line ends. What is in them
-is not looked into: a command there is none of the script's own.
+A word may contain quotes, ``$(...)`` and an array's values, and these may contain line ends.
+Commands inside them are not looked for.
 """
 
 import re
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-_NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # parentheses, three deep at most
+_NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # parentheses, nested at most three deep
 _BEFORE_LOOPS = ("then", "do", "else", "{", "time")
 _LOOPS = ("for", "while", "until")
 
 
 class Kind(StrEnum):
-    """What a part of the text is."""
+    """The kind of a token."""
 
     BLANK = "blank"
     COMMENT = "comment"
@@ -24,13 +24,13 @@ class Kind(StrEnum):
     SEPARATOR = "separator"
 
 
-# The first that fits counts, so that a separator is what nothing else is.
+# The first pattern that matches wins, so a separator is any character that no other pattern takes.
 _PATTERNS = {
-    # A backslash at the end of a line joins it with the next, and is no word.
+    # A backslash at the end of a line joins that line with the next one.
     Kind.BLANK: r"(?:[ \t\r]|\\\n)+",
-    # Only where a word could begin: in $# or a#b the word has taken the # already.
+    # A comment begins only where a word could begin. In $# or a#b, the # is already in the word.
     Kind.COMMENT: r"\#[^\n]*",
-    # From << to the line that ends it; <<< is none.
+    # From << to the line that ends the document. The here-string <<< is no here-document.
     Kind.HERE_DOCUMENT: (
         r"(?<!<)<<-?[ \t]*(?P<quote>['\"]?)\\?(?P<end>[\w.-]+)(?P=quote)[^\n]*\n"
         r".*?^\t*(?P=end)$"
@@ -58,8 +58,8 @@ class Word:
     """A word of a command.
 
     Attributes:
-        source: as it is written.
-        start: its place in the script.
+        source: the word as the script has it.
+        start: the offset of its first character in the script.
     """
 
     source: str
@@ -67,33 +67,36 @@ class Word:
 
     @property
     def text(self) -> str:
-        """Return it without quotes."""
+        """The word roughly as bash would pass it on: all quotes are dropped, and nothing is
+        expanded.
+        """
         return re.sub("[\"']", "", self.source)
 
     @property
     def name(self) -> str:
-        """Return the name of a program: without its folder."""
+        """The name of a program: the word without a folder before it."""
         return self.text.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its words, at least one, and whether it is in a loop."""
+    """The words of a command, at least one, and whether the command is in a loop."""
 
     words: tuple[Word, ...]
     in_loop: bool
 
 
 def commands(text: str) -> Iterator[Command]:
-    """Find the commands of a job script, in their order."""
+    """Yield the commands of a job script in the order of the script."""
     words: list[Word] = []
     loops = 0
-    # The added line end closes the last command as a separator closes the others.
+    # With the added line end, a separator closes the last command too.
     for token in _TOKEN.finditer(text + "\n"):
         kind = token.lastgroup
         if kind == Kind.WORD:
             words.append(Word(token[0], token.start()))
-        # A here-document's pattern takes the rest of the line on which it begins, with its end.
+        # The pattern of a here-document takes the rest of the line on which it begins, so it ends
+        # the command.
         elif words and kind in (Kind.SEPARATOR, Kind.HERE_DOCUMENT):
             loops += _opened_loops(words)
             yield Command(tuple(words), loops > 0)
@@ -101,7 +104,7 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def _opened_loops(words: list[Word]) -> int:
-    """Return by how many loops deeper a script is behind a command than before it: 1, 0 or -1."""
+    """Return 1 if a command opens a loop, -1 if it closes one, else 0."""
     first = next((word.source for word in words if word.source not in _BEFORE_LOOPS), "")
     if first in _LOOPS:
         return 1

@@ -1,5 +1,5 @@
-"""The command ``srunddp sbatch``: a job script from options and YAML files. It may print and
-exit.
+"""The command ``srunddp sbatch``: make a job script from options and YAML files, then print, write
+or submit it.
 """
 
 import os
@@ -27,7 +27,7 @@ from srunddp.util.click_types import COMPLETE, DIR, FILE, answering
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import GroupedCommand, after_script
 
-# A site's defaults, and a user's, which win over them.
+# The defaults of a site, and those of a user, which win.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 
@@ -55,7 +55,7 @@ class _Choice(click.Choice):  # type: ignore[type-arg]
 
 
 class _Sbatch(GroupedCommand):
-    """Takes every option of sbatch."""
+    """Accepts every option of sbatch besides the declared ones."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
@@ -66,8 +66,8 @@ class _Sbatch(GroupedCommand):
 
 
 def _partitions(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the names of partitions; there are none where Slurm does not answer soon, as
-    somebody has pressed the tab key.
+    """Complete the names of partitions. There are none if Slurm does not answer within 2 s, because
+    the user waits at the prompt.
     """
     names = slurm_command.output("sinfo", "-h", "-o", "%R", timeout=2.0).split()
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
@@ -75,14 +75,15 @@ def _partitions(context: click.Context, option: click.Parameter, incomplete: str
 
 @dataclass(frozen=True)
 class _Shown:
-    """What the command line has of an option beside its name, type and default.
+    """How the command line shows an option, besides what its key tells.
 
     Attributes:
-        name: the key of the job.
-        metavar: what stands for its value.
-        sentence: for ``--help``; the job's own keys have theirs in :class:`SlurmJob`.
-        kind: the type of its value, where that is more than a text.
-        also: other names of the option.
+        name: the key of the option in :class:`SlurmJob` or in a file.
+        metavar: the placeholder for the value in ``--help``; None for click's own.
+        sentence: the help of an option that is passed on to sbatch; other options have theirs in
+            :class:`SlurmJob`.
+        kind: the type of the value, if it is not plain text.
+        also: a further name of the option, such as ``-N``.
     """
 
     name: str
@@ -92,7 +93,7 @@ class _Shown:
     also: str | None = None
 
 
-# The options that --help lists, by group and in this order.
+# The options that --help lists, by group, in the order of the list.
 _GROUPS = {
     "Resources": (
         _Shown("nodes", also="-N"),
@@ -171,7 +172,7 @@ _GROUPS = {
     "Other options of sbatch": (_Shown("sbatch_arg", "OPTION"),),
 }
 _LISTED = {shown.name: shown for group in _GROUPS.values() for shown in group}
-# Of those that --help does not list, the ones whose values a shell can complete.
+# Options that --help does not list, but whose values a shell can complete.
 _UNLISTED = {
     shown.name: shown
     for shown in (
@@ -184,10 +185,10 @@ _UNLISTED = {
 
 
 def _job_options(function: Any) -> Any:
-    """Decorate a command with an option for each key of the job, with its sentence and its default,
-    and for each option of sbatch.
+    """Add an option to a command for each key of the job and for each option of sbatch, with its
+    help and its default.
     """
-    # click lists options in the reverse of the order in which decorators have added them.
+    # click lists options in the reverse of the order in which decorators add them.
     for name, key in reversed(_keys().items()):
         if name not in ("script", "arguments"):
             function = _option(name, key)(function)
@@ -195,7 +196,9 @@ def _job_options(function: Any) -> Any:
 
 
 def _keys() -> dict[str, ConfigField]:
-    """Return the keys of a file: those of the job, and those that are passed on."""
+    """Return all keys that a YAML file may have: those of the job, and sbatch's options that are
+    passed on.
+    """
     keys = fields_of(SlurmJob)
     for name, option in _PASSED_ON.items():
         sentence = _LISTED[name].sentence if name in _LISTED else ""
@@ -204,7 +207,7 @@ def _keys() -> dict[str, ConfigField]:
 
 
 def _option(name: str, key: ConfigField) -> Any:
-    """Return the decorator that adds the option of a key."""
+    """Return the decorator that adds a key's option to a command."""
     shown = _LISTED.get(name) or _UNLISTED.get(name) or _Shown(name)
     passed_on = _PASSED_ON.get(name)
     option = validate.option(name)
@@ -215,7 +218,7 @@ def _option(name: str, key: ConfigField) -> Any:
         if passed_on.letter:
             names.append(f"-{passed_on.letter}")
         if passed_on.takes != "=":
-            # Without a value the next word is SCRIPT; _Sbatch writes --hold as --hold=true.
+            # A word after the bare option is SCRIPT, so _Sbatch has turned --hold into --hold=true.
             kind = FILE
             metavar = "[=VALUE]"
     elif _holds(bool, key):
@@ -228,25 +231,25 @@ def _option(name: str, key: ConfigField) -> Any:
     return click.option(
         *names,
         name,
-        # None says that the option was not given: a value from a file then holds.
+        # None means that the option was not given, so that a value from a file counts.
         default=None,
         multiple=get_origin(key.kind) is tuple,
         help=_help(key),
         type=kind,
         metavar=metavar,
         shell_complete=_partitions if name == "partition" else None,
-        # A shell completes all of sbatch's, --help lists those that most need.
+        # A shell can complete all options of sbatch. --help lists only the most needed ones.
         hidden=passed_on is not None and name not in _LISTED and COMPLETE not in os.environ,
     )
 
 
 def _holds(kind: type, key: ConfigField) -> bool:
-    """Whether values of that type fill the key, maybe beside None."""
+    """Tell whether values of type ``kind`` fit the key, alone or besides other types."""
     return kind in (key.kind, *get_args(key.kind))
 
 
 def _help(key: ConfigField) -> str:
-    """Write the sentence, which begins with a capital on the command line, and the default."""
+    """Write an option's help: its sentence, with a capital letter at the start, and its default."""
     text = key.sentence[:1].upper() + key.sentence[1:]
     if key.default in (MISSING, None, False, (), ""):
         return text
@@ -305,17 +308,17 @@ def sbatch(
         )
     with answering():
         if source:
-            job = SlurmJob(log_dir="")  # which makes no folder
+            job = SlurmJob(log_dir="")  # with no log folder to make
             text, notes = convert.convert(source)
             _note(notes)
             _note(["srunddp has to be in PATH there: install it in the environment of the script"])
         else:
             job = _job(given, interactive=salloc, has_to_be_seen=submit and not force)
             text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
-        # With --submit, sbatch itself accepts or refuses the script.
+        # With --submit, sbatch itself accepts or refuses the script, so do not ask twice.
         if not submit:
             _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
-        # The log folder has to be there before the job starts: Slurm does not make it.
+        # The log folder must exist before the job starts, because Slurm does not make it.
         if write or submit:
             folders = [os.path.join(job.folder, each) for each in job.log_folders]
             _save(text, write, folders, force=force)
@@ -330,12 +333,13 @@ def sbatch(
 
 
 def _job(given: Mapping[str, Any], *, interactive: bool, has_to_be_seen: bool) -> SlurmJob:
-    """Make the job, and print all notes on it.
+    """Make the job from the options and files, check it, and print all notes on it.
 
     Args:
-        given: by the options, by key.
-        interactive: it is for an allocation by salloc.
-        has_to_be_seen: refuse a script that is not there, as the job is submitted at once.
+        given: the values of the options, by key.
+        interactive: the script is for salloc.
+        has_to_be_seen: refuse a script that this node does not see, because the job is submitted at
+            once.
     """
     paths = [path for path in map(os.path.expanduser, DEFAULTS) if os.path.exists(path)]
     settings = parse_settings(given, ["srunddp", *sys.argv[1:]], paths)
@@ -366,12 +370,12 @@ def _job(given: Mapping[str, Any], *, interactive: bool, has_to_be_seen: bool) -
 def parse_settings(
     given: Mapping[str, Any], command: Sequence[str], files: Sequence[str] = ()
 ) -> dict[str, Setting]:
-    """Read the options, ``--config`` and the files of defaults.
+    """Merge the options, the file of ``--config`` and the files of defaults.
 
     Args:
-        given: the options' values, by key.
-        command: the words of the command line, which the script will quote.
-        files: of defaults, the later ones above the earlier ones.
+        given: the values of the options, by key.
+        command: the words of the command line, which the job script quotes.
+        files: the files of defaults; a later one wins over an earlier one.
 
     Raises:
         ConfigError: a value is of another type, a key is unknown, or a character is not printable.
@@ -379,20 +383,20 @@ def parse_settings(
     for each in command:
         validate.check_printable("the argument", each)
     keys = _keys()
-    # A later file wins over an earlier one, and options win over all files, see `parse_values`.
+    # A later file wins over an earlier one, and options win over all files; see `parse_values`.
     values: list[tuple[str, yaml.Node]] = [("config", scalar_node(path)) for path in files]
     for name in ("config", *keys):
         value = given[name]
         if value in (None, ()):
             continue
         if value == ("none",) and name != "arguments":
-            value = ()  # --env=none takes back what a file gives
+            value = ()  # --env=none takes back the values from a file
         values.append((name, _node(value)))
     return parse_values(keys, values, {})
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
-    """Make the job of some settings; the options that are passed on become words of sbatch."""
+    """Make the job from merged settings. sbatch's own options become words of ``sbatch_arg``."""
     values = {name: setting.value for name, setting in settings.items()}
     words: list[str] = []
     for name, option in _PASSED_ON.items():
@@ -403,38 +407,38 @@ def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
 
 
 def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
-    """Write a value as YAML has it; each of several values is a text as it stands."""
+    """Return a value as a YAML node. The texts of a tuple are taken as they are."""
     if isinstance(value, tuple):
         return yaml.SequenceNode("tag:yaml.org,2002:seq", [scalar_node(each) for each in value])
     return scalar_node(text_of(value))
 
 
 def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
-    """Fill in the active virtual environment where none is named, and an srunddp that the nodes
-    find.
+    """Fill in what the user left out: the active virtual environment, and a path of srunddp if the
+    job's environment seems to have none.
     """
     active = environ.get("VIRTUAL_ENV")
     if active and not (job.venv or job.conda or job.in_container):
         job = replace(job, venv=active)
     if job.srunddp or _has_srunddp(job, environ):
         return job
-    # By its path, so that it is found whatever PATH is in the job.
+    # Use the absolute path, which does not depend on PATH in the job.
     return replace(job, srunddp=os.path.abspath(shutil.which(sys.argv[0]) or sys.argv[0]))
 
 
 def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
-    """Whether the job's environment has the command ``srunddp``, as far as can be seen here."""
+    """Tell whether the job's environment has the command ``srunddp``, as far as is seen here."""
     folder = job.venv
     if not folder and job.conda and "/" in job.conda:
         folder = job.conda
-    # Of a conda environment with a name the folder is known while it is the active one.
+    # The folder of a conda environment given by name is known only if it is the active one.
     if job.conda and job.conda == environ.get("CONDA_DEFAULT_ENV"):
         folder = environ.get("CONDA_PREFIX")
     if folder:
         folder = os.path.join(job.folder, folder)
         if os.path.isdir(folder):
             return os.access(os.path.join(folder, "bin", "srunddp"), os.X_OK)
-    # What is not seen here is taken to be right on the nodes.
+    # If this node does not see the environment, assume that it is right on the nodes.
     return bool(folder or job.conda or job.in_container)
 
 
@@ -444,7 +448,7 @@ def _note(lines: Iterable[str]) -> None:
 
 
 def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -> None:
-    """Make the folders of logs, and write the script to a file that may be run."""
+    """Make the log folders, and write the script to an executable file."""
     if path and os.path.lexists(path) and not force:
         raise ConfigError(
             f"{path} exists", expected="a new file", hint="choose another name, or add --force"

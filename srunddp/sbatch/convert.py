@@ -1,5 +1,5 @@
-"""``srunddp sbatch --from``: a job script whose one torchrun or accelerate command becomes srun and
-srunddp.
+"""``srunddp sbatch --from``: replace the one torchrun or accelerate command of a job script by srun
+and srunddp.
 """
 
 import re
@@ -13,39 +13,39 @@ from srunddp.sbatch.bash import Command, Word, commands
 from srunddp.util.usage_errors import foreign
 
 _NAMED = re.compile(r"[^#]*(torchrun|torch\.distributed\.(run|launch)|accelerate launch)")
-# What srun cannot stand before.
+# Words before the launcher that have to stay before srun as well.
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
-# srun cannot, or it may be srun.
+# Commands before the launcher that srun cannot start, or that may be srun themselves.
 _STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")
-# What starts it several times, or without the variables that tell a rank.
+# Programs that start the launcher several times, or without the variables that tell a rank.
 _ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)|--(cleanenv|containall)")
 _SRUN = re.compile(r"(.*/)?srun")
-# Options of torchrun and accelerate without a value; all others take one.
+# Options of torchrun and accelerate without a value. All others take one.
 _FLAG = re.compile(
     r"standalone|m|module|no-python|virtual-local-rank|run-path|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
     r"|enable-cpu-affinity|dynamo-use-.*|downcast-bf16|fp8-use-.*|(no-)?tpu-cluster|tpu-use-.*"
 )
-_SAME = ("m", "module", "q", "quiet", "use-env")  # for srunddp, too, or of no use
-# Options of srun that say how large the step is.
+_SAME = ("m", "module", "q", "quiet", "use-env")  # srunddp has them too, or needs none
+# Options of srun for the size of the step.
 _SIZE = re.compile(r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-node)?|cpus-per-task)(?:=.*)?", re.DOTALL)
 
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _PYTHON = re.compile(r"python[\d.]*")
-_TALKERS = ("echo", "printf", "which", "command", "type")  # they only name a launcher
+_TALKERS = ("echo", "printf", "which", "command", "type")  # they only mention a launcher
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """A command with torchrun or accelerate.
+    """A command that starts torchrun or accelerate.
 
     Attributes:
-        words: all of the command.
-        before: how many of them are before the launcher.
-        launcher: as it is called: ``torchrun``, ``python -m torch.distributed.run``.
-        options: of the launcher, by their names, with their values.
-        script: SCRIPT and what follows it.
-        in_loop: the command is in a loop.
+        words: all words of the command.
+        before: the number of words before the launcher.
+        launcher: the launcher as it is called: ``torchrun``, ``python -m torch.distributed.run``.
+        options: the launcher's options: their values by their names without dashes.
+        script: SCRIPT and all words after it.
+        in_loop: whether the command is in a loop.
     """
 
     words: Sequence[Word]
@@ -57,33 +57,33 @@ class _Launch:
 
     @property
     def texts_before(self) -> list[str]:
-        """Return the words before the launcher, without quotes."""
+        """The words before the launcher, without quotes."""
         return [word.text for word in self.words[: self.before]]
 
     def line(self, text: str) -> int:
-        """Return the number of the line on which the launcher stands."""
+        """Return the number of the launcher's line, from 1."""
         return text.count("\n", 0, self.words[self.before].start) + 1
 
 
 class _Obstacle(NamedTuple):
-    """Why a launch cannot be replaced: what was found, and the hint."""
+    """What keeps a launch from being replaced, and a hint for the user."""
 
     found: str
     hint: str
 
 
 def convert(path: str) -> tuple[str, list[str]]:
-    """Replace the one launch of a job script, and leave every other byte as it was.
+    """Replace the only launch of a job script, and leave all other text as it is.
 
     Args:
-        path: of the script.
+        path: the path of the script.
 
     Returns:
-        The script, and notes for the user.
+        The new script, and notes for the user.
 
     Raises:
-        ConfigError: it cannot be read, has none or several launches, or one that srun cannot
-            replace.
+        ConfigError: the script cannot be read, does not have exactly one launch, or has one that
+            srun cannot replace.
     """
     text = _read(path)
     launches = [launch for command in commands(text) if (launch := _launch(command))]
@@ -124,12 +124,12 @@ def _read(path: str) -> str:
 
 
 def _not_one(path: str, lines: Sequence[int], named: Sequence[int]) -> ConfigError:
-    """Make the error for a script with none or several launches.
+    """Make the error for a script that has no launch or several.
 
     Args:
-        path: of the script.
-        lines: on which the launches are.
-        named: the lines that name a launcher at all.
+        path: the path of the script.
+        lines: the lines with launches.
+        named: the lines that mention a launcher, whether as a command or not.
     """
     found = f"{path}: {len(lines) or 'no'} commands with torchrun or accelerate"
     if named and not lines:
@@ -146,7 +146,7 @@ def _not_one(path: str, lines: Sequence[int], named: Sequence[int]) -> ConfigErr
 
 
 def _launch(command: Command) -> _Launch | None:
-    """Return the launch that a command is; None where it is none."""
+    """Return the launch in a command; None if the command has no launcher, or no script for it."""
     words = command.words
     if words[0].text in _TALKERS:
         return None
@@ -163,14 +163,14 @@ def _launch(command: Command) -> _Launch | None:
 
 
 def _launcher_words(words: Sequence[Word]) -> int:
-    """Count the words of the launcher with which these begin; 0 where they begin with none."""
+    """Return how many of the first words are the launcher; 0 if the first word begins none."""
     first, *rest = words
     if first.name == "torchrun":
         return 1
     if first.name == "accelerate" and rest and rest[0].text == "launch":
         return 2
     if _PYTHON.fullmatch(first.name):
-        # python -u -m torch.distributed.run: of the first -m.
+        # In python -u -m torch.distributed.run, the first -m counts.
         module = next((at for at, word in enumerate(words) if word.text == "-m"), len(words)) + 1
         if module < len(words) and words[module].text in _MODULES:
             return module + 1
@@ -178,13 +178,14 @@ def _launcher_words(words: Sequence[Word]) -> int:
 
 
 def _options(words: Sequence[Word]) -> tuple[dict[str, str], Sequence[Word]]:
-    """Return the launcher's options, by their long names, and the words from SCRIPT on."""
+    """Return the launcher's options by their names without dashes, and the words from SCRIPT on."""
     texts = [word.text for word in words]
     options = {}
     at = 0
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
-        # torchrun takes --nproc_per_node for --nproc-per-node, and -r and -t for two options.
+        # torchrun also accepts --nproc_per_node for --nproc-per-node, and -r and -t for two long
+        # options.
         name = {"r": "redirects", "t": "tee"}.get(name, name.replace("_", "-"))
         takes_next = not (equals or _FLAG.fullmatch(name))
         if takes_next and at + 1 < len(texts):
@@ -197,7 +198,7 @@ def _options(words: Sequence[Word]) -> tuple[dict[str, str], Sequence[Word]]:
 
 
 def _obstacle(text: str, launch: _Launch) -> _Obstacle | None:
-    """Return the first reason why the launch cannot be replaced; None where it can."""
+    """Return the first reason why srun cannot replace the launch; None if it can."""
     if launch.in_loop:
         return _Obstacle(
             "a launch in a loop",
@@ -229,8 +230,8 @@ def _obstacle(text: str, launch: _Launch) -> _Obstacle | None:
 
 
 def _other_starter(launch: _Launch) -> str:
-    """Return a word before the launcher that starts it in another way than srun does; empty without
-    one.
+    """Return a word before the launcher that starts it in another way than srun would; empty if
+    there is none.
     """
     before = launch.texts_before
     for each in before:
@@ -241,7 +242,7 @@ def _other_starter(launch: _Launch) -> str:
 
 
 def _may_hide_options(launch: _Launch) -> bool:
-    """Whether a variable in SCRIPT's place may be options, with SCRIPT behind it."""
+    """Tell whether a variable in the place of SCRIPT may hold options, with SCRIPT after them."""
     if not launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}:
         return True
     rest = (word.text for word in launch.script[1:])
@@ -255,7 +256,7 @@ def _has_gpus_per_task(text: str, launch: _Launch) -> bool:
 
 
 def _left_out(options: dict[str, str]) -> Iterator[str]:
-    """Write a note for each option that neither srun nor srunddp replaces."""
+    """Yield a note for each option that is dropped and that neither srun nor srunddp replaces."""
     for name, value in options.items():
         answer = (foreign(f"--{name}") or ("", "see srunddp run --help"))[1]
         if (
@@ -267,14 +268,14 @@ def _left_out(options: dict[str, str]) -> Iterator[str]:
 
 
 def _replacement(text: str, launch: _Launch) -> str:
-    """Write what comes in the place of the command, up to SCRIPT."""
+    """Return the text that replaces the command up to SCRIPT."""
     before = [word.source for word in launch.words[: launch.before]]
     step = _step(text, launch.options)
     srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
     if srun is not None:
         made = [*before[:srun], before[srun], *step, *_without_size(before[srun + 1 :])]
     else:
-        # Assignments and the like stay before the command.
+        # Assignments and the like stay in front of srun.
         place = 0
         while place < len(before) and _BEFORE.fullmatch(before[place]):
             place += 1
@@ -286,25 +287,25 @@ def _replacement(text: str, launch: _Launch) -> str:
 
 
 def _without_size(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words after srun, without options of the step's size. Its command begins at a word
-    that is no option.
+    """Yield the words after srun without options for the step's size. srun's command begins at the
+    first word that is no option.
     """
     left = list(words)
     while left and left[0].startswith("-"):
         option = [left.pop(0)]
         if re.fullmatch(r"-\w|--[\w-]+", option[0]) and left and not left[0].startswith("-"):
-            option.append(left.pop(0))  # which may be its value
+            option.append(left.pop(0))  # it may be the option's value
         if not _SIZE.fullmatch(option[0]):
             yield from option
     yield from left
 
 
 def _step(text: str, options: dict[str, str]) -> list[str]:
-    """Write options of srun for as many tasks as torchrun or accelerate would start processes."""
+    """Return srun's options for as many tasks as torchrun or accelerate would start processes."""
     nodes = options.get("nnodes") or options.get("num-machines") or "1"
-    if ":" in nodes:  # from the least to the most, of which Slurm has given some
+    if ":" in nodes:  # a range from the least to the most nodes; Slurm gives one number in it
         nodes = "$SLURM_NNODES"
-    # accelerate counts the processes of all nodes, torchrun those of one.
+    # accelerate counts the processes on all nodes, torchrun those on one node.
     total = options.get("num-processes")
     if total:
         each = _calculated(f"{total} / {nodes}")
@@ -314,26 +315,28 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
         "nodes": nodes,
         "ntasks": total or _calculated(f"{nodes} * {each}"),
         "ntasks-per-node": each,
-        # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for
-        # each node.
+        # Slurm has divided the node's CPUs among the tasks of the job, of which there was often
+        # only one per node.
         "cpus-per-task": _calculated(f"$SLURM_CPUS_ON_NODE / {each}"),
     }
     words = [f"--{name}={_quoted(value)}" for name, value in size.items()]
-    # As torchrun does: the first process that fails ends all.
+    # As under torchrun, the first process that fails ends all others.
     words.append("--kill-on-bad-exit=1")
     if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE):
-        # Each rank sees all GPUs of its node, as a process of torchrun does.
+        # As under torchrun, each process sees all GPUs of its node.
         words.append("--gpu-bind=none")
     return words
 
 
 def _processes_per_node(each: str) -> str:
-    """Return what ``--nproc-per-node`` stands for: a number, or what bash makes one of."""
+    """Return the number of processes that ``--nproc-per-node`` means, or a variable that bash
+    replaces by it.
+    """
     if each.isdecimal() or each.startswith(("$", "`")):
         return each
     if each == "cpu":
         return "$SLURM_CPUS_ON_NODE"
-    return "$SLURM_GPUS_ON_NODE"  # gpu, auto
+    return "$SLURM_GPUS_ON_NODE"  # for the values gpu and auto
 
 
 def _quoted(value: str) -> str:
@@ -341,8 +344,8 @@ def _quoted(value: str) -> str:
 
 
 def _calculated(product: str) -> str:
-    """Calculate a product or a quotient: at once if it is of two numbers, or else by bash when the
-    job starts.
+    """Return a product or a quotient: calculated here if both sides are numbers, else as an
+    expression that bash calculates when the job starts.
     """
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
         left = int(found[1])
@@ -351,6 +354,7 @@ def _calculated(product: str) -> str:
             return str(left * right)
         return str(left // max(right, 1))
     if not re.search(r"[$][(]|`", product):
-        # In bash's arithmetic a variable's name is enough; within $(…) or backticks it is not.
+        # In bash's arithmetic a variable's name needs no $. Inside $(…) or backticks it does, so
+        # leave these alone.
         product = re.sub("[$](?=[A-Za-z_])", "", product)
     return f"$(({product}))"

@@ -1,5 +1,5 @@
-"""The text of a job script: for sbatch, or for salloc, under which the script starts itself once
-more.
+"""The text of a job script, either for sbatch, or for bash: the latter starts itself again under
+salloc.
 """
 
 import glob
@@ -12,8 +12,8 @@ from shlex import quote as word
 from srunddp.sbatch.slurm_options import split
 from srunddp.sbatch.spec import SlurmJob
 
-_SLEEP = 600  # longer than Slurm takes to end a job
-_REPORT = 120  # seconds, for all nodes wait for it
+_SLEEP = 600  # seconds; longer than Slurm takes to end a job
+_REPORT = 120  # seconds at most, because all nodes wait for the report
 _WHY = {
     "ntasks-per-node": (
         "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink."
@@ -45,15 +45,16 @@ _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
 def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) -> str:
-    """Write the job script, with an empty line between its sections.
+    """Return the text of the job script, with an empty line between its sections.
 
     Args:
-        job: that ``validate.check`` has passed.
-        command: the words that write it, for its head.
-        interactive: it is for salloc, and not for sbatch.
+        job: a job that ``validate.check`` has accepted.
+        command: the words of the command line, which the script's head quotes.
+        interactive: the script is for salloc instead of sbatch.
     """
-    # The order counts. The environment is activated after the modules, so it comes before theirs in
-    # PATH; lines of --setup may use both, and the variables. What follows may use all of it.
+    # The order matters. The environment is activated after the modules are loaded, so it comes
+    # first in PATH. Lines of --setup may use both, and the variables of --env. All later sections
+    # may use all of these.
     sections = [
         _head(job, command, interactive),
         [] if interactive else directives(job),
@@ -106,14 +107,14 @@ def _size(job: SlurmJob) -> str:
 
 
 def directives(job: SlurmJob) -> list[str]:
-    """Write the lines that sbatch reads, each with its reason where it has one."""
+    """Return the ``#SBATCH`` lines, with a comment before those that have a reason in ``_WHY``."""
     lines: list[str] = []
     for name, value in _requested(job):
         if name in _WHY and (job.has_gpus or name != "ntasks-per-node"):
             lines.append(f"# {_WHY[name]}")
         lines.append(directive(name, value))
     if "output" not in job.slurm:
-        # In this option Slurm replaces %j and the like.
+        # Slurm replaces %j and the like in this option, so a % of the folder's name is doubled.
         output = job.log_dir.replace("%", "%%") + (
             "/%x-%A_%a.out" if "array" in job.slurm else "/%x-%j.out"
         )
@@ -135,11 +136,11 @@ def directives(job: SlurmJob) -> list[str]:
 
 
 def directive(option: str, value: object) -> str:
-    """Write a line that sbatch reads: its parser knows quotes, ``#``, and a backslash before any
-    letter.
+    """Return an ``#SBATCH`` line. Other values than plain words are quoted, because sbatch's parser
+    treats quotes, ``#`` and backslashes specially.
 
     Args:
-        option: its name, without dashes.
+        option: the name of the option, without dashes.
         value: a text or a number; True for an option without a value.
     """
     if value is True:
@@ -151,12 +152,12 @@ def directive(option: str, value: object) -> str:
 
 
 def salloc_options(job: SlurmJob) -> list[str]:
-    """Write the same options as words for salloc."""
+    """Return the options of the job that salloc knows too, as words of a command line."""
     return _words(_requested(job))
 
 
 def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
-    """Collect the options that sbatch and salloc have in common, and those that are passed on."""
+    """Collect the options for both sbatch and salloc, the job's own and the passed-on ones."""
     requested = [
         ("job-name", job.name),
         ("nodes", job.node_count),
@@ -170,8 +171,8 @@ def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
 
 
 def _words(options: Iterable[tuple[str, object]]) -> list[str]:
-    """Write options by their names; True is one without a value, and None, False and an empty text
-    are none.
+    """Write options as words. True stands for an option without a value. An option whose value is
+    None, False, 0 or empty is left out.
     """
     return [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options if value
@@ -182,7 +183,7 @@ def _allocation(job: SlurmJob) -> list[str]:
     return [
         "# Outside a job: once more, under salloc.",
         'if [ -z "${SLURM_JOB_ID:-}" ]; then',
-        # What bash reads from its standard input could not be started once more.
+        # A script that bash reads from its standard input cannot be started again.
         '  [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }',
         *_indented(_continued(["exec salloc", *map(word, salloc_options(job)), 'bash "$0"'])),
         "fi",
@@ -190,7 +191,7 @@ def _allocation(job: SlurmJob) -> list[str]:
 
 
 def _modules(job: SlurmJob) -> list[str]:
-    """Load the modules, by a shell function of the site's: Lmod's or Environment Modules'."""
+    """Load the modules with the shell function ``module`` of Lmod or Environment Modules."""
     if job.module_purge:
         purge = ["module purge"]
     else:
@@ -201,17 +202,16 @@ def _modules(job: SlurmJob) -> list[str]:
 
 
 def _lenient(lines: Sequence[str]) -> list[str]:
-    """Put lines that may read variables which are not set between ``set +u`` and ``set -u``."""
+    """Put lines that may read unset variables between ``set +u`` and ``set -u``."""
     if lines:
         return ["# What follows may read variables that are not set.", "set +u", *lines, "set -u"]
     return []
 
 
 def _environment(job: SlurmJob) -> list[str]:
-    """Activate a virtual or a conda environment."""
+    """Activate the job's conda or virtual environment."""
     if job.conda:
-        # In a batch script there is no `conda activate` until conda's hook has defined that
-        # function.
+        # A batch script has no `conda activate` until conda's hook has defined that function.
         activation = [
             'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
             f"conda activate {word(job.conda)}",
@@ -234,16 +234,17 @@ def _environment(job: SlurmJob) -> list[str]:
 
 
 def _traps(job: SlurmJob) -> list[str]:
-    """Catch the end by Slurm if something follows the training; staged copies are removed with the
-    script, however that ends.
+    """Catch Slurm's SIGTERM if commands follow the training. With ``--stage``, remove the copies
+    however the script ends.
     """
     if not (job.stage or job.monitor or job.requeue):
         return []
     clean_up = [
         "clean_up() {",
-        # `_await_end` calls this as well, after which it must not run again at the script's end.
+        # `_await_end` calls this too, and then it must not run again at the script's end.
         "  trap - EXIT",
-        # At a job's end no step can be started any more, and the copies go by themselves.
+        # At the job's end no step can start any more, and the node agents remove the copies
+        # themselves.
         f'  [ -n "$ended" ] || {word(job.command)} stage clean || true',
         "}",
         "trap clean_up EXIT",
@@ -254,15 +255,15 @@ def _traps(job: SlurmJob) -> list[str]:
             " writing a checkpoint."
         ),
         "ended=",
-        # bash runs a trap only after its command in the foreground has ended: the trap does not cut
-        # the wait for srun short.
+        # bash runs a trap only after the command in the foreground has ended, so this trap does not
+        # cut short the wait for srun.
         "trap ended=yes TERM",
         *(clean_up if job.stage else []),
     ]
 
 
 def _stage(job: SlurmJob) -> list[str]:
-    """Bring the folders to the nodes by ``srunddp stage push``."""
+    """Copy the folders to nodes that do not see them, by ``srunddp stage push``."""
     if not job.stage:
         return []
     logs = os.path.normpath(job.log_dir)
@@ -303,7 +304,7 @@ def _preflight(job: SlurmJob) -> list[str]:
 
 
 def _training(job: SlurmJob) -> list[list[str]]:
-    """Write the step that trains, and what follows it, in sections."""
+    """Return the step that trains, and what follows it, as sections of lines."""
     spared = (
         "# srunddp itself ends and restarts ranks, those of a lost node on a spare one: srun must"
         " end none."
@@ -312,7 +313,7 @@ def _training(job: SlurmJob) -> list[list[str]]:
     step = [*_srun(job, training=True), *_run(job)]
     if not (job.requeue or job.monitor or job.restarts_ranks):
         return [[*why, *_continued(step)]]
-    # Under `set -e` the script would end at a step that fails, before what follows it.
+    # Without this, `set -e` would end the script at a failed step, before what follows the step.
     step[-1] += " || code=$?"
     return [
         [*_result(job), *why, "code=0", *_continued(step)],
@@ -331,28 +332,28 @@ def _result(job: SlurmJob) -> list[str]:
     else:
         folder = f'"$PWD"/{word(job.log_dir)}'
     if job.restarts_ranks:
-        # A job that is requeued keeps its number, and the result of an earlier start must not
-        # count.
+        # A requeued job keeps its number, so the result file of an earlier start must be removed.
         return [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"']
     return []
 
 
 def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
-    """Write srun with its options, up to the command on each node, in lines."""
+    """Return the lines of srun and its options, up to the command on each node."""
     if training and job.spare_nodes:
-        # srun ends the other tasks when a node is lost, when a task fails, and WaitTime (of
-        # slurm.conf) after the first task has ended: each option takes back one of these.
+        # srun would end the other tasks when a node is lost, when a task fails, and WaitTime
+        # (slurm.conf) after the first task has ended. Each option here prevents one of the three.
         ending = "--no-kill --kill-on-bad-exit=0 --wait=0"
     else:
         ending = "--kill-on-bad-exit=1"
-    # With copies, not every node has the working directory: run --staged enters it, or its copy.
+    # With copies, not every node has the working directory; run --staged enters it or its copy.
     options = [
         ("chdir", job.stage and "/"),
         ("gpu-bind", job.has_gpus and "none"),
         ("mpi", job.mpi),
     ]
     return [
-        # --export=ALL: the ranks get the script's variables, even if the site gives jobs none.
+        # --export=ALL: the ranks get the script's variables, even if the site's default is to pass
+        # none.
         shlex.join(["srun", "--export=ALL", *ending.split(), *_words(options), *job.srun_arg]),
         *_container(job),
     ]
@@ -368,7 +369,7 @@ def _container(job: SlurmJob) -> list[str]:
     if job.container_image:
         mounts = "".join(f",{word(each)}" for each in job.container_mounts)
         image = f"--container-image={word(job.container_image)}"
-        # Else the image's own values of these would win.
+        # Otherwise the image's own values of these variables would win.
         names = ",".join(each.partition("=")[0] for each in job.env)
         if names:
             exported = f" --container-env={names}"
@@ -382,7 +383,7 @@ def _container(job: SlurmJob) -> list[str]:
 
 
 def _run(job: SlurmJob) -> list[str]:
-    """Write ``srunddp run`` in lines: the options, and the script with its arguments."""
+    """Return the lines of ``srunddp run``: its options, then the script with its arguments."""
     paths = [
         ("log-dir", job.log_dir if job.rank_logs else None),
         ("monitor", job.monitor),
@@ -408,7 +409,7 @@ def _run(job: SlurmJob) -> list[str]:
 
 
 def _common_options(job: SlurmJob) -> list[str]:
-    """Write the options that ``srunddp run`` and ``srunddp check`` have in common."""
+    """Return the options that ``srunddp run`` and ``srunddp check`` have in common."""
     return _words([("staged", job.stage), ("backend", job.backend), ("ifaces", job.ifaces)])
 
 
@@ -435,7 +436,7 @@ def _await_end(job: SlurmJob) -> list[str]:
 def _report(job: SlurmJob) -> list[str]:
     if not job.monitor:
         return []
-    # Only a container has srunddp, and pyxis starts one for a step alone.
+    # With a container, only its image has srunddp, and pyxis starts a container only for a step.
     one_task = "srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1"
     if job.in_container:
         step = [one_task, *_container(job)]
@@ -448,15 +449,15 @@ def _report(job: SlurmJob) -> list[str]:
     return [
         "# If Slurm ends the job there is no time for a report: the same command writes it later.",
         'if [ -z "$ended" ]; then',
-        # Without --foreground it would leave the script's process group, and a signal to that would
-        # not reach the report.
+        # Without --foreground, timeout would leave the script's process group, and a signal to the
+        # group would not reach the report.
         *_indented(_continued([f"timeout --foreground {_REPORT} {first}", *rest])),
         "fi",
     ]
 
 
 def _continued(lines: Iterable[str]) -> list[str]:
-    """Write one command on several lines."""
+    """Join the parts of one command by backslashes at the ends of lines."""
     return " \\\n  ".join(lines).split("\n")
 
 

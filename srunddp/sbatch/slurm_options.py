@@ -1,4 +1,4 @@
-"""The options of sbatch that srunddp passes on: their names and letters, and whether they take a
+"""The options of sbatch that srunddp passes on: their names, their letters, and whether they take a
 value.
 """
 
@@ -9,9 +9,10 @@ from typing import NamedTuple
 from srunddp.errors import UsageError
 from srunddp.util.usage_errors import foreign
 
-# Of Slurm 22.05 to 26.05, as LETTER:NAME. "=" takes a value, "?" may take one, and "!" is not of
-# salloc's. What is not here is SlurmJob's (as --nodes), or of no use in a job script (as --wrap).
-# -m is --module here, --distribution there.
+# The options of Slurm 22.05 to 26.05, as LETTER:NAME. "=" means that the option takes a value, "?"
+# that it may take one, and "!" that salloc does not have it. Options of SlurmJob (such as --nodes)
+# and options of no use in a job script (such as --wrap) are not in the table. -m means --module
+# here; sbatch's -m is --distribution.
 _TABLE = """
 A:account= acctg-freq= a:array=! batch=! bb= bbf= b:begin= D:chdir= cluster= cluster-constraint=
 M:clusters= comment= consolidate-segments C:constraint= container-id= container-type= context=
@@ -27,17 +28,20 @@ q:qos= Q:quiet reboot reservation= resources= resv-ports? segment= sockets-per-n
 spread-segments stepmgr switches= thread-spec= threads-per-core= t:time= time-min= tmp= tres-bind=
 tres-per-task= uid= use-min-nodes v:verbose W:wait! wait-all-nodes= wckey=
 """
-# ``none`` is a value of theirs.
+# ``none`` is a valid value of these options.
 _WITH_NONE = ("export", "gpu-bind", "mem-bind", "profile")
-# No directives of a job script.
+# These cannot be directives of a job script.
 UNUSABLE = ("autocomplete", "help", "test-only", "usage", "version", "wrap")
 
 
 class SlurmOption(NamedTuple):
-    """An option of sbatch: its letter, or nothing; salloc does not know it where it is
-    ``batch_only``.
+    """An option of sbatch.
 
-    It takes ``=`` for a value, ``?`` for one that may be left out, nothing for a flag.
+    Attributes:
+        letter: its letter, without the dash; empty for none.
+        name: its name, without dashes.
+        takes: ``=`` if it takes a value, ``?`` if it may take one, empty if it is a flag.
+        batch_only: whether sbatch has it but salloc does not.
     """
 
     letter: str
@@ -47,8 +51,8 @@ class SlurmOption(NamedTuple):
 
     @property
     def kind(self) -> object:
-        """Return the type of its value in a YAML file."""
-        if self.name == "mail-type":  # sbatch adds up several
+        """The type of the option's value in a YAML file."""
+        if self.name == "mail-type":  # sbatch accepts the option several times
             return tuple[str, ...]
         text = str if self.name in _WITH_NONE else str | None
         return {"=": text, "?": bool | str, "": bool}[self.takes]
@@ -62,12 +66,12 @@ _BY_LETTER = {f"-{option.letter}": option for option in OPTIONS.values() if opti
 
 
 def words(name: str, value: str | bool | Sequence[str] | None) -> list[str]:
-    """Write an option as on sbatch's command line.
+    """Return an option as words of sbatch's command line.
 
     Args:
-        name: without dashes.
-        value: True for an option without a value. Of several texts each is an option of its own;
-            False, None and an empty text are none.
+        name: the name without dashes.
+        value: True for an option without a value; several texts give one option each; False, None
+            and an empty text give no option.
     """
     if value is True:
         return [f"--{name}"]
@@ -76,7 +80,7 @@ def words(name: str, value: str | bool | Sequence[str] | None) -> list[str]:
 
 
 def split(word: str) -> tuple[str, str | bool]:
-    """Return the name and the value of ``--name=value``; True for an option without a value."""
+    """Split ``--name=value`` into name and value; the value is True if there is no ``=``."""
     name, equals, value = word.removeprefix("--").partition("=")
     return name, value if equals else True
 
@@ -84,19 +88,20 @@ def split(word: str) -> tuple[str, str | bool]:
 def rewrite(
     arguments: Sequence[str], known: Collection[str], with_value: Collection[str]
 ) -> list[str]:
-    """Write the command line as click can read it.
+    """Rewrite the command line so that click can parse it.
 
-    Each flag of Slurm's gets a value: ``--hold`` is ``--hold=true``, ``--no-hold`` is
-    ``--hold=false``. What nobody knows is for sbatch: ``--unknown=x`` is
-    ``--sbatch-arg=--unknown=x``, unless it is another launcher's.
+    A flag of Slurm gets a value: ``--hold`` becomes ``--hold=true``, ``--no-hold`` becomes
+    ``--hold=false``. An option that neither srunddp nor another launcher knows is passed on to
+    sbatch: ``--unknown=x`` becomes ``--sbatch-arg=--unknown=x``. Without a ``=`` it stays, and
+    click refuses it.
 
     Args:
-        arguments: of the command line; what follows the script stays as it is.
-        known: options of the command.
-        with_value: those of them that take the next word.
+        arguments: the words of the command line; SCRIPT and all words after it stay as they are.
+        known: the names of the command's options, with dashes.
+        with_value: those of them that take the next word as their value.
 
     Raises:
-        UsageError: a flag has a value.
+        UsageError: an option that takes no value has one.
     """
     left = list(arguments)
     done = []
@@ -108,8 +113,7 @@ def rewrite(
             option = OPTIONS.get(name[2:])
         else:
             option = _BY_LETTER.get(name)
-        # --no-hold negates --hold. --no-kill is an option of Slurm's own, because there is no
-        # --kill.
+        # --no-hold negates --hold, but --no-kill is an option of Slurm, because there is no --kill.
         negated = OPTIONS.get(name.removeprefix("--no-"))
         if option and option.takes != "=" and not equals:
             done.append(f"--{option.name}=true")

@@ -1,5 +1,5 @@
-"""What a job script is made from: :class:`SlurmJob`, whose fields are the options and the keys of
-the YAML file.
+"""The description of a job: :class:`SlurmJob`, whose fields are the options of srunddp sbatch and
+the keys of its YAML file.
 """
 
 import re
@@ -100,29 +100,31 @@ class SlurmJob:
 
     @property
     def in_container(self) -> bool:
-        """Whether srunddp runs in a container."""
+        """Whether srunddp runs in a container, of Apptainer or of pyxis."""
         return bool(self.container or self.container_image)
 
     @property
     def slurm(self) -> dict[str, str | bool]:
-        """Return what ``sbatch_arg`` gives sbatch, by name; True for an option without a value."""
+        """The options in ``sbatch_arg``: their values by their names; True for an option without a
+        value.
+        """
         return dict(map(split, self.sbatch_arg))
 
     @property
     def node_count(self) -> int | None:
-        """Return what ``--nodes`` gets; None where Slurm decides."""
+        """The value for ``--nodes``; None if Slurm decides."""
         if self.nodes:
             return self.nodes
         return None if "ntasks" in self.slurm else 1
 
     @property
     def gpus(self) -> int:
-        """Count the GPUs on each node, as far as they are told, in Slurm's words such as
-        ``a100:2,v100:1`` or ``gpu:a100:4``.
+        """How many GPUs each node has, as far as the options tell; 0 if they do not. They may name
+        types, as in ``a100:2,v100:1`` or ``gpu:a100:4``.
         """
         named = [each.partition(":") for each in str(self.slurm.get("gres", "")).split(",")]
         gres = ",".join(rest or "1" for name, _, rest in named if name == "gpu")
-        # At most one of the two is given: validate.check refuses both.
+        # At most one of the two is given, because validate.check refuses both together.
         on_each_node = _count(self.slurm.get("gpus-per-node")) + _count(gres)
         if on_each_node:
             return on_each_node
@@ -139,18 +141,20 @@ class SlurmJob:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether a node has GPUs, which options may also ask for in ways that tell no number."""
+        """Whether the job asks for GPUs. This can be true when ``gpus`` is 0, because some options
+        do not tell the number on a node.
+        """
         return bool(self.gpus or {"gpus", "gpus-per-socket"} & self.slurm.keys())
 
     @property
     def tasks(self) -> int:
-        """Count the ranks on each node; 0 where Slurm decides."""
+        """How many ranks each node has; 0 if Slurm decides."""
         if self.ntasks_per_node:
             return self.ntasks_per_node
         if {"ntasks", "ntasks-per-gpu", "ntasks-per-tres"} & self.slurm.keys():
             return 0
         if self._gpus_per_task:
-            return 1  # GPUs follow from tasks then, and not tasks from GPUs
+            return 1  # Slurm derives the GPUs from the tasks here, not the tasks from the GPUs
         return self.gpus or 1
 
     @property
@@ -162,30 +166,30 @@ class SlurmJob:
 
     @property
     def folder(self) -> str:
-        """Return the folder in which the job starts; empty for the one in which it is submitted."""
+        """The folder in which the job starts; empty for the folder in which it is submitted."""
         return str(self.slurm.get("chdir", ""))
 
     @property
     def log_folders(self) -> list[str]:
-        """Return the folders that have to be there when the job starts, relative to the one that it
-        starts in.
+        """The folders that must exist when the job starts, relative to the folder in which it
+        starts.
         """
         in_log_dir = "output" not in self.slurm or self.rank_logs or self.monitor or self.preflight
         of_files = [
             str(self.slurm.get(name, "")).rpartition("/")[0] for name in ("output", "error")
         ]
-        # In a file's name Slurm replaces %j and the like.
+        # Leave out folders with %j and the like: Slurm replaces these only when the job starts.
         plain = [folder for folder in of_files if "%" not in folder]
         return [*filter(None, dict.fromkeys([self.log_dir if in_log_dir else "", *plain]))]
 
     @property
     def command(self) -> str:
-        """Return the name or the path of srunddp on the nodes."""
+        """The name of srunddp on the nodes, or its path there."""
         return self.srunddp or "srunddp"
 
     @property
     def name(self) -> str:
-        """Return the job's name."""
+        """The job's name: ``job_name``, or else the script's or the module's name."""
         script = self.script or ""
         return self.job_name or (
             script.rpartition(".")[2] if self.module else PurePath(script).stem
@@ -193,7 +197,7 @@ class SlurmJob:
 
     @property
     def warning(self) -> str:
-        """Return what ``--signal`` gets; empty for no such option."""
+        """The value for ``--signal``; empty for no such option."""
         if self.signal == "auto":
             if self.requeue:
                 return "USR2@120"
@@ -204,7 +208,9 @@ class SlurmJob:
 
 
 def _count(devices: str | bool | None) -> int:
-    """Sum up the devices of ``a100:2,v100:1``; a type alone is one."""
+    """Return the sum of the numbers in a list such as ``a100:2,v100:1``; a type without a number
+    counts 1.
+    """
     counts = (part.rpartition(":")[2] for part in str(devices or "").split(",") if part)
-    # A part without a number is a type, of which Slurm gives one: `gpu:a100`.
+    # A part without a number is a type, such as gpu:a100, of which Slurm gives one.
     return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)

@@ -1,4 +1,4 @@
-"""Giving a script to Slurm: to look at, or to run as a job."""
+"""Gives a job script to Slurm: for validation, or to run it as a job."""
 
 import re
 import subprocess
@@ -8,19 +8,20 @@ from srunddp.errors import ConfigError, SrunddpError, UnavailableError
 from srunddp.util.slurm_command import outside, run
 
 _TEST_WITHIN = 10.0
-_SUBMIT_WITHIN = 120.0  # a busy controller is slow
-# Slurm's words where the fault is not the script's: "Unable to contact slurm controller (connect
-# failure)", "Socket timed out on send/recv operation", "Zero Bytes were transmitted or received",
-# "Could not establish a configuration source", "Protocol authentication error".
+_SUBMIT_WITHIN = 120.0  # seconds; a busy controller is slow
+# Matches Slurm's messages for failures that are not the script's fault: "Unable to contact slurm
+# controller (connect failure)", "Socket timed out on send/recv operation", "Zero Bytes were
+# transmitted or received", "Could not establish a configuration source", "Protocol authentication
+# error".
 _AWAY = re.compile(
     r"unable to (contact|resolve)|timed out|connection|not responding|configuration"
     r" source|communication|zero bytes"
     r"|authentication|munge",
     re.IGNORECASE,
 )
-# --parsable prints `4711`, or `4711;CLUSTER` where there are several clusters.
+# --parsable prints `4711`, or `4711;CLUSTER` if there are several clusters.
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
-# By a part of Slurm's words; of several the first.
+# Hints by a part of Slurm's message; the first part that matches counts.
 _HINTS = {
     "account": "sacctmgr show associations user=$USER lists your accounts",
     "partition": "sinfo -s lists the partitions",
@@ -33,22 +34,22 @@ _HINTS = {
 
 
 def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Have Slurm validate a script, or salloc's options, without a job.
+    """Have Slurm validate a job script or salloc's options, without making a job.
 
     Args:
-        text: the script.
-        options: of salloc; none for a script of sbatch.
-        environ: the variables that sbatch gets.
+        text: the job script.
+        options: the words of salloc's command line; empty for a script of sbatch.
+        environ: the environment variables for sbatch.
 
     Returns:
-        Notes to print.
+        Notes for the user: one if Slurm did not answer, and so validated nothing.
 
     Raises:
-        ConfigError: Slurm refuses.
+        ConfigError: Slurm refuses the job.
     """
-    # salloc has no --test-only, so sbatch validates its options. SALLOC_X means to salloc what
-    # SBATCH_X means to sbatch.
-    if options:  # salloc has variables of its own
+    # salloc has no --test-only, so sbatch validates its options. The variables SALLOC_X mean to
+    # salloc what SBATCH_X mean to sbatch.
+    if options:  # salloc does not read SBATCH_X
         environ = {
             name.replace("SALLOC_", "SBATCH_"): environ[name]
             for name in environ
@@ -69,24 +70,25 @@ def submit(
     wait: bool = False,
     within: float = _SUBMIT_WITHIN,
 ) -> tuple[str, int]:
-    """Submit a script.
+    """Submit a job script.
 
     Args:
-        text: the script.
-        environ: the variables that sbatch gets.
-        note: takes what else sbatch prints.
-        wait: whether sbatch waits for the job's end, for which there is no limit.
-        within: seconds that sbatch has where it does not wait.
+        text: the job script.
+        environ: the environment variables for sbatch.
+        note: takes lines that sbatch prints besides the job's number.
+        wait: whether sbatch waits for the end of the job; then there is no time limit.
+        within: the seconds that sbatch may take if it does not wait.
 
     Returns:
-        The job's number, and the exit code of sbatch, which is the job's if it waits for its end.
+        The job's number, and the exit code of sbatch. With ``wait`` that is the job's exit code.
 
     Raises:
         ConfigError: Slurm refuses the script.
-        UnavailableError: Slurm does not answer.
+        UnavailableError: there is no sbatch, or Slurm does not answer.
     """
     done = _sbatch(["--parsable"], text, environ, None if wait else within)
-    # A site's sbatch may also print a greeting; the cluster's name follows where there are several.
+    # A site's sbatch may also print a greeting. If there are several clusters, the cluster's name
+    # follows the number.
     numbers = _NUMBER.findall(done.stdout)
     if not numbers:
         raise _refusal(done.stderr)
@@ -97,7 +99,7 @@ def submit(
 def _sbatch(
     options: Sequence[str], text: str, environ: Mapping[str, str], limit: float | None
 ) -> subprocess.CompletedProcess[str]:
-    """Run sbatch, which is to accept the script."""
+    """Run sbatch on a script, and raise an error unless sbatch accepts it."""
     try:
         done = run(["sbatch", *options], outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
@@ -112,7 +114,8 @@ def _sbatch(
             expected="a job",
             hint="look in squeue for the job before you try again",
         ) from None
-    # With --wait sbatch ends with the job's code. If there is a number, the script was accepted.
+    # With --wait, sbatch ends with the job's exit code. A printed number shows that the script was
+    # accepted.
     if done.returncode and not _NUMBER.search(done.stdout):
         raise _refusal(done.stderr)
     return done
@@ -126,7 +129,7 @@ def _lines(said: str) -> list[str]:
 
 
 def _refusal(said: str) -> SrunddpError:
-    """Make one message of Slurm's words."""
+    """Make an error with Slurm's message and a hint."""
     words = "; ".join(_lines(said)) or "no message"
     if _AWAY.search(words):
         return UnavailableError(

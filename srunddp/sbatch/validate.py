@@ -1,7 +1,7 @@
-"""What is wrong with a job, before a script is written for it, and what may not be as intended.
+"""Find mistakes in a job before its script is written, and warn of what the user may not intend.
 
-What only Slurm knows, such as limits and the forms of times and sizes, is left to ``sbatch
---test-only``.
+Mistakes that only Slurm can see, such as exceeded limits or malformed times and sizes, are left to
+``sbatch --test-only``.
 """
 
 import ast
@@ -21,9 +21,9 @@ from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
 
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-# A user may export these two for all nodes: `notes` says that they win over ifaces.conf.
+# A user may export these two for all nodes; `notes` then says that they win over ifaces.conf.
 _RANK_VARIABLES = {*OURS} - {*_INTERFACES}
-# The script's own, and those that bash does not let be changed.
+# Variables that the job script itself uses, and those that bash does not let a script change.
 _SCRIPT_VARIABLES = {
     "code",
     "ended",
@@ -48,22 +48,22 @@ _PATHS = (
     "data",
 )
 
-# Options of SlurmJob that have the meaning which they have for sbatch.
+# Options of SlurmJob with the same name and meaning as in sbatch.
 _SAME = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "signal")
 
-# Whether it is there, what was found, what was expected, and the hint.
+# Whether there is a problem; then what was found, what was expected, and the hint.
 _Problem = tuple[object, str, str, str]
 
 
 def check(job: SlurmJob, *, interactive: bool = False) -> None:
-    """Refuse a job for which no script can do what is requested.
+    """Refuse a job if no script can do what it asks for.
 
     Args:
-        job: as the options and files have it.
+        job: the job, from options, files and defaults.
         interactive: the script is for salloc, which lacks some options of sbatch.
 
     Raises:
-        ConfigError: the first thing that is wrong.
+        ConfigError: the first problem that is found.
     """
     of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
     problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
@@ -73,11 +73,11 @@ def check(job: SlurmJob, *, interactive: bool = False) -> None:
 
 
 def check_printable(name: str, text: str) -> None:
-    """Refuse a text that may end a line of the script, or command a terminal.
+    """Refuse a text that could end a line of the script, or control a terminal that shows it.
 
     Args:
-        name: of what has the text, for the message.
-        text: to look at.
+        name: the name of the option or the value, for the message.
+        text: the text to check.
 
     Raises:
         ConfigError: a character is not printable.
@@ -91,7 +91,7 @@ def check_printable(name: str, text: str) -> None:
 
 
 def option(key: str) -> str:
-    """Write a key as it is on the command line."""
+    """Return the name of a key on the command line."""
     if key in ("script", "arguments"):
         return key
     return "--" + key.replace("_", "-")
@@ -109,13 +109,13 @@ def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
             texts = value
         for text in texts:
             check_printable(name, text)
-            # An empty --mpi stands for the site's default, and the script may want an empty
-            # argument.
+            # An empty --mpi means the site's default, and an empty argument may be meant for the
+            # script.
             empty = not text and key not in ("mpi", "arguments")
             yield empty, f"{name} is empty", "a value", "remove it, or give it a value"
             found = f"{name} {text!r}"
             is_path = key in _PATHS
-            # A command would take it for one of its options.
+            # A command would take such a path for an option.
             yield (
                 is_path and text.startswith("-"),
                 found,
@@ -174,7 +174,7 @@ def _of_numbers(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
-    """Find options that exclude each other, and what sbatch cannot see."""
+    """Find options that are missing or exclude each other, and mistakes that sbatch cannot see."""
     yield not job.script, "no script", "a training script", "name it after the options"
     yield (
         "\\" in job.log_dir,
@@ -216,7 +216,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
         "both",
         "add --restarts=3",
     )
-    # Where Slurm decides how many tasks a node has, there may well be two.
+    # If Slurm decides how many tasks a node has, assume two, which is enough.
     few = job.spare_nodes and others * (job.tasks or 2) < 2
     found = f"{found} with --nodes {job.node_count or 'unset'}"
     yield (
@@ -225,7 +225,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
         "2 ranks or more on the others",
         "give more with --nodes, in which the spare ones count",
     )
-    # --signal=[{R|B}:]NAME[@SECONDS]: with B Slurm signals the batch shell, and no step.
+    # In --signal=[{R|B}:]NAME[@SECONDS], B makes Slurm signal the batch shell and no step.
     receiver, _, rest = job.warning.rpartition(":")
     yield (
         "B" in receiver,
@@ -251,7 +251,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
 
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
-    """Find what is wrong with options that are passed on."""
+    """Find mistakes in the options for srunddp run, srun and sbatch that are passed on."""
     passed_on = (
         ("srunddp run", "--run-options", job.run_options),
         ("srun", "--srun-arg", job.srun_arg),
@@ -264,7 +264,7 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
                 f"an option of {command}",
                 f"write {name}=--{each}",
             )
-            is_own = each.startswith("--spare-nodes")  # srun has to know of it
+            is_own = each.startswith("--spare-nodes")  # srun needs other options then
             yield (
                 is_own,
                 f"{name} {each!r}",
@@ -309,8 +309,8 @@ def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def script_problem(job: SlurmJob) -> tuple[str, str] | None:
-    """Say what is wrong, and the hint, where SCRIPT is not a Python script that can be seen here;
-    None where nothing is.
+    """Say why SCRIPT is not a Python script that this node sees, and give a hint; None if it is
+    one, or if nothing can be told.
     """
     path = os.path.join(job.folder, job.script or "")
     if job.module or "-m" in job.run_options or os.path.isdir(path):
@@ -320,12 +320,13 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
         if re.match(rb"#!(?!.*python)", text):
             hint = f"if it starts torchrun or accelerate: srunddp sbatch --from {job.script}"
             return f"{job.script} is a shell script", hint
-        if not text.startswith(b"PK"):  # an archive that Python runs
-            # The compiler warns of an invalid escape and the like, and would name no file here.
+        if not text.startswith(b"PK"):  # PK: a ZIP archive, which Python can run
+            # The compiler's warnings, such as of an invalid escape, would not name the file here.
             with warnings.catch_warnings(action="ignore"):
                 ast.parse(text)
     except OSError as error:
-        # Whoever writes `srunddp sbatch torchrun train.py` has put a launcher in SCRIPT's place.
+        # A user who writes `srunddp sbatch torchrun train.py` has put a launcher in the place of
+        # SCRIPT.
         own = re.fullmatch(
             r"python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec", job.script or ""
         )
@@ -341,12 +342,12 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
 
 
 def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
-    """Tell what may not be as intended, or is not seen here, though the nodes may see it; not of
-    SCRIPT itself.
+    """Yield notes on what the user may not intend, or on what this node does not see although other
+    nodes may. SCRIPT's own problems are left to :func:`script_problem`.
 
     Args:
-        job: that :func:`check` has passed.
-        environ: the variables that sbatch gets; none for salloc.
+        job: a job that :func:`check` has accepted.
+        environ: the environment variables for sbatch; empty for salloc.
     """
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     missing = (
@@ -397,9 +398,9 @@ def _of_requeue(job: SlurmJob) -> Iterator[str]:
             "--requeue without an argument such as --resume=auto: a script that does not resume"
             " starts over"
         )
-    with contextlib.suppress(OSError):  # a module, or not seen here
+    with contextlib.suppress(OSError):  # a module's name, or a script that this node does not see
         text = Path(job.folder, job.script or "").read_bytes()
-        # Python's signal module, or a library that catches the signal for the script.
+        # A script that catches the signal uses Python's signal module or one of these libraries.
         if job.warning and not re.search(rb"srunddp|signal|SIGUSR|lightning|submitit", text):
             yield (
                 f"{job.script}: no sign that it catches the signal of {job.warning}, which"

@@ -1,7 +1,7 @@
-"""Packs a folder into a tar file, and unpacks it on a node.
+"""Packs a folder into a tar file, and unpacks that on a node.
 
-The nodes get the text of this module, as they may have no srunddp: except :mod:`srunddp.errors` it
-needs the standard library only.
+The nodes get the source of this module, because they may have no srunddp. So it imports only
+:mod:`srunddp.errors` and the standard library.
 """
 
 import fnmatch
@@ -17,15 +17,15 @@ from srunddp.errors import ConfigError
 
 
 class ArchiveInfo(NamedTuple):
-    """What an archive holds.
+    """The contents of an archive.
 
     Attributes:
-        sha256: of the archive, in hex; the same for the same names and links, and files of the same
-            time and content.
-        size: bytes of content.
-        files: number of files, folders and links.
-        links: an environment's links to its interpreter, ``bin/NAME`` to an absolute path; not in
-            the archive.
+        sha256: the archive's hash, in hex. It is the same for the same names and links, and files
+            with the same content, time and execute permission.
+        size: the sum of the files' sizes in bytes.
+        files: the number of files, folders and links in the archive.
+        links: an environment's links to its interpreter, which are not in the archive: the absolute
+            target of each, by the link's name ``bin/NAME``.
     """
 
     sha256: str
@@ -35,18 +35,18 @@ class ArchiveInfo(NamedTuple):
 
 
 def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> ArchiveInfo:
-    """Pack a folder's files, folders and links, without owners; sockets, FIFOs and devices are left
-    out.
+    """Pack the files, folders and links of a folder, without their owners. Sockets, FIFOs and
+    devices are left out.
 
     Args:
-        folder: the names in the archive begin below it.
-        archive: a new file.
-        leave_out: patterns as in the shell: of a name anywhere, or with a slash before the end of a
-            path from here on.
+        folder: the folder; the names in the archive are relative to it.
+        archive: the path of the archive, which must not exist.
+        leave_out: patterns as in a shell. A pattern without a slash matches a name at any depth;
+            one with a slash, other than at its end, matches a path relative to ``folder``.
 
     Raises:
-        ConfigError: a link leads out of the folder, or something cannot be read or changes
-            meanwhile.
+        ConfigError: a link leads out of the folder, or a file cannot be read or changes while it is
+            packed.
         OSError: the archive cannot be written.
     """
     try:
@@ -69,8 +69,8 @@ def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
     with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
         for info, status in _entries(folder, leave_out):
             if info.linkname.startswith("/"):
-                # It leads out of the folder, which tarfile's filter refuses. `unpack` makes such
-                # links itself.
+                # The link leads out of the folder, which tarfile's filter would refuse. `unpack`
+                # makes such links itself.
                 links[info.name] = info.linkname
                 continue
             if info.isreg():
@@ -87,9 +87,7 @@ def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
 def _entries(
     folder: str, leave_out: Sequence[str], below: str = ""
 ) -> Iterator[tuple[tarfile.TarInfo, os.stat_result]]:
-    """Yield what is to be packed, each folder before what is in it, in an order that is always the
-    same.
-    """
+    """Yield the entries to pack in a fixed order, each folder before its contents."""
     here = os.path.join(folder, below).rstrip("/")
     names = sorted(os.listdir(here), key=os.fsencode)
     patterns = [each.rstrip("/") for each in leave_out]
@@ -107,18 +105,19 @@ def _entries(
 
 
 def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | None:
-    """Return the header of an archive's entry; None for what is never packed, such as a socket."""
+    """Return an entry's header; None for an entry that is never packed, such as a socket."""
     info = tarfile.TarInfo(name)
     kind = stat.S_IFMT(status.st_mode)
-    # A copy is for its user alone, so of the mode only one thing matters: whether it is a program.
+    # Only the user of the job reads a copy, so one bit of the mode matters: whether the file can be
+    # executed.
     if kind == stat.S_IFDIR or status.st_mode & stat.S_IXUSR:
         info.mode = 0o700
     else:
         info.mode = 0o600
     if kind == stat.S_IFREG:
         info.size = status.st_size
-        # Folders get no time. Theirs changes with each entry that is made in them, even one that
-        # is left out of the archive, and the hash would change with it.
+        # Folders get no time. A folder's time changes with each entry that is made in it, even one
+        # that is left out, and would change the archive's hash.
         info.mtime = int(status.st_mtime)
     elif kind == stat.S_IFDIR:
         info.type = tarfile.DIRTYPE
@@ -133,21 +132,21 @@ def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | N
 def _add_file(
     tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result
 ) -> None:
-    """Pack a regular file as it was found; one that has grown, as the job's own log does, up to the
-    length that it had.
+    """Pack a regular file with the size that it had when it was found. It may have grown since, as
+    the job's own log does.
 
     Raises:
-        ConfigError: it has changed in another way since ``before``.
+        ConfigError: the file has changed in another way since ``before``.
     """
-    # Since its lstat() a link may have taken its place, which would lead elsewhere, or a FIFO, on
-    # which open() would wait for a writer.
+    # Since its lstat(), the file may have been replaced: by a link, which would lead elsewhere, or
+    # by a FIFO, on which open() would wait for a writer.
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(source, "rb") as file:
         try:
             tar.addfile(info, file)
         finally:
-            # Also after an error of addfile(), which fails for a file that has become shorter: that
-            # it has changed is the better message.
+            # Check after an error too: addfile() fails for a file that has become shorter, and "has
+            # changed" is the better message.
             if not _is_same(before, os.fstat(source)):
                 raise ConfigError(
                     f"{path} has changed while it was packed",
@@ -157,18 +156,18 @@ def _add_file(
 
 
 def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
-    """Whether it is one file, with the content that it had or a longer one."""
+    """Whether both describe one file whose content is unchanged or longer."""
     file = (before.st_dev, before.st_ino, before.st_mode) == (now.st_dev, now.st_ino, now.st_mode)
     content = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
     return file and (content or now.st_size > before.st_size)
 
 
 def _target(folder: str, name: str) -> str:
-    """Return where a link is to lead: a relative path to what is in the folder, or an absolute one
-    to an environment's interpreter.
+    """Return the target for a link: a relative path if it leads into the folder, or an absolute
+    path if it is an environment's link to its interpreter.
 
     Raises:
-        ConfigError: it leads out of the folder to something else.
+        ConfigError: the link leads out of the folder and is not such a link.
     """
     path = os.path.join(folder, name)
     root = os.path.realpath(folder)
@@ -186,15 +185,16 @@ def _target(folder: str, name: str) -> str:
 
 
 def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) -> None:
-    """Unpack an archive of :func:`pack` into a new folder: all of it, or nothing.
+    """Unpack an archive made by :func:`pack` into a new folder: completely or not at all.
 
     Args:
-        archive: a file in a folder that nobody else may change, as ``folder`` is.
-        sha256: of the archive, in hex.
-        links: more links to make, by :class:`ArchiveInfo`.
+        archive: the archive. Like ``folder``, it is in a folder that no other user may change.
+        folder: the new folder.
+        sha256: the expected hash of the archive, in hex.
+        links: further links to make; see :class:`ArchiveInfo`.
 
     Raises:
-        ConfigError: the archive is another one, or the folder cannot be written.
+        ConfigError: the hash is another one, or the folder cannot be written.
     """
     above, name = os.path.split(folder)
     new = os.path.join(above, f".{name}")
@@ -206,17 +206,17 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
                     expected=f"{sha256[:16]}…",
                     hint="stage it again",
                 )
-            # The same open file: what is unpacked is what the hash was of.
+            # Unpack from the same open file, so that exactly the hashed bytes are unpacked.
             file.seek(0)
             os.mkdir(new, 0o700)
             with tarfile.open(fileobj=file, encoding="utf-8") as tar:
-                # From Python 3.11.4 on.
+                # Python has this filter from 3.11.4 on.
                 tar.extraction_filter = getattr(tarfile, "data_filter", None)
                 tar.extractall(new)
-        # Last, so that nothing from the archive can be written through them.
+        # Make these links last, so that nothing from the archive can be written through them.
         for link, target in links.items():
             os.symlink(target, os.path.join(new, link))
-        # rename() replaces an empty folder at most: whatever else has the name stays.
+        # rename() replaces at most an empty folder; anything else with this name stays.
         os.rename(new, folder)
     except (OSError, tarfile.TarError) as error:
         raise ConfigError(

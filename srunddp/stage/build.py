@@ -1,8 +1,8 @@
-"""Builds an environment that can be moved, by uv: with a lock file, srunddp in it, compiled to
-bytecode.
+"""Builds an environment that can be moved: uv installs srunddp and the packages of a lock file, and
+compiles them to bytecode.
 
-It is built beside its place and gets its name once it is whole, so that half an environment is
-never taken for one.
+The environment is built beside its place and gets its name only when it is complete, so that half
+an environment is never used.
 """
 
 import os
@@ -22,9 +22,9 @@ from srunddp.bootstrap.network import ifaces_conf
 from srunddp.errors import ConfigError, file_errors
 
 LOCK = "srunddp-lock.txt"
-# Lines of uv's lock file: `numpy==2.4.0 \` and `mine @ file:///home/u/mine`.
+# Matches lines of uv's lock file such as `numpy==2.4.0 \` and `mine @ file:///home/u/mine`.
 _PIN = re.compile(r"^([\w.-]+)(?:==| @ )([^\s;]+)", re.MULTILINE)
-# Copies and compiled files: an environment that is packed has to be whole.
+# Copy and compile all files, because an environment has to be complete before it is packed.
 _INSTALL = ("--no-deps", "--no-editable", "--link-mode=copy", "--compile-bytecode")
 _WHEEL = "Wheel-Version: 1.0\nGenerator: srunddp\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -37,22 +37,22 @@ def build(
     online: bool,
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Build an environment.
+    """Build a relocatable environment.
 
     Args:
-        requirements: a file as for pip; where it has hashes they are kept to, so a lock file gives
-            the same again.
-        output: the environment's folder, which is new.
-        wheels: a folder with wheels.
-        online: whether an index is asked, by the user's settings for uv; else ``wheels``, or uv's
-            cache, have all.
+        requirements: a requirements file as for pip. If it has hashes, the packages must match
+            them, so a lock file always gives the same environment.
+        output: the folder of the environment, which must not exist.
+        wheels: a folder with wheels; None for none.
+        online: whether uv asks an index, by the user's settings. If not, all packages come from
+            ``wheels``, or without it from uv's cache.
         say: called with a line at each step.
 
     Returns:
-        The version of each package.
+        The version of each package, by name.
 
     Raises:
-        ConfigError: something is missing or does not fit; there is no ``output`` then.
+        ConfigError: something is missing or does not fit; ``output`` is not created.
     """
     output = output.absolute()
     if not requirements.is_file():
@@ -114,7 +114,7 @@ def _fill(
     lock = place / LOCK
     python = f"--python={place / 'bin' / 'python'}"
     if not online:
-        # Without an index there are the given wheels, or else what uv's cache has.
+        # Without an index, packages come from the given wheels, or else from uv's cache.
         source = [*source, "--no-index" if source else "--offline"]
     say("choosing versions")
     options = ("--generate-hashes", "--no-annotate", "--no-header", f"--output-file={lock}")
@@ -126,18 +126,18 @@ def _fill(
         python,
         requirements,
         "-",
-        # By the "-" above uv reads these from its standard input, and chooses versions that fit
-        # both.
+        # The "-" above makes uv read srunddp's requirements from standard input, and choose
+        # versions that fit these too.
         given="\n".join(own_requirements()),
     )
     packages = dict(_PIN.findall(lock.read_text()))
     say(f"installing {len(packages)} packages")
-    # A package that the user's file has a hash of has to have that one.
+    # If the user's file has a package's hash, the package must match it.
     locked: tuple[str | Path, ...] = ()
     if "--hash" in requirements.read_text(errors="replace"):
         locked = ("--constraint", requirements)
     uv("pip", "install", *source, *_INSTALL, python, "--requirement", lock, *locked)
-    # No index has this srunddp: what runs here is packed and installed.
+    # No index has this srunddp, so make a wheel of the running one and install that.
     own = _own_wheel(place)
     uv(
         "pip",
@@ -154,7 +154,7 @@ def _fill(
 
 
 def own_requirements() -> list[str]:
-    """Return what srunddp needs, except for torch, which is the user's to choose."""
+    """Return srunddp's requirements, except torch, whose version the user chooses."""
     return [
         each for each in _installed().requires or () if not re.search(r"^torch\b|extra ==", each)
     ]
@@ -170,11 +170,11 @@ def _installed() -> Distribution:
 
 
 def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = "") -> None:
-    """Run one of uv's commands; the log gets all that it says, and ``hint`` is what to do where it
-    fails.
+    """Run one of uv's commands. Its output goes to ``log``; if it fails, ``hint`` tells the user
+    what to do.
     """
     command = [program, *map(str, words), "--color=never", "--no-progress"]
-    # Never compared with the source.
+    # UNCHECKED_HASH: Python never compares the bytecode with the source.
     environment = os.environ | {"PYC_INVALIDATION_MODE": "UNCHECKED_HASH"}
     done = subprocess.run(
         command, input=given, capture_output=True, text=True, env=environment, check=False
@@ -182,8 +182,8 @@ def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = ""
     with log.open("a") as file:
         file.write(f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}")
     if done.returncode:
-        # uv says `error: …`, then causes and hints on several lines. Its hints name options of
-        # uv's; here there is another hint.
+        # uv prints `error: …`, then causes and hints on several lines. Drop its hints, which name
+        # options of uv; the message gets another hint.
         reason = re.sub(
             r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL
         )
@@ -194,7 +194,7 @@ def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = ""
 
 def _find_uv() -> str:
     try:
-        from uv import find_uv_bin  # of an extra
+        from uv import find_uv_bin  # installed by the extra srunddp[stage]
 
         return str(find_uv_bin())
     except (ImportError, FileNotFoundError):
@@ -208,8 +208,8 @@ def _find_uv() -> str:
 
 
 def _own_wheel(folder: Path) -> Path:
-    """Pack this srunddp, its command, and its ifaces.conf if it has one, as uv can install it;
-    return the file.
+    """Make a wheel of the running srunddp, with its command and, if there is one, its ifaces.conf;
+    return its path.
     """
     found = _installed()
     package = Path(__file__).resolve().parents[1]
@@ -221,7 +221,7 @@ def _own_wheel(folder: Path) -> Path:
         "entry_points.txt": "[console_scripts]\nsrunddp = srunddp.cli:main\n",
         "RECORD": "",
     }
-    # The last one is /etc/srunddp/ifaces.conf, which each node has for itself or has not.
+    # The last default file is /etc/srunddp/ifaces.conf, which each node may have of its own.
     own = [path for path in ifaces_conf.default_files()[:-1] if path.is_file()]
     with zipfile.ZipFile(archive, "w") as wheel:
         for path in package.rglob("*"):

@@ -1,5 +1,5 @@
-"""The command ``srunddp stage``: what may print, and what may exit, when folders are brought to
-nodes.
+"""The command ``srunddp stage``, which brings folders to nodes: read the options, call the work,
+and print the result.
 """
 
 import os
@@ -117,12 +117,12 @@ def push(**given: Any) -> None:
     srun --chdir=/ "$srunddp" run --staged train.py
     srunddp stage clean
     """
-    # The archive on this node goes too.
+    # Exit by an exception, so that the archive on this node is removed too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     job = Job.of(os.environ, given["base"])
     wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
-    # The path alone goes to standard output, where a script takes it by $(...); all else is said on
-    # standard error.
+    # Only the path goes to standard output, so that a script can take it with $(...). All other
+    # lines go to standard error.
     click.echo(
         pushing.push(job, wanted, sys.argv[0], given["timeout"], say, everywhere=given["all_nodes"])
     )

@@ -1,6 +1,7 @@
-"""What a push asks the node agents, and what they answer.
+"""The requests of a push to the node agents, and their answers.
 
-This module is sent to the nodes: besides the standard library it imports only what is sent, too.
+The source of this module is sent to the nodes. Besides the standard library, it may import only
+modules that are sent too.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from srunddp.util.messages import Message
 
 
 class StageMessage(Message):
-    """What a push and the node agents tell each other."""
+    """A request of a push to a node agent, or an answer to one."""
 
 
 @dataclass(frozen=True)
 class Answer(StageMessage, kind="answer"):
-    """What every answer of a node has; by itself it says that the request was carried out.
+    """The base of all answers. A plain Answer says that the request was carried out.
 
     Attributes:
         node: The name of the node that answers.
@@ -25,16 +26,17 @@ class Answer(StageMessage, kind="answer"):
     node: str
 
 
-# Requests; those without another answer are answered by :class:`Answer`.
+# Requests. One that names no other answer gets a plain Answer.
 
 
 @dataclass(frozen=True)
 class MarkedPlace:
-    """A folder as it is where it is packed.
+    """A folder to stage, as the node of the push sees it.
 
     Attributes:
-        path: Its path.
-        mark: Of :func:`srunddp.util.filesystem.mark`.
+        path: Its shared path.
+        mark: The result of :func:`srunddp.util.filesystem.mark`, by which a node recognizes the
+            folder.
     """
 
     path: str
@@ -43,7 +45,7 @@ class MarkedPlace:
 
 @dataclass(frozen=True)
 class Look(StageMessage, kind="look"):
-    """Make the job's folder, and look what the node sees. :class:`Looked` is the answer.
+    """Make the job's folder, and compare what this node sees. :class:`Looked` is the answer.
 
     Attributes:
         places: The folders to compare.
@@ -56,10 +58,10 @@ class Look(StageMessage, kind="look"):
 
 @dataclass(frozen=True)
 class LookForCopy(StageMessage, kind="look_for_copy"):
-    """Look for a copy from an earlier push. :class:`CopyLookedFor` is the answer.
+    """Find out whether an earlier push made this copy. :class:`CopyLookedFor` is the answer.
 
     Attributes:
-        name: Of the copy, in the job's folder.
+        name: The copy's name in the job's folder.
     """
 
     name: str
@@ -67,11 +69,11 @@ class LookForCopy(StageMessage, kind="look_for_copy"):
 
 @dataclass(frozen=True)
 class Unpack(StageMessage, kind="unpack"):
-    """Unpack an archive, if it was sent to this node. :class:`Unpacked` is the answer.
+    """Unpack an archive, if this node was sent one. :class:`Unpacked` is the answer.
 
     Attributes:
-        name: Of the copy, in the job's folder.
-        sha256, links: As of :class:`srunddp.stage.archive.ArchiveInfo`.
+        name: The copy's name in the job's folder.
+        sha256, links: See :class:`srunddp.stage.archive.ArchiveInfo`.
     """
 
     name: str
@@ -81,13 +83,13 @@ class Unpack(StageMessage, kind="unpack"):
 
 @dataclass(frozen=True)
 class StagedPlace:
-    """A folder, and the nodes that have a copy of it.
+    """A staged folder, and the nodes that have a copy of it.
 
     Attributes:
         role: ``env``, ``project`` or ``data``.
-        path: Where it was packed.
-        name: Of the copies, in the job's folder.
-        nodes: That have one.
+        path: The shared path.
+        name: The name of the copies in the job's folder; empty if no node has a copy.
+        nodes: The names of the nodes with a copy.
     """
 
     role: str
@@ -98,12 +100,12 @@ class StagedPlace:
 
 @dataclass(frozen=True)
 class Finish(StageMessage, kind="finish"):
-    """Write down where everything is, for the ranks that are to start.
+    """Write down where each staged folder is, for the ranks that start later.
 
     Attributes:
-        places: All that was staged.
+        places: All folders of this push.
         cwd: The working directory of the push.
-        start: The words that start srunddp where no environment is among the places.
+        start: The interpreter and the program to start if no environment was staged for the job.
     """
 
     places: tuple[StagedPlace, ...]
@@ -118,7 +120,7 @@ class Clean(StageMessage, kind="clean"):
 
 @dataclass(frozen=True)
 class Leave(StageMessage, kind="leave"):
-    """The push has failed: remove everything. There is no answer."""
+    """Remove everything, because the push has failed. There is no answer."""
 
 
 # Answers.
@@ -126,11 +128,12 @@ class Leave(StageMessage, kind="leave"):
 
 @dataclass(frozen=True)
 class Looked(Answer, kind="looked"):
-    """What the node sees.
+    """Which places the node sees.
 
     Attributes:
-        sees: For each place, whether it is the same here: ``1`` or ``0``, as lines are to be short.
-        python: Whether the interpreter is there.
+        sees: For each place ``1`` if the node sees the same folder, else ``0``; one letter each,
+            because an answer has to be short.
+        python: Whether the node has the interpreter.
     """
 
     sees: str
@@ -139,11 +142,11 @@ class Looked(Answer, kind="looked"):
 
 @dataclass(frozen=True)
 class CopyLookedFor(Answer, kind="copy_looked_for"):
-    """Whether the copy is there.
+    """Whether the node has the copy.
 
     Attributes:
-        found: Whether it is.
-        free: Bytes that are free in the file system of the job's folder.
+        found: Whether the copy exists.
+        free: Free bytes in the file system of the job's folder.
     """
 
     found: bool
@@ -152,10 +155,10 @@ class CopyLookedFor(Answer, kind="copy_looked_for"):
 
 @dataclass(frozen=True)
 class Unpacked(Answer, kind="unpacked"):
-    """What came of unpacking.
+    """The node has unpacked the archive, or was sent none.
 
     Attributes:
-        seconds: What it took; None where nothing was sent to this node.
+        seconds: How long unpacking took; None if this node was sent no archive.
     """
 
     seconds: float | None
@@ -163,10 +166,11 @@ class Unpacked(Answer, kind="unpacked"):
 
 @dataclass(frozen=True)
 class Cleaned(Answer, kind="cleaned"):
-    """What was removed.
+    """The node has removed the job's folder, as far as it may.
 
     Attributes:
-        kept: How many files stay, as they were written in a copy; None where there was no folder.
+        kept: How many files were written in a copy, and therefore stay; None if there was no
+            folder.
     """
 
     kept: int | None
@@ -174,10 +178,10 @@ class Cleaned(Answer, kind="cleaned"):
 
 @dataclass(frozen=True)
 class CannotDo(Answer, kind="cannot_do"):
-    """The node could not do it.
+    """The node could not carry out the request.
 
     Attributes:
-        found, expected, hint: As of an error.
+        found, expected, hint: The parts of an error's message; the last two may be empty.
     """
 
     found: str

@@ -1,9 +1,9 @@
-"""What runs on each node of a job while its folders are staged, and until the job ends.
+"""The agent that runs on each node of a job while folders are staged, and then until the job ends.
 
-It comes over srun's standard input, as the node may see nothing of srunddp: besides the standard
-library only what :mod:`srunddp.stage.slurm` sends is there. Requests and answers are those of
-:mod:`srunddp.stage.messages`. All nodes get the same request. An answer is a line below 1 KiB,
-since srun cuts longer ones in pieces and mixes them with those of other nodes.
+Its source comes over srun's standard input, because the node may not see srunddp. Besides the
+standard library, it has only the modules that :mod:`srunddp.stage.slurm` sends. Requests and
+answers are those of :mod:`srunddp.stage.messages`, and all nodes get the same requests. An answer
+is one line below 1 KiB, because srun splits longer lines and mixes the pieces of different nodes.
 """
 
 from __future__ import annotations
@@ -45,31 +45,33 @@ from srunddp.stage.paths import LOCK, PLACES, PathMapping, StagedPaths, lock_fil
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.filesystem import mark, same
 
-# Three files in the job's folder are there to be locked. `push`: by the one push that stages at a
-# time. `lock`: shared by a push and all ranks that work in the copies, and exclusive for whoever
-# removes them. `keeper`: by the one task that removes the folder at the job's end.
+# Three files in the job's folder exist only to be locked. `push` is locked by the one push that may
+# stage at a time. `lock` is shared by a push and all ranks that work in the copies, and locked
+# exclusively by a process that removes them. `keeper` is locked by the one task that removes the
+# folder at the job's end.
 _PUSH = "push"
 _KEEPER = "keeper"
-_UNPACKED = ".unpacked"  # beside a copy that is whole, of the time when it was
-_WAIT = 10.0  # seconds for ranks, and for another push, to let go of a folder
-_OLD = 600.0  # seconds, after which a folder that nobody keeps is left by a job that was killed
-_LONGEST = 250  # letters of each text of an error: the line is to stay below 1 KiB
-# Sent to all steps as a warning of the end, or by a terminal: the ranks' own affair.
+_UNPACKED = ".unpacked"  # beside a complete copy: a file whose time says since when
+_WAIT = 10.0  # seconds to wait for ranks, or for another push, to release a folder
+_OLD = 600.0  # seconds; an older folder without a keeper is left by a killed job
+_LONGEST = 250  # letters of each text of an error: the line has to stay below 1 KiB
+# Signals that warn all steps of the job's end, or come from a terminal. They are meant for the
+# ranks.
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-# A BaseException, because the handlers of errors on the way to `main` have to let it pass.
+# A BaseException, so that the handlers of errors below `main` do not catch it.
 class _Ended(BaseException):
-    """The job ends, with SIGTERM, or the push that staged has failed."""
+    """The job ends (SIGTERM), or the push has failed (:class:`Leave`)."""
 
 
 def main(folder: str) -> None:
-    """Answer requests until there are no more; then keep the folder until the job ends, unless
-    another push does.
+    """Answer requests until standard input ends. Then keep the folder until the job ends, unless
+    the task of another push keeps it.
     """
-    # The copies are in a folder such as /tmp, and nobody else is to read them.
+    # The copies are in a folder such as /tmp, where no other user may read them.
     os.umask(0o077)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -118,7 +120,7 @@ def _cannot_do(*texts: str) -> CannotDo:
 
 
 class _Node:
-    """The job's folder on this node; a method for each request that has an answer."""
+    """The job's folder on this node. Each request that has an answer has a method here."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -129,8 +131,8 @@ class _Node:
         return os.path.join(self._folder, name)
 
     def look(self, request: Look) -> Looked:
-        """Make the job's folder, and say which places the node sees as they are where they are
-        packed.
+        """Make the job's folder, and say for each place whether this node sees the same folder as
+        the node of the push.
         """
         _make_own(self._folder)
         self._hold()
@@ -140,8 +142,11 @@ class _Node:
         return Looked(NODE, sees=sees, python=os.access(request.python, os.X_OK))
 
     def _hold(self) -> None:
-        """Be the one push in this job, and the one that keeps the folder, if no earlier push of
-        this job does.
+        """Become the only push of this job, and the keeper of the folder if no earlier push of this
+        job is.
+
+        Raises:
+            ConfigError: another push of this job is at work, or the folder is being removed.
         """
         held = _touch(self._path(_PUSH))
         if not lock_file(held):
@@ -164,16 +169,16 @@ class _Node:
             os.close(keeper)
 
     def look_for_copy(self, request: LookForCopy) -> CopyLookedFor:
-        """Say whether this copy is here already, from an earlier push."""
-        # Unpacking ends with a rename: a copy that has its name is whole.
+        """Say whether an earlier push made this copy, and how many bytes are free."""
+        # Unpacking ends with a rename, so a copy with this name is complete.
         found = os.path.exists(self._path(request.name))
         return CopyLookedFor(NODE, found=found, free=shutil.disk_usage(self._folder).free)
 
     def unpack(self, request: Unpack) -> Unpacked:
-        """Unpack what was sent, if it was sent to this node."""
+        """Unpack the archive, if this node was sent one, and remove it."""
         archive = self._path(request.name + ".tar")
         folder = self._path(request.name)
-        # Every node gets the request, and only those without a copy were sent the archive.
+        # Every node gets this request, but only nodes without a copy were sent the archive.
         if not os.path.lexists(archive):
             return Unpacked(NODE, seconds=None)
         began = time.monotonic()
@@ -185,13 +190,13 @@ class _Node:
         return Unpacked(NODE, seconds=time.monotonic() - began)
 
     def finish(self, request: Finish) -> Answer:
-        """Write down where everything is on this node."""
+        """Write down where each staged folder is on this node, and write the ranks' program."""
         here = {place.path: self._mapping(place) for place in request.places}
         if os.path.exists(self._path(PLACES)):
             before = StagedPaths.load(self._folder).places
         else:
             before = ()
-        # A push names only its own folders; what an earlier one of the job has staged stays known.
+        # A push names only its own folders. Folders of an earlier push of the job stay known.
         earlier = (each for each in before if each.path not in here)
         staged = StagedPaths(self._folder, (*here.values(), *earlier), request.cwd)
         written = {"places": [vars(place) for place in staged.places], "cwd": request.cwd}
@@ -199,8 +204,8 @@ class _Node:
         launcher = Path(self._path("srunddp.new"))
         replace_file(launcher, _launcher(staged, request.start).encode(errors="surrogateescape"))
         launcher.chmod(0o700)
-        # Ranks may meanwhile start by that of an earlier push: this one takes the name only once it
-        # can be executed.
+        # Ranks of an earlier push may be starting its program. The new one takes that name only
+        # once it is executable.
         launcher.rename(self._path("srunddp"))
         self._let_go()
         return Answer(NODE)
@@ -213,48 +218,50 @@ class _Node:
         return PathMapping(place.role, place.path, here)
 
     def clean(self) -> Cleaned:
-        """Remove the job's folder, but for what was written in its copies, and see the end of the
-        one that keeps it.
+        """Remove the job's folder, except files that were written in its copies, and wait for the
+        keeper to end.
         """
         if not os.path.isdir(self._folder):
             return Cleaned(NODE, kept=None)
-        # Opened before its name is removed: the lock is still on the open file.
+        # Open the file before its name is removed: the keeper's lock is on the open file.
         keeper = _touch(self._path(_KEEPER))
         kept = _remove(self._folder, _WAIT)
-        # It is free once the keeper has ended.
+        # The lock becomes free when the keeper ends.
         lock_file(keeper, _WAIT)
         return Cleaned(NODE, kept=kept)
 
     def keep(self) -> None:
-        """Wait for a `stage clean`, or for SIGTERM: steps get it at the end of a job, before all is
-        killed.
+        """As the keeper, wait for `stage clean`, or for SIGTERM, which Slurm sends to steps at the
+        end of a job before it kills them. Other tasks return at once.
         """
         self._let_go()
         while self._keeps():
             time.sleep(0.5)
 
     def remove_at_end(self) -> None:
-        """Remove the folder once no rank uses it, unless another push keeps it."""
-        # `_remove` opens the lock anew, which is another open file to flock(): it would wait for
-        # the shared lock of this process for ever.
+        """As the keeper, remove the folder once no rank uses it."""
+        # `_remove` opens the lock file again. For flock() that is another open file, which would
+        # wait for this process's own shared lock for ever.
         self._let_go()
         if self._keeps():
             _remove(self._folder, math.inf)
 
     def _keeps(self) -> bool:
-        # `stage clean` removes the name, and so tells the keeper to end.
+        # `stage clean` removes this name, which tells the keeper to end.
         return self._keeper >= 0 and os.path.exists(self._path(_KEEPER))
 
     def _let_go(self) -> None:
         for descriptor in self._held:
-            with contextlib.suppress(OSError):  # SIGTERM may have come in the middle of this
+            with contextlib.suppress(OSError):  # SIGTERM may have interrupted an earlier call
                 os.close(descriptor)
         self._held = []
 
 
 def _make_own(folder: str) -> None:
-    """Make a folder that is this user's alone; nobody else may have made it, or be able to put
-    another in its place.
+    """Make a folder that only this user can change or replace.
+
+    Raises:
+        ConfigError: the folder above it is not safe, or the folder is not this user's alone.
     """
     above = os.path.dirname(folder)
     base = os.stat(above)
@@ -265,7 +272,7 @@ def _make_own(folder: str) -> None:
             expected="a folder such as /tmp",
             hint="name another with --dir",
         )
-    # Made first and looked at afterwards: after a look, somebody else could still make it.
+    # Make it first and check it afterwards. After a check, another user could still make it.
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     found = os.lstat(folder)
@@ -282,13 +289,15 @@ def _make_own(folder: str) -> None:
 
 
 def _touch(path: str) -> int:
-    """Open a file of our own, which is made if it is not there."""
+    """Open a file for a lock, and return its descriptor. The file is created if it is missing; a
+    link is refused.
+    """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
-    """Write a shell script that becomes srunddp: that of the staged environment, or else ``start``,
-    which is interpreter and program.
+    """Write the shell script that ranks start. It runs srunddp of the staged environment, or
+    without one ``start``: an interpreter and a program.
     """
     env = next((place.here for place in staged.places if place.role == "env"), None)
     lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(staged.folder)}"]
@@ -302,8 +311,8 @@ def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
             f"export {variable}={shlex.quote(env)}",
             f'PATH={shlex.quote(env + "/bin")}:"$PATH"',
         ]
-        # Not bin/srunddp alone, whose first line may name the interpreter of the shared
-        # environment.
+        # bin/srunddp alone will not do, because its first line may name the interpreter of the
+        # shared environment.
         words = [f"{env}/bin/python", f"{env}/bin/srunddp"]
     return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
 
@@ -312,14 +321,15 @@ def _remove(folder: str, wait: float) -> int:
     """Remove a job's folder once no rank uses it.
 
     Args:
-        folder: to remove.
-        wait: seconds for the ranks in it to end.
+        folder: the job's folder.
+        wait: how many seconds to wait for the ranks that use it; infinity for no limit.
 
     Returns:
-        How many files stay, because they were written in a copy; then the folder stays, too.
+        How many files stay because they were written in a copy. If there are any, the folder stays
+        too.
 
     Raises:
-        ConfigError: ranks still use it.
+        ConfigError: ranks still use the folder.
     """
     held = _touch(os.path.join(folder, LOCK))
     try:
@@ -331,12 +341,12 @@ def _remove(folder: str, wait: float) -> int:
             )
         kept = 0
         for entry in list(os.scandir(folder)):
-            # A copy whose unpacking was killed has a dot before its name: nobody has seen it.
+            # A name with a dot is a copy whose unpacking was killed, so no rank has ever used it.
             if entry.is_dir(follow_symlinks=False) and entry.name[0] != ".":
                 kept += _remove_copy(entry.path)
             elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(_UNPACKED):
-                # The lock, too. A rank that opened it before and locks it afterwards sees by its
-                # count of links that it has no name any more.
+                # This removes the lock file too. A rank that opened it before and locks it
+                # afterwards sees that its link count is 0.
                 os.unlink(entry)
         if not kept:
             shutil.rmtree(folder)
@@ -346,18 +356,17 @@ def _remove(folder: str, wait: float) -> int:
 
 
 def _remove_copy(folder: str) -> int:
-    """Remove what was unpacked, but for files that are newer than the copy, which stay in a folder
-    of another name.
-
+    """Remove what was unpacked. Files that are newer than the copy stay, in a folder with another
+    name.
     Returns:
         How many files stay.
     """
     folder, mark = _set_aside(folder)
-    # Without the mark nothing tells which files are newer, and all stay.
+    # Without the mark nothing tells which files are newer, so all of them stay.
     whole = os.stat(mark).st_mtime_ns if os.path.exists(mark) else 0
     kept = 0
     for here, folders, files in os.walk(folder, topdown=False):
-        # os.walk() lists links to folders with the folders, and does not enter them.
+        # os.walk() lists links to folders among the folders, and does not enter them.
         links = [name for name in folders if os.path.islink(os.path.join(here, name))]
         for name in (*files, *links):
             if not _remove_unless_newer(os.path.join(here, name), whole):
@@ -370,14 +379,15 @@ def _remove_copy(folder: str) -> int:
 
 
 def _set_aside(folder: str) -> tuple[str, str]:
-    """Rename a copy and its mark, so that nobody takes it for whole; return their new names."""
+    """Rename a copy and its mark, so that no push takes it for complete; return the new names."""
     if ".kept-" in os.path.basename(folder):
         return folder, folder + _UNPACKED
     number = 1
     while os.path.lexists(f"{folder}.kept-{number}"):
         number += 1
     new = f"{folder}.kept-{number}"
-    # The mark first: after a kill between the two, the next removal finds it under the new name.
+    # The mark goes first: if a kill comes between the two, the next removal finds it under its new
+    # name.
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder + _UNPACKED, new + _UNPACKED)
     os.rename(folder, new)
@@ -385,16 +395,18 @@ def _set_aside(folder: str) -> tuple[str, str]:
 
 
 def _remove_unless_newer(path: str, whole: int) -> bool:
-    """Remove a file that has not been written since its copy was whole.
+    """Remove a file that has not changed since its copy was complete. Bytecode (``.pyc``) is always
+    removed.
 
-    Programs such as cp -p can set any time of a file but that of its last change of status.
+    The time of the last status change decides, because programs such as cp -p can set all other
+    times.
 
     Args:
-        path: The file.
-        whole: When the copy was whole, in nanoseconds since 1970.
+        path: the path of the file.
+        whole: when the copy was complete, in nanoseconds since 1970; 0 if nothing tells.
 
     Returns:
-        Whether it was removed.
+        Whether the file was removed.
     """
     with contextlib.suppress(OSError):
         if os.lstat(path).st_ctime_ns <= whole or path.endswith(".pyc"):
@@ -404,8 +416,8 @@ def _remove_unless_newer(path: str, whole: int) -> bool:
 
 
 def _remove_others(folder: str) -> None:
-    """Remove what this user's earlier jobs have left beside a folder, unless a task keeps it or a
-    rank is in it.
+    """Remove the folders of this user's earlier jobs beside the given one. A folder stays if it is
+    younger than ``_OLD`` seconds, or if a keeper or a rank uses it.
     """
     own = Path(folder)
     for other in own.parent.glob(f"{own.name.rpartition('-')[0]}-[0-9]*"):

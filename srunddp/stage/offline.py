@@ -1,31 +1,32 @@
-"""Variables for nodes without internet, with which Hugging Face's libraries ask no server."""
+"""Variables for nodes without internet, which keep Hugging Face's libraries from asking servers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-# Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets
-# 2.19 to 5.2, tokenizers and torch.hub.
+# Names and values fit huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets 2.19 to 5.2,
+# tokenizers and torch.hub.
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-_ON = ("1", "ON", "YES", "TRUE")  # in any case
+_ON = ("1", "ON", "YES", "TRUE")  # compared in upper case
 
 
 def offline(environ: Mapping[str, str]) -> dict[str, str]:
-    """Tell what to export so that no server is asked, and all ranks look in one cache.
+    """Return the variables to export so that libraries ask no server and all ranks use the same
+    cache.
 
     Args:
-        environ: what the user exported, which stays.
+        environ: the variables that the user exported; they are left as they are.
     """
-    # Threads of the tokenizers library do not survive the fork of loader workers. It switches them
-    # off by itself then, and warns in each worker.
+    # Threads of the tokenizers library do not survive the fork of loader workers. The library would
+    # switch them off by itself, but with a warning in each worker.
     wanted = {**dict.fromkeys(SWITCHES, "1"), **caches(environ), "TOKENIZERS_PARALLELISM": "false"}
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def caches(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the cache folders of Hugging Face's libraries and of torch.hub, where they look unless
-    told otherwise.
+    """Return the default cache folders of Hugging Face's libraries and of torch.hub, each by the
+    name of the variable that can set it.
     """
     folder = environ.get("XDG_CACHE_HOME") or "~/.cache"
     if "HOME" in environ and folder.startswith("~/"):
@@ -38,7 +39,7 @@ def caches(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def contradictions(environ: Mapping[str, str]) -> list[str]:
-    """Write a line for each switch that the user exported as off."""
+    """Return a line for each offline switch that the user exported with another value than on."""
     off = [name for name in SWITCHES if name in environ and environ[name].upper() not in _ON]
     return [
         f"{name}={environ[name]} is exported, which wins; expected 1 with --offline -> unset it"

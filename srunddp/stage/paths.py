@@ -1,6 +1,7 @@
-"""Which paths are copies on this node, by `srunddp stage push`, and a run in them.
+"""Which paths are copies on this node, made by `srunddp stage push`, and how a run works in them.
 
-A node that sees a shared path uses that; only what it does not see is looked for in its copy.
+A node that sees a shared path uses it. Only a path that the node does not see is looked for in a
+copy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ VARIABLE = "SRUNDDP_STAGED"
 # Files in the folder of a job.
 PLACES = "places.json"
 LOCK = "lock"
-# Variables that may name a place: some hold several paths, with colons between them, others one.
+# Variables that may name a staged path: the first kind holds several paths separated by colons, the
+# second kind one path.
 _LISTS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _PATHS = (
     "VIRTUAL_ENV",
@@ -34,18 +36,18 @@ _PATHS = (
     "TORCH_HOME",
     "SRUNDDP_IFACES",
 )
-# Where slurmstepd goes if it cannot enter the step's working directory.
+# The directory that slurmstepd enters if it cannot enter the step's working directory.
 _LEFT_BY_THE_LAUNCHER = "/tmp"
 
 
 @dataclass(frozen=True)
 class PathMapping:
-    """A file or folder that was staged.
+    """A staged file or folder, and where it is on this node.
 
     Attributes:
         role: ``env``, ``project`` or ``data``.
-        path: the shared one.
-        here: where it is on this node, the same where that sees it.
+        path: the shared path, which the push named.
+        here: the path on this node: ``path`` itself if the node sees it, else its copy.
     """
 
     role: str
@@ -55,12 +57,13 @@ class PathMapping:
 
 @dataclass(frozen=True)
 class StagedPaths:
-    """What was brought to this node.
+    """All that was staged for a job, as one node has it.
 
     Attributes:
-        folder: that has the copies.
-        cwd: the working directory for ranks that start in the root, or where Slurm could not enter
-            theirs.
+        folder: the job's folder on this node, which has the copies.
+        places: every staged path and where it is here.
+        cwd: the working directory of the push, for ranks that start in ``/`` or whose own directory
+            Slurm could not enter.
     """
 
     folder: str
@@ -69,25 +72,25 @@ class StagedPaths:
 
     @classmethod
     def load(cls, folder: str) -> StagedPaths:
-        """Read those of a job's folder.
+        """Read the places from the file in a job's folder.
 
         Raises:
-            ValueError, TypeError, KeyError: their file is broken.
-            OSError: it cannot be read.
+            ValueError, TypeError, KeyError: the file has the wrong content.
+            OSError: the file cannot be read.
         """
         written = json.loads(Path(folder, PLACES).read_bytes())
         return cls(folder, tuple(PathMapping(**each) for each in written["places"]), written["cwd"])
 
     def here(self, path: str) -> str:
-        """Return where an absolute path is on this node; what is in no place, or is seen here,
-        stays as it is written.
+        """Return where an absolute path is on this node. A relative path, a path outside the staged
+        ones and a path that this node sees are returned unchanged.
         """
         if not path.startswith("/"):
             return path
-        # normpath() keeps two slashes at the beginning, as POSIX leaves their meaning to the
-        # system.
+        # normpath() keeps two slashes at the beginning, because POSIX lets the system decide what
+        # they mean.
         whole = os.path.normpath("/" + path.lstrip("/"))
-        # With a slash behind both, /data does not hold /database.
+        # The slash behind both keeps /data from matching /database.
         above = [place for place in self.places if f"{whole}/".startswith(f"{place.path}/")]
         place = max(above, key=lambda place: len(place.path), default=None)
         if place is None or place.here == place.path:
@@ -96,8 +99,8 @@ class StagedPaths:
         return place.here + whole.removeprefix(place.path) + slash
 
     def shared(self, path: str) -> str:
-        """Return what an absolute path on this node is a copy of; the path itself, where it is
-        none.
+        """Return the shared path of which an absolute path on this node is a copy; the path itself
+        if it is in no copy.
         """
         for place in self.places:
             if place.here != place.path and f"{path}/".startswith(f"{place.here}/"):
@@ -105,15 +108,17 @@ class StagedPaths:
         return path
 
     def argument(self, word: str) -> str:
-        """Change an argument of the script that is a path, or has one after its first ``=``."""
+        """Replace a script's argument that is a staged path, or that has one after its first
+        ``=``.
+        """
         name, equals, value = word.partition("=")
         if word.startswith("/"):
             return self.here(word)
         return name + equals + self.here(value)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that change, with their values here; also those of cache folders in
-        their usual place.
+        """Return the new values of the variables that name a path with a copy here. The default
+        cache folders count as named, even if their variables are not set.
         """
         before = caches(environ) | {
             name: environ[name] for name in (*_LISTS, *_PATHS) if name in environ
@@ -127,18 +132,19 @@ class StagedPaths:
         return changed
 
     def intended_cwd(self, environ: Mapping[str, str], folder: str) -> str:
-        """Return the working directory that the step was to have.
+        """Return the working directory that the step should have had.
 
         Args:
-            environ: of the rank; srun leaves its own folder in it, which a shell before this
-                process may have replaced.
-            folder: that this process is in; what the launcher could enter stays, but for the root.
+            environ: the rank's variables. srun leaves its own working directory in ``PWD``, but a
+                shell may have replaced it since.
+            folder: the working directory of this process. It is right unless it is ``/``, ``/tmp``
+                or the home directory, where a launcher may leave a process.
         """
         if folder == "/":
             return self.cwd or folder
         if self.here(folder) == folder and folder in (_LEFT_BY_THE_LAUNCHER, environ.get("HOME")):
-            # A shell before this process may have corrected PWD to the folder that it is in. Then
-            # the folder of the push is the best guess.
+            # A shell before this process may have set PWD to the directory that it is in. Then the
+            # push's directory is the best guess.
             for requested in (
                 environ.get("PWD", ""),
                 self.cwd,
@@ -151,14 +157,14 @@ class StagedPaths:
     def search_path(
         self, entries: Sequence[str], environ: Mapping[str, str], before: str, now: str
     ) -> list[str]:
-        """Return where Python is to look for modules.
+        """Return the folders in which Python is to look for modules.
 
         Args:
-            entries: where it looks.
-            environ: with what it has made them of.
-            before: the working directory at its start, which those of PYTHONPATH may be relative
-                to.
-            now: the working directory of today.
+            entries: the folders of sys.path so far.
+            environ: the variables from which Python made ``entries``.
+            before: the working directory at Python's start, to which entries of PYTHONPATH may be
+                relative.
+            now: the present working directory.
         """
         relative = {}
         if before != now:
@@ -170,7 +176,7 @@ class StagedPaths:
 
     @property
     def note(self) -> str:
-        """Tell what rank 0 says where its node does not see the project; empty where it does."""
+        """The note that rank 0 prints if its node has only a copy of the project; else empty."""
         copies = [
             place for place in self.places if place.role == "project" and place.here != place.path
         ]
@@ -183,20 +189,20 @@ class StagedPaths:
 
 
 def lock_file(descriptor: int, wait: float = 0.0, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file.
+    """Lock a file with flock().
 
     Args:
-        descriptor: of the open file.
-        wait: seconds to try.
-        kind: exclusive, or shared.
+        descriptor: the descriptor of the open file.
+        wait: how many seconds to try; 0 for a single attempt.
+        kind: ``fcntl.LOCK_EX`` for an exclusive lock, ``fcntl.LOCK_SH`` for a shared one.
 
     Returns:
-        Whether it is locked now.
+        Whether the lock is held now.
     """
     end = time.monotonic() + wait
     while True:
         try:
-            # flock() has no limit of time, and so it is attempted again and again.
+            # flock() has no time limit, so try without waiting, again and again.
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
@@ -209,8 +215,8 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
     """Read what was staged, from the folder that ``SRUNDDP_STAGED`` names.
 
     Raises:
-        ConfigError: it is not set; the folder or its file is not there, is broken, or is not this
-            user's alone.
+        ConfigError: the variable is not set; or the folder or its file is missing, is broken, or
+            belongs to or may be changed by another user.
     """
     folder = environ.get(VARIABLE, "")
     if not folder.startswith("/"):
@@ -233,14 +239,13 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
 
 
 def _require_ours(folder: str) -> None:
-    """See to it that the folder is this user's alone, so that nobody else can have put anything
-    there.
+    """Check that only this user can have put files into the folder.
 
     Raises:
-        ConfigError: it is not.
-        OSError: it is not there.
+        ConfigError: the folder is a link, belongs to another user, or may be changed by others.
+        OSError: the folder does not exist.
     """
-    # lstat() does not follow a link, which in /tmp anybody may have made.
+    # lstat() does not follow a link, which any user can make in /tmp.
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
         raise _wrong(f"{folder} is not a folder", "the one that `srunddp stage push` made")
@@ -251,22 +256,21 @@ def _require_ours(folder: str) -> None:
 
 
 def lock(folder: str) -> int:
-    """Keep the folder from being removed, as long as this process lives or one that it forks.
+    """Prevent the removal of a folder while this process, or one that it starts, is alive.
 
     Returns:
-        The descriptor that holds it, which processes inherit; above 2, also where standard output
-        is closed.
+        The descriptor that holds the lock. Processes inherit it. It is above 2 even if standard
+        output is closed.
 
     Raises:
-        ConfigError: it is being removed.
+        ConfigError: the folder is already being removed.
     """
     with _reading(), open(os.path.join(folder, LOCK), "rb") as file:
-        # A lock of flock() belongs to the open file, which is shared with all processes that are
-        # forked from here, and lasts until the last of them ends. F_DUPFD sets no close-on-exec
-        # flag, so the descriptor outlives an exec as well.
+        # A lock of flock() belongs to the open file. All processes forked from here share that
+        # file, so the lock lasts until the last of them ends. F_DUPFD leaves close-on-exec off, so
+        # the descriptor survives an exec as well.
         held = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, 3)
-    # The folder may have been removed between open() and flock(): then the file has no name any
-    # more.
+    # The folder may have been removed between open() and flock(); then the file has no name left.
     if lock_file(held, kind=fcntl.LOCK_SH) and os.fstat(held).st_nlink:
         return held
     os.close(held)
@@ -274,10 +278,10 @@ def lock(folder: str) -> int:
 
 
 def enter() -> StagedPaths:
-    """Read what was staged, and work with it from now on; see :func:`read` and :func:`activate`.
+    """Read what was staged and use it from now on; see :func:`read` and :func:`activate`.
 
     Raises:
-        ConfigError: nothing usable was staged on this node.
+        ConfigError: this node has nothing usable from a push.
     """
     staged = read(os.environ)
     activate(staged)
@@ -285,17 +289,17 @@ def enter() -> StagedPaths:
 
 
 def activate(staged: StagedPaths) -> str:
-    """Let this process, and what it starts, work with what is here: working directory, modules,
-    variables.
+    """Make this process, and what it starts, use the copies: for the working directory, for
+    Python's modules and for variables.
 
     Returns:
-        The working directory that the step was to have.
+        The shared path of the working directory that the step should have had.
 
     Raises:
-        ConfigError: its copy is not there.
+        ConfigError: the copy of that directory is missing.
     """
     before = ""
-    # It has been deleted, which is said when the script is looked for.
+    # Ignore that the working directory was deleted: the search for the script reports it.
     with contextlib.suppress(FileNotFoundError):
         before = os.getcwd()
     intended = staged.intended_cwd(os.environ, before)
@@ -303,25 +307,26 @@ def activate(staged: StagedPaths) -> str:
     if folder != before:
         with _reading():
             os.chdir(folder)
-        # chdir() leaves it as it is, and a shell that the script starts believes it.
+        # chdir() does not change PWD, which a shell that the script starts would believe.
         os.environ["PWD"] = folder
-    # Before the variables change: Python has read PYTHONPATH as it is up to here.
+    # Before the variables change, because sys.path was made from the old PYTHONPATH.
     sys.path[:] = staged.search_path(sys.path, os.environ, before, folder)
     os.environ.update(staged.variables(os.environ))
     return intended
 
 
 def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str) -> Path:
-    """Resolve where a rank writes by an option; not to a copy, for copies are removed.
+    """Resolve a path that an option names for output. Refuse a path in a copy, because copies are
+    removed.
 
     Args:
-        staged: what was brought to this node.
+        staged: what was staged on this node.
         folder: the working directory.
-        file: what the option names.
-        option: its name, for the message.
+        file: the path that the option names, absolute or relative to ``folder``.
+        option: the option's name, for the message.
 
     Raises:
-        ConfigError: it would be in a place that this node does not see.
+        ConfigError: the path is in a folder of which this node has only a copy.
     """
     path = os.path.normpath(os.path.join(folder, file))
     if staged.here(path) != path:

@@ -1,5 +1,5 @@
-"""Brings folders to the nodes of a job that do not see them, once a node, says where they are, and
-removes them.
+"""Brings folders to those nodes of a job that do not see them, one copy per node, and removes the
+copies.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ Say = Callable[[str], None]
 
 @dataclass
 class Item:
-    """A folder that ranks need, and where copies of it are.
+    """A folder that the ranks need, and which nodes get copies of it.
 
     Attributes:
         role: ``env``, ``project`` or ``data``.
-        path: absolute, as users write it: links on the way to it are kept.
-        leave_out: patterns of what is not packed, for :func:`srunddp.stage.archive.pack`.
-        name: of a copy in a node's folder; empty where no node takes one.
-        nodes: that work in a copy.
+        path: the absolute path as the user writes it: links in it are kept.
+        leave_out: patterns of what is not packed; see :func:`srunddp.stage.archive.pack`.
+        name: the name of its copies in the job's folder; empty if no node gets one.
+        nodes: the nodes that work in a copy.
     """
 
     role: str
@@ -57,16 +57,17 @@ class Item:
 def collect(
     env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]
 ) -> list[Item]:
-    """Tell which folders are needed.
+    """List the folders that the ranks need.
 
     Args:
-        env: of the environment; None without one.
-        project: whose data in it comes with it, and whose environments do not; None without one.
-        data: further folders.
-        exclude: patterns of what in the project is left out.
+        env: the environment's folder; None for none.
+        project: the project's folder; None for none. Data folders in it are packed with it,
+            environments in it are not.
+        data: the folders with data.
+        exclude: patterns of what is not packed with the project.
 
     Raises:
-        ConfigError: one is no folder that can be read, or is given twice; the environment cannot
+        ConfigError: a path is not a readable folder or is given twice, or the environment cannot
             run srunddp.
     """
     items = []
@@ -111,10 +112,10 @@ def _check(item: Item, paths: list[str]) -> None:
 
 
 def require_whole(item: Item) -> None:
-    """See to it that an environment which is to be copied has srunddp in it.
+    """Check that an environment to be copied contains srunddp itself.
 
     Raises:
-        ConfigError: srunddp is somewhere else, because its installation is an editable one.
+        ConfigError: srunddp is outside the environment, as an editable installation leaves it.
     """
     if item.role == "env" and not glob.glob(
         f"{glob.escape(item.path)}/lib/python*/site-packages/srunddp/__init__.py"
@@ -127,8 +128,8 @@ def require_whole(item: Item) -> None:
 
 
 def _aside(project: str, env: str | None) -> list[str]:
-    """Return patterns of what is in a project and is not its own: history, bytecode, Slurm's logs,
-    environments and their logs.
+    """Return patterns of what is in a project but not part of it: Git's history, bytecode, Slurm's
+    logs, and environments with their logs.
     """
     found = [
         entry.path
@@ -141,17 +142,17 @@ def _aside(project: str, env: str | None) -> list[str]:
     environments = [
         pattern for path in map(glob.escape, inside) for pattern in (path, f"{path}.log")
     ]
-    # Bytecode and the job's log change with each run, and would give the copy another hash and so
-    # another name. `stage build` writes ENV.log beside ENV.
+    # Bytecode and the job's log change with each run, which would change the copy's hash and
+    # therefore its name. `stage build` writes ENV.log beside ENV.
     return [".git", "__pycache__", "/slurm-*.out", *environments]
 
 
 def absolute(path: str) -> str:
-    """Make a path absolute as users write it: a link on the way to the working directory is kept,
-    as the shell keeps it.
+    """Make a path absolute as the user would write it. A link on the way to the working directory
+    is kept, as the shell keeps it in PWD.
     """
     logical = os.path.normpath(os.path.join(os.environ.get("PWD", ""), path))
-    # PWD may be wrong, because any process can set it: it counts only if it leads to the same file.
+    # PWD may be wrong, because any process can set it. It counts only if it leads to the same file.
     with contextlib.suppress(OSError):
         if logical.startswith("/") and os.path.samefile(logical, path):
             return "/" + logical.lstrip("/")
@@ -167,19 +168,20 @@ def push(
     *,
     everywhere: bool = False,
 ) -> str:
-    """Stage items on all nodes of the job that do not see them.
+    """Stage the items on all nodes of the job that do not see them.
 
     Args:
-        job: on whose nodes they are staged.
-        items: by :func:`collect`; where their copies are is filled in.
-        program: srunddp's, for the case that no environment is among the items.
-        timeout: seconds that a node may take for each step.
+        job: the job, on all of whose nodes the items are needed.
+        items: the result of :func:`collect`. Sets the ``name`` and ``nodes`` of each.
+        program: the path of the srunddp command. If no environment is staged, the nodes start it
+            with this Python.
+        timeout: the seconds that a node may take for each step.
         say: takes lines for the user.
-        everywhere: also where they are seen, but for the project: what ranks write in it is to be
-            in one place.
+        everywhere: whether nodes that see an item get a copy too. The project is excepted, because
+            all ranks should write into one folder.
 
     Returns:
-        The path of the program that starts srunddp on each node, for srun.
+        The path of the program that starts srunddp, the same on each node; srun is to start it.
 
     Raises:
         UnavailableError: a node cannot take the copies, or one of Slurm's commands fails.
@@ -190,7 +192,7 @@ def push(
         os.path.join(env, "bin", "python") if env else sys.executable,
         os.path.abspath(program),
     )
-    # In a venv bin/python is a link, and it is the file behind it that a node must have.
+    # In a venv, bin/python is a link. The nodes need the file to which it leads.
     interpreter = os.path.realpath(start[0])
     with RemoteStep(job, interpreter, timeout) as step:
         looked_at = tuple(MarkedPlace(item.path, mark(item.path)) for item in items)
@@ -213,11 +215,11 @@ def push(
 def _check_interpreter(
     items: Sequence[Item], found: Mapping[str, Looked], interpreter: str
 ) -> None:
-    """See to it that each node has the interpreter. An environment of venv's has no Python of its
-    own, and one of conda's has.
+    """Check that each node has the interpreter or gets it with an item. An environment of conda has
+    its own Python; one of venv has not.
 
     Raises:
-        UnavailableError: a node does not have it, and no item brings it.
+        UnavailableError: a node has no interpreter, and no item brings it.
     """
     without = sorted(node for node in found if not found[node].python)
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
@@ -229,15 +231,15 @@ def _check_interpreter(
 
 
 def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
-    """Bring an item to those of its nodes that have no copy of it from an earlier push."""
+    """Pack an item, and bring it to those of its nodes that have no copy from an earlier push."""
     require_whole(item)
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="sdd-pack-") as folder:
             packed = pack(item.path, f"{folder}/tar", leave_out=item.leave_out)
             item.name = f"{item.role}-{packed.sha256[:12]}"
-            # sbcast keeps the file's name, by which the node looks for it. The name is that of the
-            # content, so a changed folder never takes the place of a copy in which ranks still run.
+            # sbcast keeps the file's name, by which the node finds it. The name depends on the
+            # content, so a changed folder never replaces a copy in which ranks still run.
             archive = shutil.move(f"{folder}/tar", f"{folder}/{item.name}.tar")
             sending = time.monotonic()
             if nodes := _without(step, item, os.path.getsize(archive) + packed.size, say):
@@ -257,8 +259,8 @@ def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
     """Return the nodes that have no copy of an item yet.
 
     Raises:
-        UnavailableError: one of them has no room for the archive and its content; nothing has been
-            sent yet.
+        UnavailableError: one of them has no room for the archive and its content. Nothing has been
+            sent then.
     """
     answers = step.ask(LookForCopy(item.name), CopyLookedFor)
     nodes = [node for node in item.nodes if not answers[node].found]
@@ -298,15 +300,16 @@ def _unpack(
 
 
 def clean(job: Job, timeout: float, say: Say) -> None:
-    """Remove the job's folder from all nodes, but for files that were written there.
+    """Remove the job's folder from all nodes, except files that were written in its copies.
 
     Args:
-        job: whose nodes have it.
-        timeout: seconds that a node may take.
-        say: is told of the files that stay.
+        job: the job whose nodes have the folder.
+        timeout: the seconds that a node may take.
+        say: takes lines for the user: on nodes that keep files, or if nothing was staged.
 
     Raises:
-        UnavailableError: ranks still use it, or a node does not answer within ``timeout`` seconds.
+        UnavailableError: ranks still use the folder, or a node does not answer within ``timeout``
+            seconds.
     """
     with RemoteStep(job, sys.executable, timeout) as step:
         answers = step.ask(Clean(), Cleaned)

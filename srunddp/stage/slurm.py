@@ -1,7 +1,7 @@
-"""The Slurm job whose nodes are meant, a step with one task on each of them, and the archives that
-are sent to them.
+"""The Slurm job on whose nodes folders are staged, the step with one task on each of these nodes,
+and the sending of archives to them.
 
-The step's tasks run :mod:`srunddp.stage.node_agent`, and answer requests.
+The tasks of the step run :mod:`srunddp.stage.node_agent`, which answers requests.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from srunddp.util.kernel_file import children_of, memory_file
 
 A = TypeVar("A", bound=Answer)
 
-_LAST = 10.0  # seconds for the nodes to remove what they have
-# -I: neither the working directory nor PYTHONPATH of the login node is to be imported from.
+_LAST = 10.0  # seconds for the nodes to remove their copies after an error
+# -I keeps the working directory and PYTHONPATH of the login node out of sys.path.
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
-# A step that lives until its standard input is closed; its number is what sbcast needs.
+# A step that runs until its standard input is closed, and prints its number, which sbcast needs.
 _WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
 _STEP = re.compile(rb"sdd-step ([0-9]+)\n")
-# In the order in which they need each other.
+# Each module comes after those that it imports.
 _SENT = (
     errors,
     json_lines,
@@ -51,9 +51,9 @@ _SENT = (
     archive,
     node_agent,
 )
-# Each module is entered in sys.modules before it is executed, since dataclasses look their module
-# up there. The packages above are not: only imports of full names such as `from srunddp.errors
-# import ConfigError` work on a node, as they find the module without its package.
+# Each module is put into sys.modules before it is executed, because dataclasses look it up there.
+# The packages are not: on a node, only imports by full names such as `from srunddp.errors import
+# ConfigError` work, because they find the module without its package.
 READ = f"""
 import json, sys, types
 modules, folder = json.loads(sys.stdin.buffer.readline())
@@ -66,12 +66,12 @@ sys.modules[{node_agent.__name__!r}].main(folder)
 
 @dataclass(frozen=True)
 class Job:
-    """A job with nodes of its own.
+    """A Slurm job with its own nodes.
 
     Attributes:
-        number: Slurm's.
-        nnodes: how many nodes.
-        folder: of this job, in one that each node has on a disk of its own.
+        number: Slurm's job id.
+        nnodes: the number of its nodes.
+        folder: this job's folder, which each node has on a disk of its own.
     """
 
     number: str
@@ -80,14 +80,14 @@ class Job:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], base: str) -> Job:
-        """Find the job that this process is part of, or whose allocation its shell has.
+        """Find the job that this process runs in, or that a shell under salloc has.
 
         Args:
-            environ: with Slurm's variables.
-            base: a folder that each node has for itself; the job's is made in it.
+            environ: the variables of Slurm.
+            base: a folder that each node has for itself; the job's folder is made in it.
 
         Raises:
-            ConfigError: there is none, or it has several components, each with nodes of its own.
+            ConfigError: there is no job, or it has several components, each with nodes of its own.
         """
         number = environ.get("SLURM_JOB_ID", "")
         nnodes = environ.get("SLURM_JOB_NUM_NODES", "")
@@ -110,23 +110,22 @@ class Job:
     def srun(
         self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any
     ) -> subprocess.Popen[bytes]:
-        """Start one task on each node, or on these, beside the job's others, out of reach of a
-        terminal's Ctrl-C.
-
+        """Start one task on each node of the job, or on the given ones, besides the job's other
+        steps. A terminal's Ctrl-C does not reach it.
         Args:
-            command: of the tasks.
-            nodes: by name; none for all nodes of the job.
-            streams: standard input, output and errors, as for Popen.
+            command: the command of each task.
+            nodes: the names of the nodes; empty for all nodes of the job.
+            streams: standard input, output and error, as for Popen.
 
         Raises:
-            UnavailableError: there is no srun.
+            UnavailableError: srun cannot be started.
         """
         count = len(nodes) or self.nnodes
         layout = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
         if nodes:
             layout.append(f"--nodelist={','.join(nodes)}")
         # --overlap: the step shares the CPUs that the training's step has. --mpi=none: the tasks
-        # need no PMI. --chdir: not every node has the working directory.
+        # need no PMI. --chdir=/: not every node has the working directory.
         manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
         words = ["srun", f"--jobid={self.number}", *manner, *layout, *command]
         with _there("srun"):
@@ -134,8 +133,8 @@ class Job:
 
 
 def _environment() -> dict[str, str]:
-    """Return what the commands need to find the job; the rest of a batch script's variables would
-    be the training's layout.
+    """Return this process's variables for Slurm's commands. Of Slurm's own only those that name the
+    job are kept, because the others of a batch script describe the layout of the training.
     """
     found = slurm_command.outside(os.environ, "SLURM_JOB_ID", "SLURM_JOBID")
     return {
@@ -156,7 +155,7 @@ def _there(command: str) -> Iterator[None]:
 
 
 def _last_line(output: str) -> str:
-    """Return what a command said last, which says the most; without its name in front."""
+    """Return the last line of a command's output, without the command's name; it says the most."""
     lines = [line for line in output.splitlines() if line.strip()]
     if lines:
         return lines[-1].partition("error: ")[2] or lines[-1]
@@ -164,21 +163,20 @@ def _last_line(output: str) -> str:
 
 
 def first_line(folder: str) -> bytes:
-    """Make the line that :data:`READ` reads first on a node: the modules by name, and the job's
-    folder.
+    """Return the line that :data:`READ` reads first on a node: the modules by name, and the job's
+    folder, as JSON.
     """
     modules = [(module.__name__, inspect.getsource(module)) for module in _SENT]
     return json.dumps([modules, folder]).encode() + b"\n"
 
 
 class RemoteStep:
-    """One task on each node of the job.
+    """A step with one task on each node of the job, which answers requests.
 
     Args:
-        job: on all of whose nodes it is.
-        python: the interpreter for the nodes; where a node has none there, its ``python3`` is
-            taken.
-        timeout: seconds that a node may take for an answer.
+        job: the job whose nodes get a task.
+        python: the path of the interpreter on the nodes; a node that lacks it uses its ``python3``.
+        timeout: the seconds that a node may take for an answer.
 
     Raises:
         UnavailableError: srun cannot be started.
@@ -204,8 +202,8 @@ class RemoteStep:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Leave the step alone, which then lives until the job ends or a clean; after an error the
-        nodes remove all they have.
+        """Close the streams. After an error, the nodes remove all they have and the step ends;
+        otherwise the step goes on until the job ends or is cleaned.
         """
         if kind:
             with contextlib.suppress(UnavailableError):
@@ -216,14 +214,16 @@ class RemoteStep:
         if kind:
             self._end(_LAST)
             return
-        # The end of a batch script kills srun. Its child would then have the step killed, before
-        # the nodes could remove their copies.
+        # When a batch script ends, Slurm kills srun. srun's child would then have the step killed
+        # before the nodes can remove their copies.
         for child in children_of(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
 
     def _end(self, seconds: float) -> None:
-        """Wait for srun's end, and bring it about if need be."""
+        """Wait for srun to end; terminate it and then kill it if it takes longer than ``seconds``
+        each time.
+        """
         for end in (self._process.terminate, self._process.kill):
             try:
                 self._process.wait(seconds)
@@ -233,17 +233,17 @@ class RemoteStep:
         self._process.wait()
 
     def ask(self, request: StageMessage, wanted: type[A]) -> dict[str, A]:
-        """Ask all nodes.
+        """Ask all nodes the same, and wait for all answers.
 
         Args:
-            request: The same for each.
-            wanted: The kind of answer.
+            request: The request that all nodes get.
+            wanted: The type of the answers.
 
         Returns:
-            The answers, by the node's name.
+            The answers, by the names of the nodes.
 
         Raises:
-            UnavailableError: A node answers with an error, or not in time; srun has ended.
+            UnavailableError: A node answers with an error or too late, or srun has ended.
         """
         self._write(request.encode())
         answers: dict[str, A] = {}
@@ -255,7 +255,7 @@ class RemoteStep:
                 errors[answer.node] = answer
             elif isinstance(answer, wanted):
                 answers[answer.node] = answer
-            # Whatever else a node prints, such as a login script's messages, is no answer.
+            # Other lines, such as the messages of a login script, are no answers.
         self._nodes = {*answers, *errors}
         for name, error in sorted(errors.items()):
             raise UnavailableError(
@@ -274,7 +274,7 @@ class RemoteStep:
         """Return the next line that a node prints.
 
         Raises:
-            UnavailableError: none comes by ``end``, or srun has ended.
+            UnavailableError: no line comes by ``end``, or srun has ended.
         """
         while b"\n" not in self._unread:
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -284,7 +284,7 @@ class RemoteStep:
                     expected="one",
                     hint="look at these nodes; raise --timeout",
                 )
-            # From the descriptor, as select() does not know what a buffered file has read ahead.
+            # Read from the descriptor: select() does not know what a buffered file has read ahead.
             read = os.read(self._output.fileno(), 1 << 16)
             if not read:
                 raise self._ended()
@@ -294,7 +294,7 @@ class RemoteStep:
 
     def _ended(self) -> UnavailableError:
         self._end(_LAST)
-        # pread(), because srun has the same open file, whose position is behind what it has
+        # pread(), because srun shares the open file, whose position is behind what srun has
         # written.
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
         found = f"srun has ended with {self._process.returncode}: {_last_line(said)}"
@@ -305,33 +305,33 @@ class RemoteStep:
 
 
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
-    """Copy a file into the job's folder on some nodes, under its own name.
+    """Copy a file into the job's folder on some nodes, keeping its name.
 
-    sbcast takes all nodes of a job or of a step: so a step on these nodes waits meanwhile.
+    sbcast sends to all nodes of a job or a step, so a step waits on just these nodes meanwhile.
 
     Args:
-        job: with these nodes.
-        archive: the file.
-        nodes: by name.
-        timeout: seconds that it may take.
+        job: the job that has the nodes.
+        archive: the path of the file.
+        nodes: the names of the nodes.
+        timeout: the seconds that the copying may take.
 
     Raises:
-        UnavailableError: a node could not take it, with sbcast's words.
+        UnavailableError: a node could not take the file; the message is sbcast's.
     """
     pipe = subprocess.PIPE
     step = job.srun(
         ("/bin/sh", "-c", _WAITING), nodes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
     )
-    # Reading the step's number has no limit of time, and a step may have to wait for its place.
+    # Reading the step's number has no time limit, and a step may have to wait for resources.
     limit = threading.Timer(timeout, step.kill)
     limit.start()
     try:
-        # Leaving this closes the step's standard input, upon which its `cat` ends.
+        # Leaving the block closes the step's standard input, which ends its `cat`.
         with step:
             number = _step_number(step.stdout or ())
             if number:
                 target = os.path.join(job.folder, os.path.basename(archive))
-                # --force: a push that was killed may have left an archive of this name.
+                # --force: a push that was killed may have left an archive with this name.
                 words = ("--force", f"--jobid={job.number}.{number}", archive, target)
                 problem = _sbcast(timeout, "--compress", *words)
                 if "ompress" in problem:  # Slurm was built without lz4
@@ -347,8 +347,8 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
 
 
 def _step_number(lines: Iterable[bytes]) -> str:
-    """Return the number that the waiting step prints, maybe after a site's own messages; empty
-    where it ends without one.
+    """Return the number that the waiting step prints, perhaps after a site's own messages; empty if
+    the step ends without printing one.
     """
     for line in lines:
         if found := _STEP.fullmatch(line):

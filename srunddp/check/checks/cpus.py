@@ -1,4 +1,4 @@
-"""The CPUs of each rank: fewer than were asked for, or fewer than its threads."""
+"""Check that each rank has as many CPUs as were asked for, and as many as it has threads."""
 
 import os
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from srunddp.util.cgroup import cpu_quota
 
 @dataclass(frozen=True, kw_only=True)
 class CpuFacts:
-    """Of one rank.
+    """What one rank has.
 
     Attributes:
-        mask: the CPUs that it may run on.
-        quota: how many its cgroups leave it, 0 for any number.
-        threads: that the environment asks of torch, 0 where it does not.
-        variable: which says so.
-        advice: lines on what its launcher held back.
+        mask: the numbers of the CPUs that it may run on.
+        quota: how many CPUs its control groups allow, perhaps a fraction; 0 for no limit.
+        threads: how many threads the environment asks torch for; 0 if it does not.
+        variable: the environment variable that asks for them.
+        advice: a line for each sign that the launcher gave it fewer CPUs than it could.
     """
 
     mask: list[int]
@@ -29,13 +29,13 @@ class CpuFacts:
 
     @property
     def cpus(self) -> int:
-        """How many it may keep busy, at least 1."""
+        """How many CPUs the rank can keep busy; at least 1."""
         return max(1, min(len(self.mask), int(self.quota or len(self.mask))))
 
 
 def collect(context: CheckContext) -> CpuFacts:
-    """Collect which CPUs this rank has, and what is to run on them."""
-    # OpenMP takes a number for each nested level.
+    """Collect which CPUs this rank has, and how many threads it is to run."""
+    # OpenMP takes a list with a number for each nested level; the first number counts.
     asked = ((name, context.variables.get(name, "").partition(",")[0].strip()) for name in THREADS)
     variable, threads = next(
         ((name, int(first)) for name, first in asked if first.isdecimal()), ("", 0)
@@ -50,7 +50,7 @@ def collect(context: CheckContext) -> CpuFacts:
 
 
 def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:
-    """Warn of CPUs that are too few; they make a training slow, and stop none."""
+    """Warn of ranks with too few CPUs. They slow a training down, but do not stop it."""
     for one in seen:
         facts = one.facts
         for line in facts.advice:
@@ -76,8 +76,9 @@ def _cpus(count: int) -> str:
 
 
 def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
-    """Warn of ranks of one node that have too many threads only together."""
-    # A rank with neither variable adds 0: srunddp then gives it threads by its share of the CPUs.
+    """Warn if the ranks of one node only together have more threads than CPUs."""
+    # A rank without these variables counts as 0 threads, because srunddp gives it no more threads
+    # than its share of the CPUs.
     threads = sum(one.facts.threads for one in ranks)
     cpus = len(_all_cpus(ranks))
     if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):
@@ -95,9 +96,9 @@ def _all_cpus(ranks: Ranks[CpuFacts]) -> set[int]:
 
 
 def summary(seen: Ranks[CpuFacts]) -> str:
-    """Tell how many CPUs each rank has for itself, and so for loader workers beside it."""
+    """Tell how many CPUs each rank has for itself, and how many loader workers fit beside it."""
     nodes = seen.grouped().values()
-    # Ranks that mpirun has not bound have one mask, so each of them has its part of those CPUs.
+    # Ranks that mpirun has not bound share one mask, so each has only its share of these CPUs.
     shares = [
         min(len(_all_cpus(ranks)) // len(ranks), *(one.facts.cpus for one in ranks))
         for ranks in nodes

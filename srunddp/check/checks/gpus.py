@@ -1,5 +1,5 @@
-"""The GPUs: does each rank have one of its own, free, near its CPUs and within reach of the
-others.
+"""Check that each rank has a GPU of its own, with free memory, near its CPUs and within reach of
+the other GPUs of the node.
 """
 
 import os
@@ -18,21 +18,22 @@ from srunddp.util.hostlist import group_by_key
 from srunddp.util.numa_nodes import numa_nodes_of_cpus
 from srunddp.util.nvml import Device, View, look
 
-# Shares of a GPU's memory that are in use before the job: by another program, by all of one.
+# Shares of a GPU's memory in use before the job: more than _TAKEN means that another program uses
+# the GPU, more than _FULL that no rank can start there.
 _TAKEN = 0.1
 _FULL = 0.95
-_WITHIN = 30.0  # seconds: without nvidia-persistenced the driver may first have to wake many GPUs
+_WITHIN = 30.0  # seconds: without nvidia-persistenced, the driver may first have to wake many GPUs
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts(View):
-    """Of one rank.
+    """What one rank sees.
 
     Attributes:
-        wanted: ``CUDA_VISIBLE_DEVICES``.
-        present: there is a device file of an NVIDIA GPU.
-        own: Slurm shows them to this rank alone.
-        shared: ``NCCL_MULTI_RANK_GPU_ENABLE`` lets several ranks use one GPU.
+        wanted: the value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        present: whether the node has a device file of an NVIDIA GPU.
+        own: whether Slurm shows each rank several GPUs that no other rank sees.
+        shared: whether ``NCCL_MULTI_RANK_GPU_ENABLE=1`` lets several ranks use one GPU.
         numa: the NUMA nodes of this rank's CPUs.
     """
 
@@ -44,7 +45,7 @@ class GpuFacts(View):
 
 
 def collect(context: CheckContext) -> GpuFacts:
-    """Collect which GPUs this rank sees, by NVML: neither torch nor CUDA is touched."""
+    """Collect which GPUs this rank sees, by NVML and without torch or CUDA."""
     variables = context.variables
     wanted = variables.get("CUDA_VISIBLE_DEVICES")
     view = look(wanted)
@@ -62,12 +63,13 @@ Used = list[tuple[Observation[GpuFacts], Device]]
 
 
 def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
-    """Judge the GPUs: one that is missing, broken, full or used twice stops the job; the rest makes
-    it slow.
+    """Judge the GPUs: one that is missing, broken, full or used twice is a failure. What only makes
+    a job slow is a warning.
     """
     for one in seen:
         yield from _driver(one)
-    # Of a node whose NVML fails nothing else is known, so it is compared with no other.
+    # If NVML fails on a node, nothing else is known about its GPUs, so do not compare it with other
+    # nodes.
     whole = [
         ranks for ranks in seen.grouped().values() if not any(one.facts.error for one in ranks)
     ]
@@ -112,13 +114,18 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
 
 
 def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
-    """Choose the device of each rank of a node, as a run does. Ranks without one and GPUs without a
-    rank are findings.
+    """Choose the device of each rank of a node, as a run does.
+
+    Yields:
+        A finding for each rank that gets no device, and for GPUs that stay idle.
+
+    Returns:
+        The ranks that get a device, each with this device.
     """
     used = []
     for one in ranks:
         devices = one.facts.devices
-        # By the functions that choose the device in a run, so that check and run cannot differ.
+        # A run uses the same functions, so the check cannot choose another device than the run.
         idle, _, hint = unused_devices(len(ranks), len(devices), own=one.facts.own).partition("; ")
         if idle:
             yield one.finding(WARN, idle, "a rank for each GPU", hint, rank=True)
@@ -137,14 +144,14 @@ def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
 
 
 def _shared_gpus(used: Used) -> Iterator[Finding]:
-    """Name ranks of a node that have one GPU, or MIG instances of one."""
+    """Name ranks of a node that share a GPU, or that use MIG instances of one GPU."""
     hint = f"start with --gpus-per-node={len(used)} --gpu-bind=none, or with fewer tasks"
     for uuid, who in _users(used, "uuid").items():
         if len(who) > 1:
             found = f"{'two' if len(who) == 2 else len(who)} ranks with one GPU, {uuid}"
             yield who.finding(FAIL, found, "a GPU for each rank", hint)
-    # NCCL compares the ranks' hosts and PCI bus ids ("Duplicate GPU detected"), and the instances
-    # of a GPU have the bus id of that GPU.
+    # NCCL compares hosts and PCI bus ids ("Duplicate GPU detected"), and all MIG instances of a GPU
+    # have its bus id.
     for parent, who in _users(used, "parent").items():
         if parent and not all(one.facts.shared for one in who) and len(who) > 1:
             found = (
@@ -161,8 +168,8 @@ def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, Ranks[GpuFac
 
 
 def _without_p2p(used: Used) -> Iterator[Finding]:
-    """Warn of ranks of a node whose GPUs do not reach each other, so that NCCL goes through the
-    host's memory.
+    """Warn of ranks whose GPUs on one node cannot read each other's memory, so NCCL copies through
+    the host's memory.
     """
     alone = Ranks(one for one, device in used if one.facts.count == 1 and not device["parent"])
     users = _users(used, "uuid")
@@ -204,7 +211,7 @@ def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
-    # It is -1 where nothing tells, as in many virtual machines.
+    # NUMA node -1 means that nothing tells it, as in many virtual machines.
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         hint = (
@@ -227,7 +234,7 @@ def _unlike(used: Used) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[GpuFacts]) -> str:
-    """Count the GPUs by model, and name their drivers."""
+    """Write how many GPUs of each model there are, and the versions of their drivers."""
     gpus = {
         (one.node, device["uuid"]): device["name"] for one in seen for device in one.facts.devices
     }

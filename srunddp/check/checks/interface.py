@@ -1,4 +1,4 @@
-"""Which interface each rank uses, whether it is fit for it, and whether names lead to it."""
+"""Check which interface each rank uses, whether it can be used, and whether names lead to it."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -22,19 +22,20 @@ _SYSFS = Path("/sys/class/net")
 
 @dataclass(frozen=True, kw_only=True)
 class InterfaceFacts:
-    """Of one rank.
+    """What one rank has.
 
     Attributes:
-        wrong: what is found, expected and to be done where the interface is wrong, or rank 0 not
-            found; else empty.
-        name, address: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`.
-        speed: in Mbit/s, 0 where it is not known.
-        mtu: in bytes.
-        physical: whether a device is behind it.
-        own_name: the addresses that the node's own hostname leads to on it.
-        devices: active InfiniBand and RoCE devices.
-        rdma_rate: of all of these, in Mbit/s.
-        one_node: whether all ranks are known to share one.
+        wrong: what was found, what was expected and the hint, if the interface is wrong or rank 0
+            cannot be found; else empty.
+        name, address: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`; empty if
+            no interface could be selected.
+        speed: of the interface in Mbit/s; 0 if it is not known.
+        mtu: of the interface in bytes; 0 if it is not known.
+        physical: whether the interface is a device, and its speed therefore real.
+        own_name: the addresses to which the node's hostname resolves on the node itself.
+        devices: the names of active InfiniBand and RoCE devices.
+        rdma_rate: the sum of the rates of these devices, in Mbit/s.
+        one_node: whether all ranks are known to be on one node.
     """
 
     wrong: list[str]
@@ -50,7 +51,7 @@ class InterfaceFacts:
 
 
 def collect(context: CheckContext) -> InterfaceFacts:
-    """Collect what this rank's interface is, and whether names lead to rank 0."""
+    """Collect which interface this rank uses, and whether names lead to rank 0."""
     import psutil
 
     chosen = context.interface
@@ -75,18 +76,18 @@ def collect(context: CheckContext) -> InterfaceFacts:
 
 
 def physical(name: str, sysfs: Path = _SYSFS) -> bool:
-    """Whether a device is behind an interface, if only behind a bond or a VLAN. Then its speed is
-    real; a bridge's is made up.
+    """Tell whether an interface has a device, directly or below a bond or a VLAN. Then its speed is
+    real; the speed of a bridge is not.
 
     Args:
-        name: of the interface.
+        name: the interface's name.
         sysfs: the folder with an entry for each interface.
     """
     folder = sysfs / name
     if (folder / "bridge").exists():
         return False
-    # sysfs has a link `lower_NAME` to each interface that a bond, a VLAN or the like is made of;
-    # `device` is a link to hardware.
+    # sysfs has a link `lower_NAME` to each interface below a bond, a VLAN or the like. `device` is
+    # a link to hardware.
     below = (link.name.removeprefix("lower_") for link in folder.glob("lower_*"))
     return any((folder / kind).exists() for kind in ("device", "bonding")) or any(
         physical(one, sysfs) for one in below
@@ -94,12 +95,12 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
 
 
 def _lookup(context: CheckContext) -> list[str]:
-    """Tell what would keep this rank from finding rank 0, or rank 0 from being found, where names
-    have to lead to it; empty where nothing would.
+    """Say why this rank could not find rank 0, or on rank 0, why other ranks could not find it.
+    Empty if nothing is wrong, or if rank 0 publishes its address.
     """
     environment = context.environment
     chosen = context.interface
-    # Where rank 0 publishes its address, no name has to lead to it.
+    # If rank 0 publishes its address, ranks do not need its name.
     if environment.world_size == 1 or environment.discovery.publishes or not chosen:
         return []
     try:
@@ -114,8 +115,8 @@ def _lookup(context: CheckContext) -> list[str]:
 
 
 def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
-    """Judge the interfaces: a wrong one, or an address that leads elsewhere, stops a job;
-    differences between nodes are warned of.
+    """Judge the interfaces: a wrong one, or a rank 0 that cannot be found, is a failure.
+    Differences between nodes and a hostname that resolves to loopback are warnings.
     """
     for one in seen:
         if one.facts.wrong:
@@ -128,7 +129,7 @@ def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
                 " may, hangs there"
             )
             yield one.finding(WARN, found, "an address that other nodes reach", hint)
-    # On one node nothing of the training goes over the interface.
+    # On a single node, the training does not use the interface.
     fit = seen.where(lambda one: one.facts.name and not one.facts.one_node)
     hint = "ip link set {} mtu {}: large packets get lost where the MTUs differ"
     yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)
@@ -154,7 +155,7 @@ def _unlike(
 
 
 def summary(seen: Ranks[InterfaceFacts]) -> str:
-    """Name the interfaces, with their speeds and MTUs."""
+    """Name the interfaces of all ranks, with their speeds and MTUs."""
     facts = [one.facts for one in seen if one.facts.name]
     if not facts:
         return "none that is fit"

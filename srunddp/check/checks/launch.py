@@ -1,4 +1,4 @@
-"""Who started the ranks: whether they are one world, and whether the script can use it."""
+"""Check who started the ranks, whether they form one world, and whether the script can use it."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -15,21 +15,23 @@ _LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;"
     " print(MPI.Get_library_version())"
 )
-_LIBRARY_WITHIN = 20.0  # seconds to load MPI's library, which may come from a slow file system
+_LIBRARY_WITHIN = 20.0  # seconds to load MPI's library, perhaps from a slow file system
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFacts:
-    """Of one rank.
+    """What one rank has.
 
     Attributes:
         launcher: see :class:`srunddp.bootstrap.environment.types.Environment`.
-        channel: see there.
-        world_size: see there.
-        allocated: tasks of the Slurm job around a process that srun did not start; 0 without one.
-        script: what is wrong with the script's text; empty if nothing is.
-        mpi: why it cannot use MPI here; empty if nothing is.
-        uses_mpi: whether it imports mpi4py.
+        channel: the name of its :class:`srunddp.bootstrap.environment.types.Discovery`.
+        world_size: see :class:`srunddp.bootstrap.environment.types.Environment`.
+        allocated: if a single process runs in a Slurm job without srun, the job's number of tasks;
+            else 0.
+        script: why the script cannot be parsed; empty if it can, or if there is none.
+        mpi: why MPI cannot be used here. Only local rank 0 tries, and only if the script imports
+            mpi4py; else empty.
+        uses_mpi: whether the script imports mpi4py.
         oom_kill_step: whether srunddp is killed along with a script that runs out of memory.
     """
 
@@ -44,7 +46,7 @@ class LaunchFacts:
 
 
 def collect(context: CheckContext) -> LaunchFacts:
-    """Collect who started this rank, and what its script imports."""
+    """Collect how this rank was started, and what its script imports."""
     environment = context.environment
     tree, script = parsed(context.script)
     uses_mpi = tree is not None and "mpi4py" in imports(tree)
@@ -61,26 +63,26 @@ def collect(context: CheckContext) -> LaunchFacts:
 
 
 def _allocated(variables: Mapping[str, str]) -> int:
-    """Return how many tasks the Slurm job has that this process is in; 0 where it is in none."""
-    # sbatch sets SLURM_NTASKS only where a number of tasks was asked for; without one srun starts a
-    # task on each node.
+    """Return how many tasks the Slurm job around this process has; 0 outside a job."""
+    # sbatch sets SLURM_NTASKS only if a number of tasks was asked for. Without a number, srun
+    # starts one task on each node.
     counts = (variables.get(name, "") for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"))
     tasks = max([int(count) for count in counts if count.isdecimal()], default=1)
     return tasks if slurm.in_allocation(variables) else 0
 
 
 def parsed(script: str | None) -> tuple[ast.Module | None, str]:
-    """Parse the script, or say what is wrong with its text. Whether it is there is another check's
-    question.
+    """Parse the script, or say why it cannot be parsed. A script that cannot be read is not
+    reported here, because the check of paths reports it.
     """
     if script is None:
         return None, ""
     try:
         with open(script, "rb") as file:
-            # Bytes, so that a coding that the script declares is heeded.
+            # Read bytes, so that ast heeds the encoding that the script declares.
             return ast.parse(file.read()), ""
     except (SyntaxError, ValueError) as error:
-        # A ValueError is what Python before 3.12 raises for null bytes.
+        # Python before 3.12 raises a ValueError for null bytes.
         return (
             None,
             f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
@@ -90,11 +92,11 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
 
 
 def imports(tree: ast.Module) -> set[str]:
-    """Return the packages that a script imports anywhere, but for those in a ``try`` block or for
-    type checkers alone.
+    """Return the packages that a script imports anywhere, except in ``try`` blocks and for type
+    checkers. Relative imports do not count.
     """
     names: set[str] = set()
-    # A script that imports a package in a `try` block can most likely do without it.
+    # Skip `try` blocks: a script that imports a package in one can most likely do without it.
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
@@ -110,8 +112,8 @@ def imports(tree: ast.Module) -> set[str]:
 
 
 def why_no_mpi(variables: Mapping[str, str]) -> str:
-    """Say why ``from mpi4py import MPI`` has no world here; empty where it has one. Another process
-    is asked, because MPI may end it.
+    """Say why ``from mpi4py import MPI`` would have no world here; empty if it would have one.
+    Another process imports it, because MPI may end the process.
     """
     printed, why = run_python(_LIBRARY, within=_LIBRARY_WITHIN)
     if why:
@@ -124,8 +126,8 @@ def why_no_mpi(variables: Mapping[str, str]) -> str:
 
 
 def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
-    """Judge the launch: one process where many were asked for, a script that does not parse, or MPI
-    without a world stops the job.
+    """Judge the launch. Failures are a single process where many were asked for, a script that does
+    not parse, and MPI without a world.
     """
     for one in seen:
         facts = one.facts
@@ -163,7 +165,7 @@ def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[LaunchFacts]) -> str:
-    """Name launcher and channel, and count the ranks."""
+    """Write how many ranks came, with their launcher and channel."""
     facts = seen[0].facts
     if facts.launcher == NO_LAUNCHER:
         return "a single process, as no launcher was found"

@@ -1,5 +1,5 @@
-"""Limits of each rank's process, and the room in its node's /dev/shm and /tmp, which a training
-meets hours later.
+"""Check the limits of each rank's process and the room in its node's /dev/shm and /tmp. If these
+are too low, a training may fail only after hours.
 """
 
 import os
@@ -12,8 +12,8 @@ from pathlib import Path
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 from srunddp.util.hostlist import group_by_key
 
-# Bytes free in a folder: below the first nothing starts, below the second a compiler or a loader
-# may run out.
+# Free bytes in a folder. Below _FULL nothing starts; below _SCARCE a compiler or a loader may run
+# out of space.
 _FULL = 8 << 20
 _SCARCE = 1 << 30
 _FEW_FILES = 1024  # the usual soft limit
@@ -21,14 +21,14 @@ _FEW_FILES = 1024  # the usual soft limit
 
 @dataclass(frozen=True, kw_only=True)
 class LimitFacts:
-    """Of one rank.
+    """What one rank has.
 
     Attributes:
-        files: open files that it may have; -1 for any number.
-        memlock: bytes that it may lock; -1 for any number.
+        files: how many files it may have open; -1 for no limit.
+        memlock: how many bytes of memory it may lock; -1 for no limit.
         rdma: whether its node has InfiniBand or RoCE devices.
-        free: bytes that are free, of /dev/shm and the folder for temporary files; -1 where it is
-            not there.
+        free: the free bytes in /dev/shm and in the folder for temporary files; -1 for a folder that
+            does not exist.
     """
 
     files: int
@@ -38,12 +38,12 @@ class LimitFacts:
 
 
 def collect(context: CheckContext) -> LimitFacts:
-    """Collect this process's limits, and the room in its node's folders."""
-    # Loader workers hand over batches in /dev/shm, and so does NCCL's SHM transport between ranks
+    """Collect this process's limits, and the free space in its node's folders."""
+    # Loader workers pass batches through /dev/shm, and so does NCCL's SHM transport between ranks
     # of a node. torch.compile keeps its cache in the folder for temporary files.
     folders = ("/dev/shm", context.variables.get("TMPDIR") or "/tmp")
     return LimitFacts(
-        # No limit is RLIM_INFINITY, which Python has as -1.
+        # Without a limit the value is RLIM_INFINITY, which Python shows as -1.
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         rdma=any(Path("/sys/class/infiniband").glob("*")),
@@ -55,7 +55,9 @@ def collect(context: CheckContext) -> LimitFacts:
 
 
 def evaluate(seen: Ranks[LimitFacts]) -> Iterator[Finding]:
-    """Judge limits and room: full folders stop a job, scarce ones and low limits are warned of."""
+    """Judge limits and free space: a folder that is full or missing is a failure; little space and
+    low limits are warnings.
+    """
     for one in seen:
         for folder, free in one.facts.free.items():
             yield from _room(one, folder, free)
@@ -76,7 +78,7 @@ def _room(one: Observation[LimitFacts], folder: str, free: int) -> Iterator[Find
     if free < 0:
         yield one.finding(FAIL, f"{folder} is not there", "a folder", "create it or correct TMPDIR")
     elif free < _SCARCE:
-        # Docker gives a container 64 MiB unless told otherwise.
+        # Docker gives a container 64 MiB of /dev/shm by default.
         shared = (
             "start a container with --shm-size or --ipc=host; else mount -o remount,size=50%"
             " /dev/shm"
@@ -92,7 +94,7 @@ def _room(one: Observation[LimitFacts], folder: str, free: int) -> Iterator[Find
 
 
 def summary(seen: Ranks[LimitFacts]) -> str:
-    """Tell the least room of each folder."""
+    """Write the lowest free space of each folder among all nodes."""
     known = group_by_key(pair for one in seen for pair in one.facts.free.items())
     return ", ".join(
         f"{folder} {min(free) / 2**30:.1f} GiB free at least" for folder, free in known.items()

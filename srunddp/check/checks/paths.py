@@ -1,5 +1,5 @@
-"""The project's folder, the script, the environment and named paths: there, and the same, on every
-rank.
+"""Check that the working directory, the script, the environment and the paths named with --path
+exist on every rank, and are the same there.
 """
 
 import sys
@@ -20,7 +20,7 @@ from srunddp.check.finding import (
 )
 from srunddp.util.filesystem import Place, content, look, why_not_writable
 
-_PATIENCE = 5.0  # seconds, for all of them together
+_PATIENCE = 5.0  # seconds for all paths together
 PROJECT = "working directory"
 SCRIPT = "script"
 ENVIRONMENT = "environment"
@@ -30,14 +30,14 @@ _SHARE = "move it to a shared file system, copy it there, or name another"
 
 @dataclass(frozen=True, kw_only=True)
 class PathFacts:
-    """Of one rank: what is at each path, the same ones in the same order on all ranks."""
+    """What one rank sees at each path. All ranks have the same roles, in the same order."""
 
     places: list[Place]
 
 
 def collect(context: CheckContext) -> PathFacts:
-    """Look at the paths from this rank. One rank of each node reads contents, and rank 0 alone
-    writes a file.
+    """Look at the paths from this rank. Only local rank 0 of each node reads contents, and only
+    rank 0 writes a file.
     """
     if context.script:
         script = [(SCRIPT, context.script)]
@@ -49,25 +49,27 @@ def collect(context: CheckContext) -> PathFacts:
         (ENVIRONMENT, sys.prefix),
         *((NAMED, path) for path in context.paths),
     ]
-    # Each place begins as silent, which is what stays of one that does not answer in time.
+    # Each place begins as silent, and stays so if its file server does not answer in time.
     places = [
         Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
         for role, path in named
     ]
     looking = [call_in_daemon_thread(partial(_look, place, context)) for place in places]
     for each in wait(looking, _PATIENCE).done:
-        # An error in looking must not pass for silence. Raised here, it is reported as this
-        # check's.
+        # result() raises an error of the look here, so the report shows it as an error of this
+        # check and not as silence.
         each.result()
-    places = [place.copy() for place in places]  # as some thread may still be at it
-    # Named by their shared paths, because the copies of one folder have other paths on other nodes.
+    places = [place.copy() for place in places]  # a thread may still be changing the originals
+    # Show shared paths, because the copies of one folder have different paths on different nodes.
     if staged := context.staged:
         places = [Place(**{**place, "path": staged.shared(place["path"])}) for place in places]
     return PathFacts(places=places)
 
 
 def _look(place: Place, context: CheckContext) -> None:
-    """Fill in what is there; what comes first stays known where something later does not answer."""
+    """Fill in what is at a place, step by step, so that earlier results stay if a later step
+    hangs.
+    """
     role = place["role"]
     path = place["path"]
     local_rank = context.environment.local_rank
@@ -84,7 +86,8 @@ def _look(place: Place, context: CheckContext) -> None:
             place["error"] = f"cannot be written to: {why}"
         else:
             place["error"] = ""
-    # A copy of the project is without what was left out, and what was written in the folder since.
+    # The staged copy of the project lacks excluded files, and files that were written after the
+    # push. So its content is not compared.
     if local_rank == 0 and role not in (
         (ENVIRONMENT, PROJECT) if context.staged else (ENVIRONMENT,)
     ):
@@ -92,8 +95,8 @@ def _look(place: Place, context: CheckContext) -> None:
 
 
 def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:
-    """Judge the paths: one that is not there or cannot be read stops the job, and so does a script
-    that differs.
+    """Judge the paths: one that is missing or unreadable is a failure, and so is a script that
+    differs between nodes. Most other differences are warnings.
     """
     for index in range(min(len(one.facts.places) for one in seen)):
         for one in seen:
@@ -120,8 +123,8 @@ def _named(place: Place) -> str:
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
-    """Say what is wrong with a place, and what to do; empty where nothing is. ``main``: it is on
-    rank 0's node.
+    """Say what is wrong with a place, and what to do; the second text is empty if nothing is wrong.
+    ``main`` says whether the place is on rank 0's node.
     """
     match place["kind"]:
         case "missing":
@@ -138,7 +141,7 @@ def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
 
 
 def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
-    """Name the ranks that have something else at a path than most."""
+    """Name the ranks where a path differs from the same path on most ranks."""
     seen = seen.where(lambda one: _is_there(one.facts.places[index]))
     if not seen:
         return
@@ -155,9 +158,10 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
         found = f"{_named(places[who[0].rank])} is a {kind}"
         expected = f"a {usual}, as on most ranks"
         yield who.finding(FAIL, found, expected, _SHARE, ranks=False)
-    # A log that grows between two ranks' looks is no difference: they are known to see one folder.
+    # A log that grows between the looks of two ranks is no difference. Such ranks are known to see
+    # one folder by its identity.
     read = seen.where(lambda one: places[one.rank]["content"] and places[one.rank]["kind"] == usual)
-    # Reversed, so that of the ranks with one identity the lowest one's content stays in the dict.
+    # Reversed, so that of the ranks with one identity, the lowest rank's content stays in the dict.
     first = {places[one.rank]["identity"]: places[one.rank]["content"] for one in reversed(read)}
     for who in read.minority(lambda one: first[places[one.rank]["identity"]])[1].values():
         if usual == "folder":
@@ -169,7 +173,7 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[PathFacts]) -> str:
-    """Name the file systems, as rank 0 has them."""
+    """Name the file system of each path, as rank 0 sees it."""
     named = [
         (each["path"] if each["role"] == NAMED else each["role"], each)
         for each in seen[0].facts.places

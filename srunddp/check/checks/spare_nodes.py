@@ -1,5 +1,5 @@
-"""With spare nodes: whether Slurm lets a job go on that has lost one, as far as rank 0 can read
-what it was told.
+"""For a run with spare nodes: check whether Slurm lets the job go on after it loses a node, as far
+as rank 0 can read the options of srun and sbatch.
 """
 
 import re
@@ -11,7 +11,7 @@ from srunddp.errors import ConfigError
 from srunddp.spare_nodes.layout import set_spare_nodes
 from srunddp.util.slurm_command import output
 
-# Options, and how they may be written.
+# Each of srun's options, with a pattern for the ways to write it.
 _SRUN = {
     "--no-kill": "-k|--no-kill",
     "--kill-on-bad-exit=0": r"-K0|--kill-\S+=0",
@@ -22,8 +22,12 @@ _NEEDED = [("srun", option) for option in _SRUN] + [("sbatch", "--no-kill")]
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeFacts:
-    """Of rank 0: why ``srunddp run`` would refuse them; options that srun and the batch script
-    lack, where seen.
+    """What one rank finds.
+
+    Attributes:
+        refused: why ``srunddp run`` would refuse ``--spare-nodes``; empty if it would not.
+        lacking: the options that srun and the batch script lack. Only rank 0 looks, and an srun or
+            a batch script that it cannot read counts as complete.
     """
 
     refused: str = ""
@@ -31,7 +35,11 @@ class SpareNodeFacts:
 
 
 def collect(context: CheckContext) -> SpareNodeFacts:
-    """Rank 0's; srun is seen where it runs on the same node, as in a batch script."""
+    """Collect whether a run would accept the spare nodes, and on rank 0 the options of srun and
+    sbatch.
+
+    srun's options can be read only if it runs on rank 0's node, as it does from a batch script.
+    """
     environment = context.environment
     step = context.environment.step
     try:
@@ -60,7 +68,9 @@ def collect(context: CheckContext) -> SpareNodeFacts:
 
 
 def evaluate(seen: Ranks[SpareNodeFacts]) -> Iterator[Finding]:
-    """What would keep a spare node from taking over."""
+    """Judge the spare nodes: a number that a run refuses is a failure, a missing option a
+    warning.
+    """
     for one in seen:
         if one.facts.refused:
             yield one.finding(FAIL, *split_message(one.facts.refused))
@@ -73,7 +83,7 @@ def evaluate(seen: Ranks[SpareNodeFacts]) -> Iterator[Finding]:
 
 
 def summary(_: Ranks[SpareNodeFacts]) -> str:
-    """What is needed, also where it cannot be seen."""
+    """Write which options are needed, because the check cannot see all that were given."""
     return (
         f"needed: srun {' '.join(_SRUN)}, and sbatch or salloc --no-kill; seen in batch jobs alone"
     )

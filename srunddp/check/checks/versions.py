@@ -1,5 +1,5 @@
-"""One Python, one torch and one version of each named package on all ranks; does torch import, and
-does torchvision.
+"""Check that all ranks have one Python, one torch and one version of each named package, and that
+torch and torchvision can be imported.
 """
 
 import ast
@@ -31,12 +31,12 @@ from srunddp.check.finding import (
 )
 from srunddp.util.kernel_file import text_of
 
-_PATIENCE = 120.0  # seconds for an import of torch, from a file server that many nodes ask at once
-_SLOW = 10.0  # seconds
-_SLOWER = 3  # times as long as usual
+_PATIENCE = 120.0  # seconds to import torch, perhaps from a file server that many nodes ask at once
+_SLOW = 10.0  # seconds that an import may always take
+_SLOWER = 3  # times the usual seconds that an import may take
 
-# It prints what it finds before it imports torchvision, because that may crash. A line end comes
-# first, as whatever else prints at the start need not end its line.
+# This code prints what it finds before it imports torchvision, because that import may crash. It
+# prints a line end first, because other output at the start may lack one.
 _IMPORT = """
 import json, sys, time
 sys.path[:0] = sys.argv[2:]
@@ -57,15 +57,17 @@ if sys.argv[1]:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionFacts:
-    """Of one rank.
+    """What one rank has.
 
     Attributes:
-        python: its version.
-        executable, prefix: of the environment.
-        versions, places: of torch and the named packages, by name; see :func:`find`, but with
-            ``sys.prefix`` in it.
-        torch, cuda, nccl: as imported, on local rank 0 alone, and in how many seconds.
-        error, vision: why torch and torchvision could not be imported.
+        python: the version of Python.
+        executable, prefix: the paths of the interpreter and of its environment.
+        versions, places: for torch and each named package, its version and its folder as
+            :func:`find` returns them. The version is ``missing`` or ``unknown`` instead of empty,
+            and the folder has the text ``sys.prefix`` for the environment's path.
+        torch, cuda, nccl: the versions that ``import torch`` brings, on local rank 0 alone.
+        seconds: how long this import took.
+        error, vision: why torch or torchvision could not be imported; else empty.
     """
 
     python: str
@@ -82,8 +84,8 @@ class VersionFacts:
 
 
 def collect(context: CheckContext) -> VersionFacts:
-    """Collect the versions that this rank would import. torch is imported in a process of its own,
-    so that this one stays without it.
+    """Collect the versions that this rank would import. Another process imports torch, so that this
+    one stays free of it.
     """
     if context.script:
         folder = os.path.dirname(os.path.realpath(context.script))
@@ -96,7 +98,7 @@ def collect(context: CheckContext) -> VersionFacts:
         shared = str
     prefix = shared(sys.prefix)
     found = {name: find(name, folder) for name in ("torch", *context.packages)}
-    # Once on each node: its ranks see the same files, and would slow each other down.
+    # Import once on each node: its ranks see the same files, and would slow each other down.
     imported = {}
     if context.environment.local_rank == 0 and found["torch"][1]:
         imported = import_torch(
@@ -111,7 +113,8 @@ def collect(context: CheckContext) -> VersionFacts:
             for name, (version, place) in found.items()
         },
         places={
-            # So an environment at another path is not a finding for each of its packages as well.
+            # Without the environment's path, because an environment at another path is one finding,
+            # and not one more for each package.
             name: shared(place).replace(prefix, "sys.prefix", 1)
             for name, (_, place) in found.items()
         },
@@ -120,16 +123,16 @@ def collect(context: CheckContext) -> VersionFacts:
 
 
 def find(name: str, first: str = "") -> tuple[str, str]:
-    """Find what ``import name`` would bring, or else the distribution of that name. Nothing is
-    imported.
+    """Find the package that ``import name`` would import, or else the distribution with that name.
+    Nothing is imported.
 
     Args:
-        name: of a module or a distribution.
+        name: the name of a module or a distribution.
         first: the script's folder, which Python searches first; empty without a script.
 
     Returns:
-        Its version, empty where nothing tells it, and its folder. Both are empty where there is
-        none.
+        The version, empty if nothing tells it, and the folder. Both are empty if there is no such
+        package.
     """
     module = name.partition(".")[0]
     origin = _origin(module, first)
@@ -143,7 +146,7 @@ def find(name: str, first: str = "") -> tuple[str, str]:
     else:
         package = origin
     place = os.path.dirname(package)
-    # That of torch tells its build as well, which its metadata need not.
+    # torch's own version names its build as well; that in its metadata may not.
     if module == "torch":
         own = _assigned(Path(package, "version.py"))
     else:
@@ -152,17 +155,17 @@ def find(name: str, first: str = "") -> tuple[str, str]:
 
 
 def _origin(module: str, first: str) -> str:
-    """Return the file of a module, or the folder of a package without ``__init__``; empty where
+    """Return the file of a module, or the folder of a package without ``__init__.py``; empty if
     there is none.
     """
     try:
         spec = PathFinder.find_spec(module, [first]) if first else None
         if spec is None or spec.origin is None:  # a plain folder beside the script hides no package
-            # find_spec() imports the packages above a name with dots; this name has none.
+            # For a name with dots find_spec() would import the packages above; this name has no
+            # dots.
             spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
-        # A ValueError is raised for a module that is loaded and has no `__spec__`, such as
-        # __main__.
+        # find_spec() raises a ValueError for a loaded module without `__spec__`, such as __main__.
         return ""
     if spec is None:
         return ""
@@ -170,8 +173,8 @@ def _origin(module: str, first: str) -> str:
 
 
 def _version(module: str, place: str) -> str:
-    """Return the version that was installed in the folder ``place`` as this module, rather than one
-    further along ``sys.path``; empty where there is none.
+    """Return the version of the distribution in the folder ``place`` that has this module, not of
+    one in another folder of ``sys.path``; empty if there is none.
     """
     for name in (module, *packages_distributions().get(module, ())):
         for found in distributions(name=name, path=[place]):
@@ -180,8 +183,10 @@ def _version(module: str, place: str) -> str:
 
 
 def _assigned(path: Path) -> str:
-    """Return the text that a file assigns to ``__version__``; empty where it cannot be read."""
-    # Such as `__version__ = '2.13.0+cpu'` or `__version__: Final[str] = "1.2"`.
+    """Return the text that a file assigns to ``__version__``; empty if it assigns none or cannot be
+    read.
+    """
+    # Matches `__version__ = '2.13.0+cpu'` and `__version__: Final[str] = "1.2"`.
     found = re.search(
         r"""^__version__\s*(?::[^=\n]*)?=\s*["']([^"'\n]*)["']""", text_of(path), re.MULTILINE
     )
@@ -191,13 +196,13 @@ def _assigned(path: Path) -> str:
 
 
 def _needs_vision(context: CheckContext) -> bool:
-    """Whether torchvision was named, or SCRIPT imports it and does nothing about a build for
-    another torch.
+    """Tell whether torchvision was named, or the script imports it without guarding against a
+    torchvision that was built for another torch.
     """
     tree = parsed(context.script)[0]
     needed = tree is not None and "torchvision" in imports(tree)
-    # srunddp's helper, or an own definition of the operator torchvision::nms, which such a build
-    # lacks.
+    # The script uses srunddp's helper, or defines the operator torchvision::nms itself, which such
+    # a build lacks.
     provided = tree is not None and any(
         word in ast.dump(tree) for word in ("import_torchvision", "torchvision::")
     )
@@ -207,27 +212,30 @@ def _needs_vision(context: CheckContext) -> bool:
 def import_torch(
     folder: str, patience: float = _PATIENCE, *, vision: bool = False
 ) -> dict[str, Any]:
-    """Have another process import torch, as a script would.
+    """Have another process import torch, as the script would.
 
     Args:
-        folder: of the script, where Python looks first; empty for none.
-        patience: seconds that it may take.
-        vision: import torchvision, too.
+        folder: the script's folder, where Python looks first; empty for none.
+        patience: the seconds that the import may take.
+        vision: whether to import torchvision too.
 
     Returns:
-        What it saw, or why it failed.
+        Attributes of :class:`VersionFacts` by name: what the import brought, or in ``error`` why it
+        failed.
     """
     words = ["vision" if vision else "", *([folder] if folder else [])]
     printed, why = run_python(_IMPORT, *words, within=patience)
     said = [line for line in printed.splitlines() if line.startswith('{"torch": ')]
-    # With torchvision, an error after torch's line is that of torchvision's import.
+    # With ``vision``, an error after torch's line comes from the import of torchvision.
     if not said or (why and not vision):
         return {"error": why or "exit code 0"}
     return {**json.loads(said[-1]), "vision": why}
 
 
 def evaluate(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
-    """Judge the versions: ranks of different ones fail, or compute different things."""
+    """Judge the versions and the imports, because ranks with different versions fail or compute
+    different results.
+    """
     yield from _pythons(seen)
     for name in dict.fromkeys(name for one in seen for name in one.facts.places):
         yield from _package(seen, name)
@@ -238,7 +246,7 @@ def evaluate(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
 
 def _pythons(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
     hint = "start all ranks in one environment (srun --export=ALL, mpirun -x PATH)"
-    # Bytecode and extension modules belong to a minor version, and work with all its patch
+    # Bytecode and extension modules depend on the minor version, and work with all its patch
     # versions.
     seen = yield from seen.differing(
         lambda one: one.facts.python.rpartition(".")[0], FAIL, "Python", hint
@@ -283,7 +291,7 @@ def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
 
 
 def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
-    """Compare the ranks that have imported torch, those of the usual version with each other."""
+    """Compare the imports of torch among the ranks that imported its most frequent version."""
     if not done:
         return
     version, _ = done.minority(lambda one: one.facts.torch)
@@ -303,7 +311,7 @@ def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[VersionFacts]) -> str:
-    """Tell what rank 0 has, and how long the slowest import took."""
+    """Write the versions of rank 0, and how long the slowest import of torch took."""
     first = seen[0].facts
     slowest = max(one.facts.seconds for one in seen)
     found = [
@@ -313,5 +321,5 @@ def summary(seen: Ranks[VersionFacts]) -> str:
     return f"{', '.join(found)}, torch imported in {slowest:.1f} s at most"
 
 
-# More than the import's own limit, which has the better message where the import is slow.
+# Longer than the import's own limit, because the import's own message tells more.
 CHECK = Check("versions", VersionFacts, collect, evaluate, summary, within=_PATIENCE + 15.0)
