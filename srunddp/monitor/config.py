@@ -6,15 +6,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """What a rank knows of its monitoring before anything is started.
+    """How ``--monitor`` is set up for one rank.
 
     Attributes:
-        folder: for the files of this start of the run.
-        node: for their names.
-        rank: of this process.
-        samples: whether it starts its node's sampler.
-        seconds: between samples.
-        script: the user's command, for the report.
+        folder: The folder for the files of this start of the run.
+        node: The node's name, used in file names.
+        rank: The rank of this process.
+        samples: Whether this rank starts the node's sampler.
+        seconds: The interval between samples.
+        script: The user's command, for the report.
     """
 
     folder: Path

@@ -1,9 +1,9 @@
-"""``--monitor``: a recorder for each rank and a sampler for each node, from before the ranks meet
-to the end.
+"""``--monitor``: a recorder for each rank and a sampler for each node, from before the rendezvous
+to the end of the run.
 
-The recorder writes two files of each rank: the sums over its steps every few seconds, and what
-happened once. It is a thread of the supervisor, so that nothing is lost however the rank ends. What
-cannot be written ends nothing.
+The recorder writes two files for each rank: sums over the steps, every few seconds, and single
+events. It is a thread of the supervisor, so it loses nothing however the worker ends. A file that
+cannot be written does not end the run.
 """
 
 import contextlib
@@ -34,21 +34,23 @@ _WITHIN = 0.5  # seconds to write the rest: the end of a run must not wait for a
 
 
 class Monitor:
-    """Watches one rank and, where the config says so, its node. Methods come in this order; the
-    worker has ``page``.
+    """Records one rank and, if the config says so, samples its node.
+
+    The methods are called in the order in which they stand here. The worker uses only ``page``, the
+    memory that it shares with the supervisor.
     """
 
     def __init__(self, config: MonitorConfig | None = None) -> None:
-        """Make the files; without ``--monitor`` there are none, and nothing is done here or later.
+        """Open the rank's files; without a config there are none, and all methods do nothing.
 
         Raises:
-            ConfigError: they cannot be written.
+            ConfigError: The files cannot be written.
         """
         self.page = TelemetryPage(recording=config is not None)
         self._config = config
         self._files = _open_files(config) if config else None
-        # How many events of the page are written, and how many steps a script's own loop has
-        # counted.
+        # How many of the page's events have been written, and how many steps a script with its own
+        # loop has counted.
         self._seen = 0
         self._count = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -56,16 +58,18 @@ class Monitor:
         self._sampler: Sampler | None = None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
-        """Fork the node's sampler, if this rank has it; in the supervisor, before the worker.
+        """Fork the node's sampler if this rank is the one that samples its node.
+
+        Call it in the supervisor, before the worker is forked.
 
         Args:
-            interface: the network interface.
-            rank_variable: tells a process of this node its rank.
-            launcher: the process whose descendants all ranks of this node are; None where that is
-                not known.
+            interface: Name of the network interface that the run uses.
+            rank_variable: The environment variable that holds a process's rank.
+            launcher: The pid of the process from which all ranks of this node descend; None if
+                unknown.
         """
         if self._config and self._config.samples:
-            # One rank of a node needs it.
+            # Only one rank of each node needs the module.
             from srunddp.monitor.sampler.process import SamplerConfig, start
 
             self._sampler = start(
@@ -73,74 +77,76 @@ class Monitor:
             )
 
     def export(self) -> None:
-        """Tell rank 0's script the folder, by a variable; in the supervisor, before the fork."""
-        os.environ.pop(MONITOR_FOLDER, None)  # of a run that has started this one
+        """Set the variable that tells rank 0's script the monitoring folder, before the fork."""
+        os.environ.pop(MONITOR_FOLDER, None)  # if this run was started by a process of another run
         if self._config and self._config.rank == 0:
-            # Absolute, as the script may go to another folder.
+            # Absolute, because the script may change its working directory.
             os.environ[MONITOR_FOLDER] = str(self._config.folder.absolute())
 
     def in_worker(self) -> None:
-        """Close in the worker what is the supervisor's."""
+        """Close, in the worker, the files and the socket that belong to the supervisor."""
         for file in self._files or ():
             os.close(file)
         if self._sampler:
             self._sampler.in_worker()
 
     def start(self) -> None:
-        """Begin to write, in the supervisor after the fork.
+        """Start the thread that writes the files; call it in the supervisor after the fork.
 
-        A thread does so, as a file system may be slow.
+        The supervisor itself does not write, because a file system may be slow.
         """
-        # The kernel gives the start in ticks since boot, suspended time included, which
-        # time.monotonic() leaves out.
+        # /proc gives the start time in ticks since boot. These count the time that the node was
+        # suspended, so compare with CLOCK_BOOTTIME: time.monotonic() leaves that time out.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(
             stat_fields("self")[_START]
         ) / os.sysconf("SC_CLK_TCK")
         self._event(time.time() - age, "process", math.nan)  # when the kernel started this one
         if self._config and self._files:
-            # A daemon, as a write to a file system that hangs must not hold this process up when it
-            # ends.
+            # A daemon thread, so that a write that hangs in the file system cannot keep this
+            # process from ending.
             self._thread = threading.Thread(
                 target=self._run, args=(*self._files, self._config.seconds), daemon=True
             )
             self._thread.start()
 
     def mark(self, name: str, value: float = math.nan) -> None:
-        """Note that something happens in the supervisor now.
+        """Write an event of the supervisor to the marks file, with the present time.
 
         Args:
-            name: As in the reference of the files.
-            value: A figure that goes with it; nan for none.
+            name: One of the names listed for the marks file in the reference.
+            value: A number that belongs to the event; nan if there is none.
         """
         self._event(time.time(), name, value)
 
     def describe(self, run: Mapping[str, Any]) -> None:
-        """Write run.json, on rank 0: what is known of the run after the rendezvous."""
+        """Write run.json, which describes the run; called on rank 0 after the rendezvous."""
         if self._config:
             own = {"script": self._config.script, "seconds": self._config.seconds}
             text = json.dumps({"version": 1, **run, **own}, indent=2) + "\n"
-            # By the thread, as every other write.
+            # In the thread, like every other write.
             self._tasks.put(partial(_replace, self._config.folder / RUN, text))
 
     def stop_sampler(self) -> str:
-        """End the sampler, once the worker has ended and before what that has left is killed.
+        """End the sampler; call it when the worker has ended, before its leftover processes are
+        killed.
 
         Returns:
-            Why the sampler had ended before; empty where it had not.
+            Why the sampler ended too early; empty if it did not.
         """
         if self._sampler:
             return self._sampler.finish(_WITHIN)
         return ""
 
     def finish(self, code: int, limit: float = _WITHIN) -> None:
-        """Write the rest.
+        """Write what is still pending, then the ``end`` event, and stop the thread.
 
         Args:
-            code: The exit code to leave with.
-            limit: Seconds that this may take; what is not written by then is lost.
+            code: The exit code that the supervisor will leave with.
+            limit: How many seconds to wait; what is not written by then is lost.
         """
         if self._files and self._thread:
-            # In this order: what the worker did last, then its end, and then the thread leaves.
+            # The order matters: the worker's last events, the ``end`` event, then None, which stops
+            # the thread.
             self._tasks.put(partial(self._look, *self._files))
             self.mark("end", code)
             self._tasks.put(None)
@@ -157,7 +163,8 @@ class Monitor:
                 task = self._tasks.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
                 self._look(steps, events)
-                # What was due while a write took long is left out, and not made up for at once.
+                # If a write took longer than the interval, skip the samples missed instead of
+                # catching up.
                 due = max(due + seconds, time.monotonic())
                 continue
             if task is None:
@@ -169,7 +176,8 @@ class Monitor:
         if new:
             _write(events, "".join(_line(*event) for event in new))
         sums = self.page.snapshot()
-        # Of srunddp.Trainer; another loop only counts, by srunddp.heartbeat().
+        # srunddp.Trainer fills in these sums. A script with its own loop only counts steps, by
+        # srunddp.heartbeat().
         if sums.steps or sums.epoch:
             figures = (
                 f"{sums.steps},{sums.samples},{sums.step_s:.6f},{sums.data_s:.6f},{sums.own_s:.6f}"
@@ -183,13 +191,15 @@ class Monitor:
 
 
 def _open_files(config: MonitorConfig) -> tuple[int, int]:
-    """The descriptors of this rank's files of steps and of marks, in a folder that is made for
-    them.
+    """Make the folder, and open the files for this rank's steps and marks.
+
+    Returns:
+        Their descriptors, steps first.
     """
     name = str(config.folder / f"{config.node}.rank{config.rank}")
     steps = open_to_append(Path(name + ".steps.csv"), "--monitor-dir", STEPS.header)
     marks = open_to_append(Path(name + ".marks.csv"), "--monitor-dir", MARKS.header)
-    if config.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
+    if config.rank == 0:  # an earlier start may have used the same folder outside Slurm
         with contextlib.suppress(OSError):
             (config.folder / RUN).unlink()
     return steps, marks

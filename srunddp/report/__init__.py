@@ -1,3 +1,3 @@
-"""What the files of a monitored run say: read, summed up, judged, and shown as text and as a page
-with charts.
+"""The report on a monitored run: reads its files, computes figures, judges them, and writes text
+and a page with charts.
 """

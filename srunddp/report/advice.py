@@ -1,5 +1,5 @@
-"""The notes: what to change next. Each is a rule with its threshold; what another note explains is
-none of its own.
+"""The notes of a report: what to change next. Each note is a rule with a threshold; a problem that
+another note explains gets no note of its own.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from srunddp.report.summary import (
 )
 from srunddp.util.hostlist import group_by_key, ranges
 
-GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
-DATA_WAIT = 0.10  # of the step time
-CPUS_USED = 0.95  # of the CPUs of the job on a node
-CPU_WAIT = 0.20  # of the time, by the main threads
-OTHER_LINK = 5.0  # times what the chosen one carries
+GPU_IDLE = 15.0  # percent of the time in which a kernel ran; jobstats has the same limit
+DATA_WAIT = 0.10  # as a share of the step time
+CPUS_USED = 0.95  # as a share of the job's CPUs on a node
+CPU_WAIT = 0.20  # as a share of the time of the main threads
+OTHER_LINK = 5.0  # how many times the traffic of the chosen link
 OTHER_LINK_RATE = 2.0**20  # bytes per second
-# Of what goes one way goes the other way at least: what answers a file server is less.
+# Training traffic is about equal in both directions. With less than this share in one direction,
+# the traffic is something else, such as reading from a file server.
 _BALANCED = 0.1
-SLOWED = 0.05  # of the samples
-# Below these a run is too short for notes: its first steps and samples are unlike the others.
+SLOWED = 0.05  # as a share of the samples
+# A run with fewer gets no notes: first steps and samples are not typical.
 FEWEST_SAMPLES = 5
 FEWEST_STEPS = 10
-_MOSTLY = 0.5  # of the time
-_BY_DATA = 0.5  # of what a slow rank has more than the others
-# Of what was requested of Slurm.
-TIME_USED = 0.40  # of the limit, as jobstats has it
+_MOSTLY = 0.5  # of the time; with less in training steps, other phases are to blame
+_BY_DATA = 0.5  # as a share of the extra time of a slow rank
+# Shares of what was requested from Slurm, and absolute amounts below which nothing is said.
+TIME_USED = 0.40  # as a share of the limit; jobstats has the same one
 TIME_SAVED = 1800.0  # seconds
-MEMORY_USED = 0.50  # of the limit
+MEMORY_USED = 0.50  # as a share of the limit
 MEMORY_UNUSED = 4 * 2.0**30  # bytes
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding.
+    """One note.
 
     Attributes:
-        rule: its name.
-        found, threshold: the figure with what it is of, and the limit that it passes, or nothing.
-        hint: the next thing to change.
-        cost: the share of the step time that is lost by it, where that is known.
-        severity: ``failed``, ``lost`` for time that is lost, or ``unused`` for what was requested
-            and not used.
+        rule: The name of the rule.
+        found: The figure, and what it belongs to.
+        threshold: The limit that the figure passes; may be empty.
+        hint: What to change next.
+        cost: The share of the step time that is lost; None if unknown.
+        severity: ``failed``, ``lost`` for lost time, or ``unused`` for resources that were
+            requested but not used.
     """
 
     rule: str
@@ -70,8 +72,9 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     """Apply all rules to a run.
 
     Returns:
-        A loss that is no finite number first, as the steps after it may be in vain. Then the notes
-        that cost most; of the others causes before consequences, and unused requests last.
+        The notes in order of importance. A loss that is not finite comes first, because all later
+        steps may be useless. The notes with a known cost follow, highest first. Then come the
+        others, causes before consequences, and unused requests last.
     """
     diverged = tuple(filter(None, [_not_finite(summary)]))
     if too_short(summary):
@@ -83,16 +86,16 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
         for each in summary.gpus
         if each.samples >= FEWEST_SAMPLES and (each.slowed_share or 0.0) > SLOWED
     ]
-    # Ranks on these nodes are slow because of the CPUs or the heat: a note on the ranks as well
-    # would send the reader after a second cause.
+    # On these nodes the CPUs or the heat explain slow ranks. A note about the ranks would send the
+    # reader after a second cause.
     explained = {each.node for each in busy} | {each.node for each in slowed}
     are_explained = explained.issuperset(stragglers.nodes)
-    # The loader's workers wait for the same CPUs: more of them, as that note would advise, make it
-    # worse.
+    # The data loader's workers wait for the same CPUs. The note on data would advise more workers,
+    # which would make things worse.
     waiting = None if busy else _data_wait(summary, stragglers)
     found = [
         _cpu(summary, busy),
-        # Where the slow ranks have no note of their own, this one says what they cost.
+        # If the slow ranks get no note of their own, this note says what they cost.
         _throttled(slowed, stragglers if are_explained else Stragglers()),
         None if are_explained else _slow_rank(summary, stragglers),
         waiting,
@@ -101,12 +104,12 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
         _time_limit(summary),
         _memory(summary),
     ]
-    # sorted() is stable: notes without a cost keep the order of the list above.
+    # sorted() is stable: notes without a cost keep the order of the list.
     return diverged + tuple(sorted(filter(None, found), key=lambda note: -(note.cost or 0.0)))
 
 
 def too_short(summary: Summary) -> str:
-    """Say why nothing is concluded from so short a run; empty where there is enough."""
+    """Return why the run is too short to conclude anything; empty if it is long enough."""
     if summary.steps and summary.steps < FEWEST_STEPS:
         return (
             f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
@@ -135,12 +138,12 @@ def _not_finite(summary: Summary) -> Advice | None:
 
 
 def _oversubscribed(summary: Summary) -> list[NodeFigures]:
-    """The nodes on which the job uses all its CPUs, and has to wait for them."""
+    """Find the nodes on which the job uses all its CPUs and its processes wait for a CPU."""
     delays = group_by_key((each.node, each.delay_share) for each in summary.ranks)
     waiting = {
         node for node, values in delays.items() if (median_or_none(values) or 0.0) > CPU_WAIT
     }
-    # CPUs that are all used are a good sign unless the processes have to wait for them.
+    # It is good to use all CPUs, unless processes have to wait for them.
     return [each for each in summary.per_node if _used(each) >= CPUS_USED and each.node in waiting]
 
 
@@ -167,7 +170,9 @@ def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
 
 
 def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | None:
-    """With what the slow ranks on these nodes cost, which are no note of their own."""
+    """Make the note. It tells the cost of slow ranks on these nodes if they get no note of their
+    own.
+    """
     if not slowed:
         return None
     slow = any(each.node in stragglers.nodes for each in slowed)
@@ -189,7 +194,7 @@ def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | Non
 
 
 def devices(gpus: list[GpuFigures]) -> str:
-    """Name GPUs in a few words: ``GPU 2 on node01``, or of more than two their number."""
+    """Name up to two GPUs, as in ``GPU 2 on node01``; of more, say how many on which nodes."""
     if len(gpus) > 2:
         return f"{len(gpus)} GPUs on {format.nodes(dict.fromkeys(each.node for each in gpus))}"
     return ", ".join(f"GPU {one_line(each.index)} on {format.nodes([each.node])}" for each in gpus)
@@ -245,7 +250,9 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
 
 
 def _usual(shares: list[float | None]) -> float:
-    """The mean or the median, whichever is more."""
+    """Return the mean or the median of the known shares, whichever is higher; 0 if there
+    are none.
+    """
     known = [each for each in shares if each is not None]
     return max(median_or_none(shares) or 0.0, fmean(known)) if known else 0.0
 
@@ -262,8 +269,8 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
     if not idle or (explained and len(idle) == len(known)):
         return None
     mean = fmean(each.utilization_percent or 0.0 for each in idle)
-    # The part of the time that the steps of the median rank fill. The rest is evaluations,
-    # checkpoints and the end of the run.
+    # The share of the time that is spent in training steps, by the median rank. The rest goes to
+    # evaluations, checkpoints and the end of the run.
     training = (
         share((summary.step_s or 0.0) * summary.steps, summary.seconds - summary.first_step_s)
         or 1.0
@@ -282,8 +289,8 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
 
 
 def _interface(summary: Summary) -> Advice | None:
-    # On one node the ranks talk over NVLink, shared memory or loopback: whatever the network
-    # carries is other traffic.
+    # On one node the ranks talk over NVLink, shared memory or loopback, so the network carries only
+    # other traffic.
     if len(summary.nodes) < 2:
         return None
     found = [(node, other) for node in summary.per_node if (other := _wrong_link(node)) is not None]
@@ -303,18 +310,17 @@ def _interface(summary: Summary) -> Advice | None:
 
 
 def _wrong_link(node: NodeFigures) -> LinkFigures | None:
-    """The link that carries the training instead of the chosen one."""
-    # Without the samples of the chosen link there is nothing to compare with.
+    """Find the link that seems to carry the training instead of the chosen one."""
+    # Without samples of the chosen link there is nothing to compare with.
     if not any(each.chosen for each in node.links):
         return None
     worst = max(
-        # NCCL uses the chosen interface to set up, and sends the data over RDMA where it can.
+        # Leave out RDMA: NCCL uses the chosen interface for its setup, and RDMA for data if it can.
         (each for each in node.links if not each.chosen and each.kind != "rdma"),
         key=_both_ways,
         default=None,
     )
-    # With the factor alone any background traffic would count where the chosen link carries
-    # nothing.
+    # The factor alone would report any background traffic when the chosen link carries nothing.
     limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
     if worst and _both_ways(worst) > limit:
         return worst
@@ -322,27 +328,29 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
 
 
 def _both_ways(link: LinkFigures) -> float:
-    """What goes both ways: an all-reduce sends as much as it receives, and reading data from a
-    server does not.
+    """Return the bytes per second that a link carries equally in both directions.
+
+    An all-reduce sends as much as it receives. Traffic mostly in one direction, such as reading
+    from a file server, counts as 0.
     """
     less, more = sorted([link.received_bytes_per_s, link.sent_bytes_per_s])
     return 2 * less if less >= _BALANCED * more else 0.0
 
 
 def carried(node: NodeFigures) -> float:
-    """Add up the bytes per second of the training on a node: of the chosen link, and of RDMA."""
+    """Sum up the bytes/s of the training on a node: those of the chosen link and of RDMA."""
     links = [each for each in node.links if each.chosen or each.kind == "rdma"]
     return sum(each.received_bytes_per_s + each.sent_bytes_per_s for each in links)
 
 
 def _time_limit(summary: Summary) -> Advice | None:
-    """More time than the whole run took."""
+    """Note a time limit that is far longer than the whole run took."""
     limit = summary.time_limit_s
     used = max(summary.seconds, summary.job_s or 0.0)
-    # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of
-    # a job of several.
+    # If the run continued from a checkpoint, its time says nothing about the whole training. The
+    # same holds for one of several steps of a job.
     part_of_it = bool(summary.restarts) or summary.resumed is not None
-    # Where Slurm could not be asked, a later step tells that the job has done more than this run.
+    # If Slurm was not asked, a step number above 0 shows that the job has done more than this run.
     part_of_it |= summary.job_s is None and summary.step not in ("", "0")
     if (
         not limit
@@ -352,7 +360,7 @@ def _time_limit(summary: Summary) -> Advice | None:
         or used >= TIME_USED * limit
     ):
         return None
-    # Half as much again as was used, rounded up to ten minutes.
+    # Suggest one and a half times the time used, rounded up to ten minutes.
     minutes = max(10, -(-int(used * 1.5) // 600) * 10)
     found = (
         f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}"
@@ -364,9 +372,9 @@ def _time_limit(summary: Summary) -> Advice | None:
 
 
 def _memory(summary: Summary) -> Advice | None:
-    """More memory on a node than was used on any."""
+    """Note a memory request that is far above the highest use on any node."""
     known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
-    # What was killed for its memory may have needed all of it, between two samples.
+    # A run that was killed for its memory may have needed all of it between two samples.
     if not known or not summary.steps or not summary.ending.finished:
         return None
     worst = max(known, key=lambda each: each.memory_bytes or 0.0)
@@ -375,7 +383,7 @@ def _memory(summary: Summary) -> Advice | None:
     if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
         return None
     where = format.nodes([worst.node])
-    # A quarter more than was used, rounded up to a GiB.
+    # Suggest a quarter more than was used, rounded up to a GiB.
     hint = f"--mem={max(1, -(-int(peak * 1.25) // 2**30))}G"
     found = (
         f"{format.size(peak)} of {format.size(limit)} used at most, on {where},"
@@ -391,10 +399,11 @@ class Stragglers:
     """Ranks that are slower than the others.
 
     Attributes:
-        ranks: those; none for no outlier. nodes: theirs.
-        excess: seconds in each step by which the slowest is above the others.
-        share: of the step time.
-        by_data: the share of it that is waiting for data.
+        ranks: The slow ranks; empty if there are none.
+        nodes: Their nodes.
+        excess: Seconds per step by which the slowest rank exceeds the usual time.
+        share: The excess as a share of the step time.
+        by_data: The share of the excess that is waiting for data.
     """
 
     ranks: tuple[int, ...] = ()
@@ -405,18 +414,19 @@ class Stragglers:
 
 
 def find_stragglers(summary: Summary) -> Stragglers:
-    """Find ranks whose own time per step is far above the others'.
+    """Find the ranks whose own time per step is far above that of the others.
 
-    Far is more than ``DATA_WAIT`` of the step time above the median. The ranks count where they are
-    few: a quarter of all, or not more than half and all on one node. Where all wait for data, that
-    wait is left out of the comparison, as it varies.
+    Far means above the median by more than ``DATA_WAIT`` of the step time. The slow ranks must be
+    few: a single one, at most a quarter of all, or at most half if they are all on one node. If
+    the median rank waits for data for more than ``DATA_WAIT`` of the step time, the wait is left
+    out of the comparison, because it varies.
     """
     all_wait = (summary.data_share or 0.0) > DATA_WAIT
     work = {each.rank: each.steady_work_s if all_wait else each.steady_s for each in summary.ranks}
     own = {rank: value for rank, value in work.items() if value is not None}
     if len(own) < 2 or not summary.step_s:
         return Stragglers()
-    # Of an even number this is the lower of the two in the middle: of two ranks the slower one is
+    # For an even number this is the lower of the two middle values: of two ranks, the slower is
     # compared with the faster.
     usual = median_or_none(list(own.values())) or 0.0
     slow = [rank for rank, value in own.items() if value - usual > DATA_WAIT * summary.step_s]
@@ -431,7 +441,7 @@ def find_stragglers(summary: Summary) -> Stragglers:
         more_data = 0.0
     else:
         more_data = waits.get(worst, 0.0) - (fmean(of_others) if of_others else 0.0)
-    # Above 0, as slow ranks are above the usual time: it may be divided by.
+    # Always above 0, because a slow rank takes longer than usual, so dividing by it is safe.
     excess = own[worst] - usual
     return Stragglers(
         tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess

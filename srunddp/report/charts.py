@@ -1,4 +1,4 @@
-"""Charts over time: panels with an axis of values, heat maps, and bars."""
+"""Charts over time: panels with a value axis, heat maps, and bars."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,24 +26,26 @@ from srunddp.report.figure import (
 )
 from srunddp.util.hostlist import group_by_key
 
-_WIDTH = 1000  # units of a panel before it is stretched
-# Pixels: of a panel, of all rows and of one at most.
+_WIDTH = 1000  # the width of a panel in its own units, before it is stretched
+# Heights in pixels: of a panel, the most for a heat map and for bars, and the most for one row.
 _HEIGHT = 110
 _HEAT_HEIGHT = 320
 _BARS_HEIGHT = 160
 _ROW = 16
-_FINEST = 400  # parts of the width: a narrower bar would not be seen
+_FINEST = 400  # parts of the width; a narrower bar would not be visible
 _MOST_MARKS = 60
 _MOST_NUMBERS = 8
-_ALIKE = 1e-6  # of a value: ticks that are nearer to each other would have the same label
-_LABEL_PIXELS = 13  # between two labels of rows, at least
+_ALIKE = 1e-6  # relative difference below which two ticks would have the same label
+_LABEL_PIXELS = 13  # smallest distance between the labels of two rows
 
 Lines = Iterable[tuple[str, Points]]  # by their names
 _Series = Mapping[str, Sequence[Range]]  # the values in each column, by name
 
 
 class _Cell(NamedTuple):
-    """A coloured part of a row: a class of page.css, the row's number, and seconds."""
+    """A coloured part of a row: CSS class in page.css, number of the row, and begin and end
+    in s.
+    """
 
     colour: str
     row: int
@@ -52,7 +54,7 @@ class _Cell(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row's name, and what is shown when the mouse is over it."""
+    """The name of a row, and the lines that are shown when the mouse is over it."""
 
     name: str
     lines: Sequence[str]
@@ -60,19 +62,19 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel over time, with an axis of values; or, for each of several names, a row of coloured
-    cells or of bars.
+    """A chart over time: a panel with a value axis, or a row of coloured cells or bars for each
+    name.
 
     Attributes:
-        title: what is shown.
-        axis: of time.
-        unit: of the values.
-        by: what they are multiplied with.
-        most: the axis of values ends there or above.
-        from_zero: False lets that axis begin near the lowest value.
-        limit: is drawn across the panel; 0 for none.
-        joined: lines have no gap where nothing is known.
-        note: follows the title.
+        title: What the chart shows.
+        axis: The time axis.
+        unit: The unit of the values.
+        by: A factor for all values.
+        most: The value axis ends at this value or above.
+        from_zero: Whether the value axis includes 0; else it begins near the lowest value.
+        limit: A value at which a line is drawn across the panel; 0 for none.
+        joined: Whether lines skip columns without a value instead of having a gap there.
+        note: A text that follows the title.
     """
 
     title: str
@@ -86,15 +88,15 @@ class Chart:
     note: str = ""
 
     def panel(self, lines: Lines, most: int = 1, what: str = "") -> Figure | None:
-        """Draw a line of medians and a band for each of a few series.
+        """Draw a line of medians and a band from lowest to highest for each series.
 
         Args:
-            lines: the series.
-            most: of more than these one line and one band stand for all.
-            what: all of them, in the legend.
+            lines: The series.
+            most: If there are more series than this, one line and one band stand for all.
+            what: What the series are called together in the legend, for example ``ranks``.
 
         Returns:
-            None where no value is known.
+            None if no value is known.
         """
         grouped = {name: self.axis.grouped(points, self.by) for name, points in lines}
         known = {name: columns for name, columns in grouped.items() if any(columns)}
@@ -146,10 +148,10 @@ class Chart:
         return time / self.axis.end * _WIDTH
 
     def _shapes(self, colour: str, found: Sequence[Range], values: "_ValueAxis") -> Iterator[Shape]:
-        """The band and the line of one series, anew after each gap."""
+        """Yield the band and the line of one series; they start anew after each gap."""
         middles = [self._x((begin + end) / 2) for begin, end in self.axis.columns]
         places = list(zip(middles, found, strict=True))
-        # The training logs less often than there are columns, and each of its points would stand
+        # Such a series has fewer points than there are columns: with gaps, each point would stand
         # alone.
         if self.joined:
             places = [(x, each) for x, each in places if each.is_known]
@@ -162,12 +164,13 @@ class Chart:
                 below = [(x, each.least) for x, each in part]
                 yield Shape(f"band {colour}", f"{line([*above, *reversed(below)])}z")
             kind = "line" if len(part) > 1 else "line dot"
-            # A line of one point has no length, and would not be seen.
+            # A path with a single point has no length and would be invisible, so add a tenth of a
+            # unit.
             path = f"{line([(x, each.middle) for x, each in part])}h.1"
             yield Shape(f"{kind} {colour}", path)
 
     def _hovers(self, series: _Series) -> Iterator[Hover]:
-        """For each column its time, and what is known in it."""
+        """Yield for each column its time and the known values."""
         for at, (begin, end) in enumerate(self.axis.columns):
             words = [
                 f"{name}: {_shown([found[at]])} {self.unit}"
@@ -186,17 +189,18 @@ class Chart:
         *,
         highest: bool = False,
     ) -> Figure | None:
-        """Draw for each name a row of coloured cells.
+        """Draw a row of coloured cells for each name.
 
         Args:
-            lines: the series.
-            marked: names of rows that stand out.
-            limits: the values of the first colour and of the last, which is the one that is seen:
-                100 and 0 where idle GPUs are to be seen. Without them 0 and twice the median.
-            highest: a cell is the most of its column, and not the median.
+            lines: The series.
+            marked: The names of rows to mark.
+            limits: The values of the first and the last colour; the last one is the most visible,
+                so 100 and 0 make idle GPUs stand out. Without limits the range is chosen from the
+                values: from 0 to twice the median.
+            highest: Whether a cell shows the highest value of its column instead of the median.
 
         Returns:
-            None where no value is known.
+            None if no value is known.
         """
         rows: dict[str, list[float]] = {}
         for name, points in lines:
@@ -220,8 +224,9 @@ class Chart:
     def _joined_cells(
         self, number: int, row: Sequence[float], colours: "_Colours"
     ) -> Iterator[_Cell]:
-        """The cells of a row, neighbours of one colour joined: of a long run a page with each cell
-        alone would be too big.
+        """Yield the cells of a row, with neighbours of the same colour joined.
+
+        Single cells would make the page of a long run too large.
         """
         coloured = zip(map(colours.colour, row), self.axis.columns, strict=True)
         for colour, group in groupby(coloured, key=lambda pair: pair[0]):
@@ -237,14 +242,14 @@ class Chart:
     def bars(
         self, rows: Mapping[str, Sequence[tuple[str, Span]]], names: Sequence[str]
     ) -> Figure | None:
-        """Draw for each row its spans.
+        """Draw the spans of each row as bars.
 
         Args:
-            rows: the names and times of their spans.
-            names: all that spans may have: each has a colour.
+            rows: For each row, the names and times of its spans.
+            names: All names that spans may have; each gets a colour.
 
         Returns:
-            None where there is no span.
+            None if there is no span.
         """
         shortest = self.axis.end / _FINEST
         cells = [
@@ -267,10 +272,10 @@ class Chart:
         marked: Collection[str],
         height: int,
     ) -> Figure:
-        """Draw cells in rows, some of which are marked, no higher than so many pixels."""
+        """Draw rows of cells, with some rows marked; ``height`` is the most in pixels."""
         pixels = min(_ROW * len(rows), height)
         places = [number for number, row in enumerate(rows) if row.name in marked]
-        # One path for each colour: thousands of them would take a browser long.
+        # One path for each colour, because a browser is slow with thousands of paths.
         by_colour = group_by_key(
             (cell.colour, box(cell.begin, cell.end, cell.row, 1)) for cell in cells
         )
@@ -293,7 +298,7 @@ class Chart:
         grid: Sequence[float] = (),
         limit: float | None = None,
     ) -> Figure:
-        """Add what all charts have: title, epochs and the axis of time."""
+        """Add what all charts have in common: title, epochs and time axis."""
         unit = f" ({self.unit})" if self.unit else ""
         return Figure(
             name=f"{self.title}{unit}{self.note}",
@@ -308,7 +313,7 @@ class Chart:
         )
 
     def _epochs(self) -> list[EpochMark]:
-        """The epochs, of many some, of which again some have their numbers."""
+        """Return at most 60 epoch marks, of which at most eight show their number."""
         every = math.ceil(len(self.axis.epochs) / _MOST_MARKS) or 1
         shown = self.axis.epochs[::every]
         numbered = math.ceil(len(shown) / _MOST_NUMBERS) or 1
@@ -320,54 +325,54 @@ class Chart:
 
 @dataclass(frozen=True)
 class _ValueAxis:
-    """The axis of values of a panel, by its ticks, the lowest first."""
+    """The value axis of a panel, given by its ticks in ascending order."""
 
     ticks: Sequence[float]
 
     def y(self, value: float) -> float:
-        """Where a value is, in pixels from above."""
+        """Return the position of a value, in pixels from the top."""
         return _HEIGHT * (self.ticks[-1] - value) / (self.ticks[-1] - self.ticks[0])
 
     def range(self, values: Range) -> Range:
-        """Where the values of a column are."""
+        """Return the positions of a column's values, in pixels from the top."""
         return Range(self.y(values.least), self.y(values.middle), self.y(values.most))
 
 
 @dataclass(frozen=True)
 class _Colours:
-    """The colours of a heat map, from that of one value to that of another, which may be lower."""
+    """The colours of a heat map, the first for ``low`` and the last for ``high``, which may be
+    lower.
+    """
 
     low: float
     high: float
 
     @classmethod
     def of(cls, known: Sequence[float], limits: Span | None) -> "_Colours":
-        """Choose the range of colours for some values, unless limits are given."""
+        """Return ``limits`` if given; else choose a range of colours that suits the values."""
         if limits:
             return cls(*limits)
-        # Not up to the highest value: one stall must not make all others look alike. Where more
-        # than half of the values are 0, the median says nothing, and the highest has to do.
+        # The range does not end at the highest value: a single stall would make all other values
+        # look alike. If the median is 0 because most values are, use the highest value after all.
         return cls(0.0, 2 * median(known) or max(known))
 
     def colour(self, value: float) -> str:
-        """The class of a value."""
+        """Return the CSS class of a value: ``h0`` to ``h15``, or ``missing`` for nan."""
         if math.isnan(value):
             return "missing"
         level = int(LEVELS * (value - self.low) / (self.high - self.low or 1.0))
-        # A value at a limit or beyond it has the first or the last colour.
+        # Values at the limits and beyond them have the first or the last colour.
         return f"h{max(0, min(LEVELS - 1, level))}"
 
 
 def _value_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from the lowest value, or below it, to the highest, or above it: two at
-    least.
-    """
+    """Return round ticks that cover the range from ``low`` to ``high``; at least two."""
     apart = high - low
     if apart <= abs(high) * _ALIKE:
         apart = abs(high) or 1.0
     finest = apart / 5
-    # The tolerances below are for rounding errors: 3 * 0.1 / 0.1 is above 3, and would give one
-    # tick too many.
+    # The tolerances below are for rounding errors: 3 * 0.1 / 0.1 is slightly above 3 and would give
+    # a tick too many.
     power = 10.0 ** math.floor(math.log10(finest))
     step = next(each * power for each in (1, 2, 5, 10) if each * power >= finest * 0.999)
     first = math.floor(low / step)
@@ -376,11 +381,11 @@ def _value_ticks(low: float, high: float) -> list[float]:
 
 
 def _row_labels(names: Sequence[str], marked: Collection[int], pixels: int) -> Iterator[Label]:
-    """Labels of rows, of many some, and of all that are marked, which have room around them."""
+    """Yield the labels of all marked rows, and of as many others as fit without touching them."""
     row = pixels / len(names)
     every = 2 ** max(0, math.ceil(math.log2(_LABEL_PIXELS / row)))
     for at in range(0, len(names), every):
-        # A label so near to that of a marked row would overlap it.
+        # A label this close to that of a marked row would overlap it.
         if all(abs(at - place) >= every for place in marked):
             yield Label(short_label(names[at]), (at + 0.5) * row)
     for at in marked:
@@ -388,7 +393,7 @@ def _row_labels(names: Sequence[str], marked: Collection[int], pixels: int) -> I
 
 
 def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
-    """How long the spans of each name lasted together."""
+    """Yield for each name how long its spans lasted in total, and how many there were."""
     lengths = group_by_key((name, end - begin) for name, (begin, end) in spans)
     for name, each in lengths.items():
         times = f", {len(each)} times" if len(each) > 1 else ""
@@ -396,7 +401,7 @@ def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
 
 
 def _shown(columns: Iterable[Range]) -> str:
-    """The median, and from where to where the values go."""
+    """Return the median, followed by the range unless all values are equal."""
     known = [each for each in columns if each.is_known]
     if not known:
         return format.UNKNOWN

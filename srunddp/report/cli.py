@@ -1,4 +1,4 @@
-"""The command ``srunddp report``: what may print, and what may exit, when a run is summed up."""
+"""The command ``srunddp report``. Only this module of the report prints and exits."""
 
 import contextlib
 import shutil
@@ -24,10 +24,10 @@ from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import DIR, answering, json_option, json_text, logs_option
 from srunddp.util.console import coloured, say
 
-_REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
-_AGAIN = 60.0  # seconds between two summaries that are printed one after another
-_INDENT = 4  # columns before the rest of a line for which a terminal is too narrow
-# The cursor to the upper left, and erase all behind it.
+_REFRESH = 2.0  # seconds between two looks; a look takes at most a tenth of the time
+_AGAIN = 60.0  # seconds between two summaries that are printed one below the other
+_INDENT = 4  # columns before continuation lines, if the terminal is too narrow for a line
+# Move the cursor to the upper left corner, and erase everything after it.
 _CLEAR = "\x1b[H\x1b[J"
 
 
@@ -68,13 +68,13 @@ def report(**given: Any) -> None:
             say(f"note: {note}")
         baseline = _baseline(given)
         as_json = given["as_json"]
-        # JSON is read by programs, which want no page beside it unless they name a place for one.
+        # JSON is read by programs, so write no page with it unless a folder was named.
         output = given["output"] or (None if as_json else folder.parent)
         if given["follow"] and not as_json and not _follow(folder, baseline):
             return
         run, summary = _summed(folder, baseline)
-        # Not while following: each look would ask the controller, for every user that follows a
-        # run.
+        # Ask Slurm only here, not while following: otherwise every user who follows a run would
+        # query the controller at each look.
         summary = slurm.completed(summary)
         if as_json:
             lines = [json_text(record(summary))]
@@ -82,7 +82,7 @@ def report(**given: Any) -> None:
             lines = text.lines(summary, notes(summary))
         click.echo(coloured("\n".join(lines), sys.stdout))
         if output and not given["text_only"]:
-            # The text is out before an error of the page can come to standard error.
+            # Flush, so that an error about the page on standard error comes after the text.
             sys.stdout.flush()
             written = _write(output, run, summary)
             if not as_json:
@@ -116,7 +116,7 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
 
 
 def record(summary: Summary) -> dict[str, Any]:
-    """Collect what ``--json`` prints: the figures and the notes."""
+    """Collect the figures, notes and remarks that ``--json`` prints."""
     computed = ("step_s", "data_share", "slowest_rank", "energy_j")
     found = asdict(summary) | {name: getattr(summary, name) for name in computed}
     found["launches"] = [
@@ -134,8 +134,10 @@ def record(summary: Summary) -> dict[str, Any]:
 
 
 def _follow(folder: Path, baseline: Summary | None) -> bool:
-    """Print the summary, in a terminal in place, until the run has ended; False if Ctrl-C was
-    before.
+    """Print the summary again and again until the run has ended; in a terminal, redraw it in place.
+
+    Returns:
+        False if the user pressed Ctrl-C before the run ended.
     """
     in_place = sys.stdout.isatty()
     printed = -_AGAIN
@@ -148,9 +150,10 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
                 return True
             if in_place or begun - printed >= _AGAIN:
                 shown = text.lines(summary, notes(summary))
-                if in_place:  # as many rows as there is room for
-                    # The empty lines at the end need room as well, or the terminal scrolls the
-                    # first lines away. Asked each time, as the window may have another size by now.
+                if in_place:  # print only as many rows as fit
+                    # Leave room for the empty lines at the end, or the terminal would scroll the
+                    # first lines away. Ask for the size each time, because the window may be
+                    # resized.
                     columns, rows = shutil.get_terminal_size()
                     fitting = (
                         part
@@ -167,13 +170,13 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
 
 
 def _write(output: str | Path, run: RunData, summary: Summary) -> Path:
-    """Write the page; its path."""
+    """Write the page to report.html in a folder, which is created if missing; return its path."""
     html = page(summary, notes(summary), sections(run, summary))
     file = Path(output) / "report.html"
     found = f"the report cannot be written to {file.parent}"
     hint = "name another with --output, or print the text alone with --text"
     with file_errors(found, expected="a folder that you may write to", hint=hint):
         file.parent.mkdir(parents=True, exist_ok=True)
-        # The words of a command line that was not UTF-8 have surrogates, which UTF-8 cannot encode.
+        # Words of a command line that was not UTF-8 contain surrogates, which UTF-8 cannot encode.
         replace_file(file, html.encode(errors="backslashreplace"))
     return file

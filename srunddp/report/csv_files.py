@@ -1,6 +1,4 @@
-"""The files of a monitored run, as they are: a last line without its end is left out, and so is
-what is not known.
-"""
+"""Read the files of a monitored run. A last line without a line end is left out."""
 
 from __future__ import annotations
 
@@ -20,23 +18,25 @@ from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse
 from srunddp.util.sample_files import MARKS, THROTTLED, SampleFile, Use
 
-_MOST = 1500  # points of one series that are kept: about as many as a picture has columns
-_BLOCK = 1024  # rows that are read at once
-# A figure outside of these is no time.
+_MOST = 1500  # points kept of each series, about as many as a picture has columns
+_BLOCK = 1024  # rows read at once
+# A number outside this range is not a time in Unix seconds.
 _EARLIEST = 1e9  # in 2001
 _LATEST = 1e10  # in 2286
-_LARGEST = 1e18  # and so is any figure above
+_LARGEST = 1e18  # a larger number is not a valid figure
 NAN = math.nan
-# Suffixes of the columns that stand for a thinned gauge. With the blank they are the name of no
-# column in a file.
+# A thinned gauge has three columns, with these suffixes. Because of the blank, no column of a file
+# can have such a name.
 _OF_A_GROUP: Mapping[str, Callable[[list[float]], float]] = {"": fmean, " least": min, " most": max}
-_LEAST = 1e-9  # what is divided by less has no end
+_LEAST = 1e-9  # a smaller divisor would give a ratio without meaning
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One line of a file of marks: ``time`` is in seconds since the start of the run, ``value`` nan
-    for none.
+    """One line of a marks file.
+
+    ``time`` is in seconds since the start of the run (Unix time until the run has been read);
+    ``value`` is nan if the mark has none.
     """
 
     time: float
@@ -49,25 +49,30 @@ def samples(path: Path, kind: SampleFile) -> dict[str, TimeSeries]:
     """Read a file of samples.
 
     Args:
-        path: of the file.
-        kind: its columns; those of an older or a newer srunddp may be fewer or more.
+        path: The file.
+        kind: The columns that are expected; another version of srunddp may have written fewer or
+            more.
 
     Returns:
-        What it holds, by its key, with Unix time; nothing where it is no such file.
+        The series in the file by key (a rank, link or GPU; "" if the file is about one thing), with
+        Unix time. Empty if it is no such file.
     """
     rows = _rows(path)
     header = next(rows, [])
-    # The writer was ended before its first line, or the file is another program's.
+    # The header is missing if the writer ended before its first line, or the file is another
+    # program's.
     if "time" not in header or (kind.key and kind.key not in header):
         return {}
     numeric = ("time", *kind.having(Use.COUNTER, Use.GAUGE))
     names = [name for name in numeric if name in header]
-    # A getter of one place alone would give no tuple: the first one again is left over.
+    # With a single column itemgetter would return no tuple, so ask for the first one again; it is
+    # ignored.
     wanted = itemgetter(*map(header.index, names), 0)
     place = header.index(kind.key or "time")
     found: dict[str, dict[str, array[float]]] = {}
     last: dict[str, list[str]] = {}
-    while block := list(islice(rows, _BLOCK)):  # a value alone costs more than its part of a block
+    # In blocks, because handling each value alone would cost more.
+    while block := list(islice(rows, _BLOCK)):
         whole = (row for row in block if len(row) == len(header))
         by_key = group_by_key((row[place] if kind.key else "", row) for row in whole)
         for key, theirs in by_key.items():
@@ -97,13 +102,13 @@ def _series(columns: dict[str, array[float]], texts: dict[str, str]) -> TimeSeri
 
 @lru_cache(64)
 def _is_slowed(reasons: str) -> float:
-    """1 where heat or the power brake kept a GPU's clock down, else 0."""
+    """Return 1 if heat or the power brake kept the GPU's clock down, else 0."""
     return float(any(word in reasons.lower() for word in ("thermal", "brake")))
 
 
 def _rising(times: Iterable[float]) -> Iterator[int]:
-    """The places of the times that come after all before them; a clock that is set back says
-    nothing.
+    """Yield the positions of times later than all before, so samples of a clock set back are
+    skipped.
     """
     latest = _EARLIEST
     for at, time in enumerate(times):
@@ -113,28 +118,28 @@ def _rising(times: Iterable[float]) -> Iterator[int]:
 
 
 def numbers(texts: Sequence[str]) -> list[float]:
-    """Read texts as numbers; nan for a text that is none, and for a number that is too large."""
+    """Convert texts to numbers; nan for other texts, and for numbers of 1e18 or more."""
     try:
-        # Nearly always all of them are numbers, and one try for the whole column is faster than one
-        # for each.
+        # Nearly always all texts are numbers, and one try for the whole column is faster than one
+        # each.
         values = list(map(float, texts))
     except ValueError:
         values = list(map(_number, texts))
-    # Infinity becomes nan, too; nan itself fails the comparison and stays.
+    # Infinity becomes nan here; nan fails the comparison and stays nan.
     return [value if abs(value) < _LARGEST else NAN for value in values]
 
 
 def _number(text: str) -> float:
     try:
-        return float(text or "nan")  # an exception for each empty cell takes long
+        return float(text or "nan")  # avoids an exception for an empty cell, which would be slow
     except ValueError:
         return NAN
 
 
 def marks(path: Path, rank: int) -> list[Mark]:
-    """Read the marks of one rank, with Unix time; none where it is no such file."""
+    """Read the marks of one rank, with Unix time; empty if it is no marks file."""
     rows = _rows(path)
-    # A newer version may have added columns behind these.
+    # Compare only the known columns: a newer version may have added others after them.
     if next(rows, [])[:3] != list(MARKS.names):
         return []
     found = [(row[1], numbers([row[0], row[2]])) for row in rows if len(row) >= 3]
@@ -144,29 +149,29 @@ def marks(path: Path, rank: int) -> list[Mark]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Read a file such as ``run.json``; empty where it is not there, or not whole."""
+    """Read a JSON file such as ``run.json``; empty if the file is missing or damaged."""
     with suppress(OSError):
         return parse(path.read_text(encoding="utf-8", errors="replace"))
     return {}
 
 
 def _rows(path: Path) -> Iterator[list[str]]:
-    # Only "\n" ends a line: by default a "\r" in a damaged file would end one too, and a line that
-    # is cut there would pass for a whole one.
+    # Only "\n" ends a line. With the default, a "\r" in a damaged file would end a line too, and
+    # the cut line would pass for a whole one.
     with suppress(OSError), open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        # Nothing is quoted: the writers let no comma in.
+        # Fields are not quoted: the writers keep commas out of them.
         yield from (line[:-1].split(",") for line in file if line.endswith("\n"))
 
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """The samples of one thing, in the order of time.
+    """The samples of one rank, node, link or GPU, in the order of time.
 
     Attributes:
-        time: seconds since the start of the run.
-        columns: by name, as long as ``time``; nan where a value is not known.
-        texts: the last word of each column.
-        count: how many there were before they were thinned.
+        time: Seconds since the start of the run.
+        columns: The columns by name, each as long as ``time``; nan stands for an unknown value.
+        texts: The last text in each column.
+        count: How many samples there were before thinning.
     """
 
     time: Sequence[float] = ()
@@ -175,47 +180,48 @@ class TimeSeries:
     count: int = 0
 
     def known(self, name: str) -> list[tuple[float, float]]:
-        """Return the times and values of a column, without those that are not known."""
+        """Return (time, value) pairs of a column, without unknown values."""
         pairs = zip(self.time, self.columns.get(name, ()), strict=False)
         return [(time, value) for time, value in pairs if not math.isnan(value)]
 
     def spread(self, name: str) -> list[tuple[float, float]]:
-        """Return the known values of a gauge, with its extremes.
+        """Return (time, value) pairs of a gauge, including its extremes.
 
-        Of a series that was thinned these are the least and the most of each group, and its mean.
+        If the series was thinned, these are the mean, the lowest and the highest value of each
+        group.
         """
         return [point for which in _OF_A_GROUP for point in self.known(name + which)]
 
     def mean(self, name: str, begin: float, end: float) -> float | None:
-        """Average a gauge over a span of time.
+        """Return the mean of a gauge over a span of time; None if it has no value there.
 
         Args:
-            name: of the column.
-            begin: in seconds since the start of the run, as everywhere here.
-            end: likewise; both ends are included.
+            name: The column.
+            begin: The beginning of the span, in seconds since the start of the run.
+            end: The end of the span, which is included, as is the beginning.
         """
         values = [value for time, value in self.known(name) if begin <= time <= end]
         return fmean(values) if values else None
 
     def most(self, name: str) -> float | None:
-        """Find the highest value of a gauge, thinned or not; None where none is known."""
+        """Return the highest value of a gauge, thinned or not; None if no value is known."""
         return max((value for _, value in self.spread(name)), default=None)
 
     def steps(
         self, name: str, begin: float = -math.inf, end: float = math.inf
     ) -> list[tuple[float, float, float]]:
-        """Tell how much a counter grew in each interval between two samples.
+        """Compute how much a counter grew between neighbouring samples.
 
         Args:
-            name: of the column; a value that falls has begun anew.
-            begin: of the span of time.
-            end: of the span of time.
+            name: The column.
+            begin: The beginning of the span of time, in seconds since the start of the run.
+            end: The end of the span.
 
         Returns:
-            Begin, end and growth of each interval.
+            Beginning, end and growth of each interval that lies within the span.
         """
         return [
-            # A counter that fell has begun at 0 in between: all that it shows is new.
+            # A counter that fell has started again from 0, so its whole value is growth.
             (before, time, value - count if value >= count else value)
             for (before, count), (time, value) in pairwise(self.known(name))
             if begin <= before < time <= end
@@ -224,16 +230,16 @@ class TimeSeries:
     def ratios(
         self, part: str, whole: str, begin: float = -math.inf, end: float = math.inf
     ) -> list[tuple[float, float]]:
-        """Divide the growth of one counter by that of another.
+        """Divide the growth of one counter by the growth of another.
 
         Args:
-            part: the column that is divided.
-            whole: the column that divides.
-            begin: of the span of time.
-            end: of the span of time.
+            part: The column of the dividend.
+            whole: The column of the divisor.
+            begin: The beginning of the span of time, in seconds since the start of the run.
+            end: The end of the span.
 
         Returns:
-            Middle and ratio of each interval in which ``whole`` grew.
+            The middle of each interval in which ``whole`` grew, and the ratio there.
         """
         parts = {(start, stop): grown for start, stop, grown in self.steps(part)}
         return [
@@ -243,24 +249,24 @@ class TimeSeries:
         ]
 
     def growth(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
-        """Tell how much a counter grew in a span of time.
+        """Compute how much a counter grew within a span of time.
 
         Args:
-            name: of the column.
-            begin: of the span of time.
-            end: of the span of time.
+            name: The column.
+            begin: The beginning of the span, in seconds since the start of the run.
+            end: The end of the span.
 
         Returns:
-            None where it is not known twice there.
+            None unless the span contains two known values.
         """
         inside = self.steps(name, begin, end)
         return sum(grown for _, _, grown in inside) if inside else None
 
     def total(self, name: str) -> float | None:
-        """Return how far a counter has come since it began, also before the first sample.
+        """Return the total count of a counter: its first value, plus the growth since then.
 
         Returns:
-            None where it is not known.
+            None if no value is known.
         """
         known = self.known(name)
         if known:
@@ -268,15 +274,15 @@ class TimeSeries:
         return None
 
     def rate(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
-        """Tell how much a counter grew per second in a span of time.
+        """Compute how much a counter grew per second within a span of time.
 
         Args:
-            name: of the column.
-            begin: of the span of time.
-            end: of the span of time.
+            name: The column.
+            begin: The beginning of the span, in seconds since the start of the run.
+            end: The end of the span.
 
         Returns:
-            None where it is not known twice there.
+            None unless the span contains two known values.
         """
         inside = self.steps(name, begin, end)
         if not inside:
@@ -285,25 +291,27 @@ class TimeSeries:
         return growth / sum(stop - start for start, stop, _ in inside)
 
     def shifted(self, by: float) -> TimeSeries:
-        """Return the series with so many seconds added to its times."""
+        """Return the series with ``by`` seconds added to all its times."""
         return replace(self, time=array("d", (each + by for each in self.time)))
 
 
 def _thinned(samples: TimeSeries, kind: SampleFile) -> TimeSeries:
-    """Of each group of points the last of a counter; of a gauge the mean, and beside it the least
-    and the most.
+    """Reduce a long series to groups of samples.
+
+    A group keeps the last value of a counter, and the mean, the lowest and the highest value of a
+    gauge.
     """
     size = -(-samples.count // _MOST)
     if size <= 1:
         return samples
     gauges = kind.having(Use.GAUGE)
     columns: dict[str, array[float]] = {}
-    # The last value of a counter, with the last time of the group: the growth from group to group,
-    # and with it every sum, stays exact.
+    # With the last value and the last time of each group, a counter's growth from group to group
+    # stays exact, and so do all sums of it.
     for name, values in {"time": samples.time, **samples.columns}.items():
         groups = [values[at : at + size] for at in range(0, len(values), size)]
         if name in gauges:
-            # Nan is not itself.
+            # Only nan differs from itself.
             known = [[value for value in group if value == value] or [NAN] for group in groups]
             columns |= {
                 name + which: array("d", map(choose, known))

@@ -1,7 +1,7 @@
-"""What a chart consists of, before it is written as HTML; see ``templates/chart.html``.
+"""The parts of a chart before it is written as HTML; see ``templates/chart.html``.
 
-Only the canvas is stretched to the width of the page, in units of its own. Text has a fixed size in
-pixels, and its place is given in percent, so that it can be read in a wide and in a narrow window.
+Only the canvas, which has units of its own, is stretched to the width of the page. Text has a fixed
+size in pixels and its position is in percent, so it stays readable in wide and narrow windows.
 Colours are CSS classes, see ``templates/page.css``.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LEVELS = 16  # colours of a heat map, h0 to h15 in page.css
-_LABEL_LETTERS = 11  # of a label beside a chart, at most
+_LABEL_LETTERS = 11  # longest label beside a chart, in characters
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Key:
     """One entry of a legend.
 
     Attributes:
-        colour: a class of page.css.
-        words: what has that colour.
+        colour: A CSS class of page.css.
+        words: What has that colour.
     """
 
     colour: str
@@ -27,7 +27,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Scale:
-    """The legend of a heat map: the values of its first colour and of its last, in words."""
+    """The legend of a heat map: the values of its first and last colour, as texts."""
 
     low: str
     high: str
@@ -35,12 +35,12 @@ class Scale:
 
 @dataclass(frozen=True)
 class Label:
-    """A word at the left of a chart.
+    """A label at the left of a chart.
 
     Attributes:
-        words: as long as there is room for.
-        y: in pixels.
-        is_marked: it stands out.
+        words: The text, shortened to fit.
+        y: The position in pixels from the top.
+        is_marked: Whether it is highlighted.
     """
 
     words: str
@@ -50,7 +50,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is drawn: the classes of page.css, and the path as SVG has it."""
+    """A drawn shape: its CSS classes in page.css, and its SVG path."""
 
     kind: str
     path: str
@@ -58,7 +58,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Hover:
-    """A part of a chart that shows words when the mouse is over it: its path, and the lines."""
+    """An area that shows lines of text when the mouse is over it: its SVG path, and the lines."""
 
     path: str
     lines: Sequence[str]
@@ -69,10 +69,10 @@ class Canvas:
     """The part of a chart that is stretched.
 
     Attributes:
-        width: in its own units, as is the height.
-        height: in the same units.
-        shapes: the later ones above the earlier ones.
-        hovers: above them all.
+        width: The width in the canvas's own units.
+        height: The height in the same units.
+        shapes: What is drawn; later shapes cover earlier ones.
+        hovers: The areas for the mouse, above all shapes.
     """
 
     width: float
@@ -83,7 +83,7 @@ class Canvas:
 
 @dataclass(frozen=True)
 class EpochMark:
-    """Where an epoch begins, in percent of the width; and its number, which not all show."""
+    """Where an epoch begins, in percent of the width, and its label; None hides the label."""
 
     x: str
     words: str | None
@@ -91,7 +91,7 @@ class EpochMark:
 
 @dataclass(frozen=True)
 class Tick:
-    """A time, in percent of the width, and its label."""
+    """A position on the time axis, in percent of the width, and its label."""
 
     x: str
     words: str
@@ -102,15 +102,15 @@ class Figure:
     """A chart.
 
     Attributes:
-        name: its title, with the unit.
-        pixels: its height.
-        legend: what has which colour.
-        grid: heights of lines across it, in pixels.
-        labels: at its left.
-        limit: the height of the line of a limit, in pixels; None without one.
-        canvas: what is drawn.
-        epochs: where they begin.
-        ticks: of the time.
+        name: The title with the unit.
+        pixels: The height.
+        legend: The entries of the legend, or the scale of a heat map.
+        grid: The heights of horizontal lines, in pixels from the top.
+        labels: The labels at the left.
+        limit: The height of the line that shows a limit, in pixels from the top; None for none.
+        canvas: What is drawn.
+        epochs: Where epochs begin.
+        ticks: The labels of the time axis.
     """
 
     name: str
@@ -125,29 +125,29 @@ class Figure:
 
     @property
     def keys(self) -> Sequence[Key]:
-        """The legend, where it is one of words."""
+        """The entries of the legend; empty for a heat map, which has a scale."""
         return () if isinstance(self.legend, Scale) else self.legend
 
     @property
     def scale(self) -> Scale | None:
-        """The legend, where it is one of values."""
+        """The scale of a heat map; None for other charts."""
         return self.legend if isinstance(self.legend, Scale) else None
 
 
 def short_label(words: str) -> str:
-    """Shorten a label in its middle, as its end may be what tells it from others."""
+    """Shorten a label in the middle to 11 characters, because labels often differ at the end."""
     if len(words) <= _LABEL_LETTERS:
         return words
-    # Three letters, the ellipsis and the last seven: node names differ at their end.
+    # Keep the first three characters and the last seven: node names differ at the end.
     return f"{words[:3]}…{words[4 - _LABEL_LETTERS :]}"
 
 
 def box(left: float, right: float, top: float, height: float) -> str:
-    """Write the path of a rectangle for SVG."""
+    """Return the SVG path of a rectangle; ``top`` is counted from the canvas's upper edge."""
     return f"M{left:.6g} {top:g}H{right:.6g}v{height:g}H{left:.6g}z"
 
 
 def line(points: Iterable[tuple[float, float]]) -> str:
-    """Write the path of a line through points for SVG."""
-    # A tenth of a unit is less than a pixel, and more digits would make the page much bigger.
+    """Return the SVG path of a line through points, which are in the canvas's units."""
+    # A tenth of a unit is less than a pixel; more digits would make the page much larger.
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)

@@ -1,4 +1,4 @@
-"""Figures as people read them, alone and in tables."""
+"""Write figures for people, alone and in tables."""
 
 import datetime
 import math
@@ -10,15 +10,15 @@ from srunddp.report.summary import median_or_none
 from srunddp.util.hostlist import fold
 
 UNKNOWN = "?"
-_FEW = 4  # rows of a table that is not folded
-_MOST = 8  # rows at most that stand out
+_FEW = 4  # a table with at most this many rows is not folded
+_MOST = 8  # the most outliers that a folded table shows
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_number(value: float) -> str:
-    """Write a number with about three digits that count: 0.0123, 1.23, 12.3, 123, 12345."""
+    """Write a number with about three significant digits: 0.0123, 1.23, 12.3, 123, 12345."""
     size = abs(value)
-    # The limits are where rounding would add a digit: 99.96 is 100, and not 100.0.
+    # The limits are where rounding would add a digit: 99.96 must give 100, not 100.0.
     if size >= 99.95 or size == 0:
         return f"{value:.0f}"
     if size >= 9.995:
@@ -27,13 +27,15 @@ def format_number(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Write a number to be read alone, without zeros at its end: ``1.2``, ``64``, ``12,345``."""
-    # Read again and written with "g", 1.20 becomes 1.2.
+    """Write a number without trailing zeros and with separators: ``1.2``, ``64``, ``12,345``."""
+    # Parsing the text and writing it with "g" turns 1.20 into 1.2.
     return UNKNOWN if value is None else f"{float(format_number(value)):,.15g}"
 
 
 def duration(seconds: float | None) -> str:
-    """Write seconds: ``0.12 s``, ``12.3 s``, ``4 min 5 s``, ``1 h 2 min``, ``2 d 3 h``."""
+    """Write a duration with units: ``12.3 s``, ``4 min 5 s``, ``1 h 2 min``, ``2 d 3 h``; None is
+    ``?``.
+    """
     if seconds is None:
         return UNKNOWN
     if seconds < 0:
@@ -47,7 +49,7 @@ def duration(seconds: float | None) -> str:
         (3600, "h", 60, "min"),
         (60, "min", 1, "s"),
     ):
-        # Rounded to the smaller unit first: 3,599.9 s is 1 h, and not 59 min 60 s.
+        # Round to the smaller unit first: 3,599.9 s must give 1 h, not 59 min 60 s.
         whole, rest = divmod(round(seconds / small), size // small)
         if whole:
             if rest:
@@ -57,7 +59,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write seconds since the start: ``4:05``, ``1:02:03``."""
+    """Write seconds since the start as a clock does: ``4:05``, ``1:02:03``."""
     hours, rest = divmod(max(0, int(seconds)), 3600)
     if hours:
         return f"{hours}:{rest // 60:02}:{rest % 60:02}"
@@ -65,11 +67,12 @@ def clock(seconds: float) -> str:
 
 
 def size(count: float | None) -> str:
-    """Write a number of bytes: ``1.23 GiB``."""
+    """Write a number of bytes with a binary unit: ``1.23 GiB``; ``?`` for None."""
     if count is None:
         return UNKNOWN
     for unit in _BYTES:
-        # Not 1024, so that there are never four digits: 1,010 KiB is 0.986 MiB.
+        # The limit is 1000 rather than 1024, so there are never four digits: 1,010 KiB gives 0.986
+        # MiB.
         if abs(count) < 1000 or unit == _BYTES[-1]:
             break
         count /= 1024
@@ -77,12 +80,12 @@ def size(count: float | None) -> str:
 
 
 def rate(count: float | None) -> str:
-    """Write a number of bytes per second: ``1.23 MiB/s``."""
+    """Write bytes per second with a binary unit: ``1.23 MiB/s``; ``?`` for None."""
     return UNKNOWN if count is None else f"{size(count)}/s"
 
 
 def percent(part: float | None) -> str:
-    """Write a share of one: 0.12 is ``12 %``."""
+    """Write a fraction as a percentage: 0.12 gives ``12 %``; ``?`` for None."""
     if part is None:
         return UNKNOWN
     value = part * 100
@@ -92,21 +95,21 @@ def percent(part: float | None) -> str:
 
 
 def moment(unix: float) -> str:
-    """Write Unix time as a date and time of this machine's time zone."""
+    """Write a Unix time as date and time in this machine's time zone; ``?`` if out of range."""
     try:
         return datetime.datetime.fromtimestamp(unix).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
-    # A damaged file may name any time.
+    # A damaged file may contain any number.
     except (OverflowError, OSError, ValueError):
         return UNKNOWN
 
 
 def count(number: int, noun: str) -> str:
-    """Write a number with its noun: ``1 rank``, ``2 ranks``."""
+    """Write a number with its noun, in the plural unless it is 1: ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def nodes(names: Iterable[str]) -> str:
-    """Write names of nodes folded, as Slurm does: ``node[01-04]``."""
+    """Write node names in Slurm's short notation, safe for a terminal: ``node[01-04]``."""
     return one_line(fold(names))
 
 
@@ -114,10 +117,10 @@ class Cell(NamedTuple):
     """A cell of a table.
 
     Attributes:
-        words: as it is shown.
-        value: the same as a number, where it is a figure.
-        apart: by how much the value must differ from the median of the column for its row to stand
-            out.
+        words: The text that is shown.
+        value: The same as a number; None if the cell is not a figure.
+        apart: If the value differs from the column's median by more than this, the row is an
+            outlier.
     """
 
     words: str
@@ -129,34 +132,34 @@ Row = dict[str, Cell]  # by the name of the column
 
 
 def cell(value: float | None, shown: Callable[[float], str], apart: float = math.inf) -> Cell:
-    """Make the cell of a figure.
+    """Make a cell from a figure.
 
     Args:
-        value: the figure; None where it is not known.
-        shown: writes it.
-        apart: see :class:`Cell`.
+        value: The figure; None if unknown.
+        shown: Converts the figure to text.
+        apart: See :class:`Cell`.
     """
     return Cell(UNKNOWN if value is None else shown(value), value, apart)
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """Write a table, its header first, without columns of which nothing is known."""
+    """Convert a table to texts, header first; columns in which nothing is known are left out."""
     names = [name for name in rows[0] if any(row[name].words != UNKNOWN for row in rows)]
     return [names, *([row[name].words for name in names] for row in rows)]
 
 
 def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
-    """Fold a table to what differs between its rows, and to few rows.
+    """Fold a table to the columns in which its rows differ, and to few rows.
 
     Args:
         noun: What a row is about, for the title.
-        rows: At least one.
+        rows: The rows; at least one.
 
     Returns:
-        A title, which names what is the same in all rows; and the rows with their header, empty
-        where they have no figures.
+        A title with the values that all rows share, and the remaining table with its header. The
+        table is empty if it has no figures.
     """
-    # A single row has nothing in common with others, and keeps its columns.
+    # A single row keeps all its columns, because there is no other row to share them with.
     same = [name for name in rows[0] if len({row[name].words for row in rows}) == 1 < len(rows)]
     alike = ", ".join(
         f"{name} {rows[0][name].words}" for name in same if rows[0][name].words != UNKNOWN
@@ -169,8 +172,9 @@ def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
 
 
 def _outliers(rows: Sequence[Row]) -> Sequence[Row]:
-    """Of many rows those that stand out, and one for all others, with the least and the most of
-    each figure.
+    """Return the outliers, and one row for all others with the range of each figure.
+
+    A table with few rows is returned as it is.
     """
     if len(rows) <= _FEW:
         return rows
@@ -194,8 +198,8 @@ def _outliers(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _span(found: Sequence[Cell]) -> Cell:
-    """``90–92 %``: from the least to the most; what is no figure is folded as names of nodes
-    are.
+    """Combine the cells of a column: figures to a range such as ``90–92 %``, names to a folded
+    list.
     """
     known = [each for each in found if each.value is not None]
     if not known:
@@ -204,8 +208,8 @@ def _span(found: Sequence[Cell]) -> Cell:
     most = max(known, key=lambda each: each.value or 0.0)
     if least.words == most.words:
         return least
-    # "90 %" and "92 %" become "90–92 %". A duration such as "4 min 5 s" has more words, and both
-    # ends are written whole.
+    # "90 %" and "92 %" become "90–92 %". A duration such as "4 min 5 s" has more than one unit, so
+    # both ends are written out.
     (figure, *unit) = least.words.split()
     (_, *other) = most.words.split()
     if unit == other and len(unit) < 2:

@@ -1,7 +1,6 @@
-"""The report as one HTML file: no script, nothing from elsewhere, the charts in it.
+"""The report as a single HTML file that contains the charts, needs no script and loads nothing.
 
-What it looks like is in ``templates``. Whatever comes from a run, its words and names, is escaped
-there by jinja2.
+The layout is in ``templates``. jinja2 escapes all texts that come from the run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TEMPLATES = "templates"
 
 @dataclass(frozen=True)
 class _Table:
-    """A table that is folded away under what is the same in all rows."""
+    """A table that the page shows collapsed, under a title with what all rows share."""
 
     title: str
     head: Sequence[str]
@@ -38,12 +37,12 @@ class _Table:
 
 
 def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section]) -> str:
-    """Write the whole page.
+    """Return the HTML of the whole page.
 
     Args:
-        summary: the figures of the run.
-        notes: what to change next.
-        sections: the parts with charts.
+        summary: The figures of the run.
+        notes: The advice on what to change next.
+        sections: The parts with charts.
 
     Raises:
         ConfigError: jinja2 is not installed.
@@ -73,7 +72,7 @@ def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section])
 
 
 def chart(figure: Figure) -> str:
-    """Write one chart, as the page has it.
+    """Return the HTML of one chart, as it is on the page.
 
     Raises:
         ConfigError: jinja2 is not installed.
@@ -83,7 +82,7 @@ def chart(figure: Figure) -> str:
 
 
 def _tables(summary: Summary) -> Iterator[_Table]:
-    """Nodes, ranks and GPUs."""
+    """Yield the tables of nodes, ranks and GPUs; a table without rows is left out."""
     for noun, rows in text.tables(summary).items():
         if rows:
             head, *body = format.cells(rows)
@@ -91,7 +90,7 @@ def _tables(summary: Summary) -> Iterator[_Table]:
 
 
 def _style() -> Any:
-    """The style sheet, which has ``>`` in it and is not escaped."""
+    """Return the style sheet, marked as safe so that its ``>`` is not escaped."""
     from markupsafe import Markup
 
     file = resources.files(__package__).joinpath(_TEMPLATES, "page.css")
@@ -100,7 +99,7 @@ def _style() -> Any:
 
 @functools.cache
 def _environment() -> Environment:
-    """jinja2, set up; only the page needs it, which few commands write."""
+    """Set up jinja2. It is imported only here, because few commands write the page."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -112,19 +111,19 @@ def _environment() -> Environment:
         ) from None
 
     def shown(value: object) -> object:
-        """Escape what a terminal would obey in what is written, before jinja2 escapes HTML."""
+        """Replace the control characters that a terminal would obey, before jinja2 escapes HTML."""
         if isinstance(value, str) and not isinstance(value, Markup):
             return one_line(value)
         return value
 
     def lines(each: Iterable[str]) -> Markup:
-        # Markup.join() escapes what it joins.
+        # Markup.join() escapes the lines.
         return Markup("\n").join(map(one_line, each))
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, _TEMPLATES),
         autoescape=True,
-        # A name that is misspelled in a template is an error, and not an empty text.
+        # Make a misspelled name in a template an error instead of an empty text.
         undefined=jinja2.StrictUndefined,
         finalize=shown,
         trim_blocks=True,

@@ -1,4 +1,4 @@
-"""Where a run's files are: a folder, or a job's number."""
+"""Find the files of a run, from a folder or a job's number."""
 
 import os
 import re
@@ -7,33 +7,35 @@ from pathlib import Path
 from srunddp.errors import ConfigError, file_errors
 from srunddp.util.slurm_command import JOB, job
 
-_RESTART = re.compile(r"monitor\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)  # monitor.2, monitor.2.1
+# Matches monitor.REQUEUES and monitor.REQUEUES.RESTARTS, such as monitor.2 and monitor.2.1.
+_RESTART = re.compile(r"monitor\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
-# The files of one start, ``monitor.N``; and what was chosen among several.
+# The folder of one start, ``monitor.N``, and notes on what was chosen among several.
 RunFolder = tuple[Path, tuple[str, ...]]
-Start = tuple[int, int]  # restarts by Slurm, and within that start by --restarts
+# How often Slurm has requeued the job, and how often --restarts has restarted the ranks since.
+Start = tuple[int, int]
 
 
 def start_of(folder: Path) -> Start | None:
-    """Read which start of its run a folder ``monitor.N`` or ``monitor.N.G`` is of.
+    """Read from its name which start of a run a folder ``monitor.N`` or ``monitor.N.G`` holds.
 
     Returns:
-        None for another folder.
+        None for a folder with another name.
     """
     match = _RESTART.fullmatch(folder.absolute().name)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
-    """Find the files that are meant.
+    """Find the folder of the start that the user means.
 
     Args:
-        what: a folder, or a job's number, ``4711``, ``4711.0`` or ``4711_3``.
-        monitor_dir: where a job's folder is looked for.
-        restart: which start of the run; None for the last.
+        what: A folder, or a job's number: ``4711``, ``4711.0`` or ``4711_3``.
+        monitor_dir: The folder in which a job's folder is searched.
+        restart: The number of the start, as in ``monitor.N``; None for the last.
 
     Raises:
-        ConfigError: there is no such folder, or it holds no run, or several.
+        ConfigError: There is no such folder, or it contains no run or several runs.
     """
     if os.path.isdir(what):
         return _below(Path(what), restart)
@@ -72,7 +74,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def starts_of(folder: Path) -> dict[Start, Path]:
-    """List the folders of a run's starts, by which start each is of."""
+    """List the folders of all starts of a run, each under the start that it holds."""
     return {start: each for each in _folders(folder) if (start := start_of(each)) is not None}
 
 
@@ -106,8 +108,8 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
     folders = [Path(monitor_dir)]
     if not runs and (known := job(what.partition(".")[0])):
         number = known.number
-        # A relative --monitor-dir is below the job's working directory; Path() leaves an absolute
-        # one as it is.
+        # A relative --monitor-dir is below the job's working directory. Path() ignores that
+        # directory if --monitor-dir is absolute.
         folders = list(
             dict.fromkeys([*folders, Path(known.folder, monitor_dir), Path(known.folder, "logs")])
         )
@@ -127,8 +129,8 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
 
 
 def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
-    """The monitored steps of a job, the newest last."""
-    # Without a step where a batch script itself was the run.
+    """List the folders of the job's monitored steps, the newest last."""
+    # The name has no step if the batch script itself was the run.
     wanted = re.compile(rf"{number}\.({step})" if step else rf"{number}(?:\.([0-9]{{1,9}}))?")
     if folder.is_dir():
         folders = _folders(folder)

@@ -1,4 +1,4 @@
-"""The run at a glance: five figures with a bar each, and why it failed."""
+"""The run at a glance: five figures with bars, and why the run failed."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ from srunddp.report.advice import Advice
 from srunddp.report.summary import GpuFigures, NodeFigures, Summary, share
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
-_CODES = {  # of a script's process, or of srunddp itself
+_CODES = {  # exit codes of a script's process, or of srunddp itself
     1: "an exception",
     69: "a node or Slurm did not do its part",
     78: "the configuration is wrong",
@@ -21,19 +21,20 @@ _CODES = {  # of a script's process, or of srunddp itself
     139: "SIGSEGV, a crash in native code",
     143: "SIGTERM, as by scancel or at the time limit",
 }
-_REQUEUE = 75  # a run that stopped with a checkpoint, and that is to be started again
-_STOPPED = ": stopped after step "  # the cause of such a run in failure.json, with 143 as well
+_REQUEUE = 75  # the run stopped with a checkpoint and asks to be started again
+# Part of the cause in failure.json for such a run, which may also end with 143.
+_STOPPED = ": stopped after step "
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure.
+    """One of the five figures.
 
     Attributes:
-        name: what it is.
-        value: with its unit, ``?`` where it is not known.
-        share: the length of its bar, from 0 to 1; None for no bar.
-        detail: what the figure is of.
+        name: What the figure is.
+        value: The figure with its unit; ``?`` if unknown.
+        share: The length of its bar, from 0 to 1; None for no bar.
+        detail: What the figure refers to.
     """
 
     name: str
@@ -43,9 +44,10 @@ class Tile:
 
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:
-    """Sum the run up in five figures, from the first step on.
+    """Sum up the run in five figures: GPUs, GPU memory, CPUs, waiting for data, and samples per
+    second.
 
-    They are GPUs, their memory, CPUs, waiting for data, and samples per second.
+    Averages are taken from the first step on; memory is the highest value of the run.
     """
     rate = format.number(summary.throughput.per_s)
     own = summary.throughput.own_share
@@ -90,7 +92,7 @@ def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
 
 
 def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, str]:
-    """Which share of its memory the fullest uses, and in words."""
+    """Return the highest share of its memory that any GPU or node uses, and the sizes in words."""
     known = [
         (part, of)
         for of in each
@@ -106,19 +108,19 @@ def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, st
 
 
 def failure(summary: Summary) -> Advice | None:
-    """Tell who failed, and of what.
+    """Tell who failed, and why.
 
     Returns:
-        None for a run that went well, runs without a failure, or stopped with a checkpoint.
+        None if the run ended well, has no failure so far, or stopped with a checkpoint.
     """
     end = summary.ending
-    # While other ranks still run, codes of a good end or of a requeue say nothing yet; any other
-    # code is shown at once.
+    # While other ranks run, the codes of a good end or of a requeue mean nothing yet. Any other
+    # code is reported at once.
     codes = set(summary.ending.codes.values())
     stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
     if end.finished or stopped or (end.running and codes <= {0, _REQUEUE}):
         return None
-    # Where triage looks for a job's number.
+    # srunddp triage looks for a job's number in this folder.
     known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")
     is_there = summary.job and os.path.dirname(os.path.normpath(summary.folder)) == known
     job = summary.job if is_there else shlex.quote(summary.folder)
@@ -132,9 +134,10 @@ def failure(summary: Summary) -> Advice | None:
 
 
 def ends(summary: Summary) -> Iterator[str]:
-    """Yield what is recorded of the ranks' ends, by exit code.
+    """Yield sentences on how the ranks ended, one for each exit code other than 0.
 
-    The least frequent code comes first: most ranks have ended because of others.
+    The rarest code comes first, because most ranks end as a consequence of others. Ranks without a
+    recorded end come last.
     """
     end = summary.ending
     by_code = group_by_key((code, rank) for rank, code in end.codes.items() if code)

@@ -1,6 +1,4 @@
-"""The sections of the report page that have charts: what of a run is drawn, and what of it is
-missing.
-"""
+"""The sections of the page that have charts, each with a sentence on what could not be drawn."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,23 +19,22 @@ from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _MIB = 2.0**-20
 _GIB = 2.0**-30
-# So many have a line each in a chart; of more there is one band.
+# Up to this many series have a line each in a chart; more share one band.
 _MOST_LINES = 8
 _MOST_NODES = 4
-_MOST_FIGURES = 12  # charts of what the training logged
-# Outliers that a title names; where they are more than a quarter none stands out.
+_MOST_FIGURES = 12  # most charts of what the training logged
+# A title names at most this many outliers. If more than this share differ, none is an outlier.
 _MOST_NAMED = 4
 _FEW = 0.25
-# A GPU stands out that is so far from the median.
+# How far from the median a GPU must be to stand out.
 _LESS_USED = 10.0  # per cent
 _HOTTER = 10.0  # °C
-_WAITING_CPUS = 0.1  # of a node, on average
+# CPUs of a node waiting for storage, on average, from which that chart is drawn
+_WAITING_CPUS = 0.1
 
 
 class _Gauge(NamedTuple):
-    """A chart of GPUs: its title, the unit, the column of the samples, and what they are multiplied
-    with.
-    """
+    """A chart of GPU values: title, unit, column of the samples, and a factor for the values."""
 
     title: str
     unit: str
@@ -45,7 +42,7 @@ class _Gauge(NamedTuple):
     by: float = 1.0
 
 
-_CLOCK = _Gauge("SM clock", "MHz", "sm_clock_mhz")  # drawn where a GPU is throttled
+_CLOCK = _Gauge("SM clock", "MHz", "sm_clock_mhz")  # drawn only if a GPU is throttled
 _GAUGES = (
     _Gauge("GPU utilization", "%", "utilization_percent"),
     _Gauge("GPU memory", "GiB", "memory_bytes", _GIB),
@@ -62,9 +59,9 @@ class Section:
     """A part of the page.
 
     Attributes:
-        title: of the part.
-        figures: its charts.
-        missing: a sentence about what could not be drawn; empty where nothing is missing.
+        title: The heading.
+        figures: The charts.
+        missing: A sentence on what could not be drawn; empty if nothing is missing.
     """
 
     title: str
@@ -74,7 +71,7 @@ class Section:
 
 def sections(run: RunData, summary: Summary) -> list[Section]:
     """Draw all charts of a run, in the order of the page."""
-    # A long series was thinned: a column of the axis holds whole groups of its samples.
+    # If long series were thinned, make each column of the axis hold whole groups of samples.
     group = max((math.ceil(each.count / len(each.time)) for each in run.series), default=1)
     epochs = [
         (each.begin_s, "" if each.number is None else str(each.number)) for each in summary.epochs
@@ -94,30 +91,30 @@ def sections(run: RunData, summary: Summary) -> list[Section]:
 
 
 def _section(title: str, charts: Mapping[str, Figure | None]) -> Section:
-    """A part with some charts, by what they show; what is not known has none."""
+    """Make a section from charts by name; its sentence names those that could not be drawn."""
     unknown = [name for name, figure in charts.items() if not figure]
     missing = f"Not known: {', '.join(unknown)}." if unknown else ""
     return Section(title, [figure for figure in charts.values() if figure], missing)
 
 
 def _alone(title: str, figure: Figure | None, missing: str) -> Section:
-    """A part with one chart, or with a sentence on why there is none."""
+    """Make a section with one chart, or with a sentence on why there is none."""
     if figure:
         return Section(title, [figure])
     return Section(title, [], missing)
 
 
 def _rates(samples: TimeSeries, name: str) -> list[tuple[float, float]]:
-    """Of a counter, per second, in the middle of each interval."""
+    """Return a counter's growth per second, at the middle of each interval."""
     return [((begin + end) / 2, grown / (end - begin)) for begin, end, grown in samples.steps(name)]
 
 
 def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
-    """The sum of series that have the same times; what one of them lacks is left out."""
+    """Add up series with the same times; a time at which one of them has no value is left out."""
     every = [known for known in map(dict, series) if known]
     if not every:
         return []
-    # Where one series has no value, a sum would show a drop that was none.
+    # Without a value of one series, the sum would show a drop that never happened.
     times = set.intersection(*map(set, every))
     return [(time, sum(each[time] for each in every)) for time in times]
 
@@ -138,28 +135,29 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     pauses = Chart("Evaluations and checkpoints", axis).bars(
         _pauses(run, summary), ("evaluation", "checkpoint")
     )
-    if pauses:  # a run without any lacks nothing
+    if pauses:  # if there are none, nothing is missing
         charts["pauses"] = pauses
     return _section("Time line", charts)
 
 
 def _throughput(run: RunData, summary: Summary) -> list[tuple[float, float]]:
-    """Samples per second, by the rank that counted most."""
+    """Return the samples per second, from the rank that counted the most samples."""
     counted = max(
         run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries()
     )
     rates = _rates(counted, "samples")
     if not summary.ending.codes:
         return rates
-    # Without what follows the end of the steps, and but for a few without its interval, which is
-    # not their rate.
+    # Leave out what follows the last step. Also leave out the last interval with steps, because it
+    # is only partly filled, unless there are just a few intervals.
     last = max((at for at, (_, value) in enumerate(rates) if value > 0), default=0)
     return rates[: last if last > 2 else last + 1]
 
 
 def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]:
-    """Evaluations, and the checkpoints of the rank that stood still for longest, as all ranks
-    save.
+    """Collect the evaluations, and the checkpoints of the rank that paused longest for them.
+
+    One rank stands for all, because every rank takes part in a checkpoint.
     """
     stood = [
         ("evaluation", (each.begin_s, each.end_s or summary.seconds))
@@ -174,7 +172,9 @@ def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]
 
 
 def _training(run: RunData, axis: TimeAxis) -> Section:
-    """What the training logged: ``loss`` and ``val/loss`` in one chart."""
+    """Draw what the training logged; names that end alike (``loss``, ``val/loss``) share a
+    chart.
+    """
     kinds = group_by_key((name.rpartition("/")[2], name) for name in run.metrics)
     first = run.not_finite
     figures: list[Figure] = []
@@ -218,8 +218,7 @@ def _gauge(gauge: _Gauge, run: RunData, summary: Summary, axis: TimeAxis) -> Fig
         gauge.unit,
         gauge.by,
         most=100.0 if gauge.unit == "%" else 0.0,
-        # 0 °C is no lower limit of anything: differences between GPUs would be hard to see from
-        # there.
+        # 0 °C means nothing for a GPU: on an axis from 0, differences would be hard to see.
         from_zero=gauge.unit != "°C",
         limit=limit,
     )
@@ -231,7 +230,9 @@ def _gauge(gauge: _Gauge, run: RunData, summary: Summary, axis: TimeAxis) -> Fig
 
 
 def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, Figure | None]:
-    """Heat maps. GPUs that stand out from the others are marked, and named in the title."""
+    """Draw heat maps of utilization and temperature, with outliers marked and named in the
+    title.
+    """
     names = [f"{each.node}:{each.index or each.key}" for each in run.gpus]
     least = _outliers(names, [each.utilization_percent for each in summary.gpus], -_LESS_USED)
     hottest = _outliers(names, [each.temperature_c for each in summary.gpus], _HOTTER)
@@ -247,7 +248,7 @@ def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, Figure 
 
 
 def _named(what: str, outliers: Sequence[str]) -> str:
-    """What of a title names the outliers: ``; hottest: node01:2``."""
+    """Return the part of a title that names the outliers: ``; hottest: node01:2``."""
     if not outliers:
         return ""
     more = len(outliers) - _MOST_NAMED
@@ -256,14 +257,16 @@ def _named(what: str, outliers: Sequence[str]) -> str:
 
 
 def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -> list[str]:
-    """Whose value is above the median by so much, or below it where that is negative; the farthest
-    first.
+    """Find names whose value is above the median by more than ``by``; below it if ``by`` is
+    negative.
+
+    The farthest come first. If more than a quarter differ, none is returned.
     """
     known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     usual = median(known.values()) if known else 0.0
     distances = {name: (value - usual) / by for name, value in known.items()}
-    # Divided by a negative limit, values below the median have positive distances: above 1 is far
-    # on the side that is asked for.
+    # If ``by`` is negative, values below the median have positive distances: above 1 always means
+    # far on the side that was asked for.
     far = [name for name, distance in distances.items() if distance > 1]
     if len(far) > _FEW * len(known):
         return []
@@ -296,7 +299,7 @@ def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 
 
 def _traffic(run: RunData) -> Iterator[tuple[str, Points]]:
-    """Bytes per second of each node, by the links that carry the run's."""
+    """Yield the bytes per second of each node, over the chosen links and RDMA."""
     carrying = group_by_key(
         (each.node, each.samples)
         for each in run.links
@@ -308,7 +311,7 @@ def _traffic(run: RunData) -> Iterator[tuple[str, Points]]:
 
 
 def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
-    """The time of each rank's own in a step; where that is not known, the step time."""
+    """Draw each rank's own time per step; if that is unknown, its step time."""
     if any(each.own_s is not None for each in summary.ranks):
         title = "Own time per step, all but the backward pass"
         part = "own_s"
@@ -326,7 +329,7 @@ def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 def _launch(summary: Summary) -> Section:
     rows = {str(rank): list(phases.items()) for rank, phases in summary.launches.items()}
     ends = [end for phases in summary.launches.values() for _, end in phases.values()]
-    # Of its own: a few seconds would not be seen on the axis of a run of hours.
+    # Use an axis of its own: on that of a run of hours, a few seconds would not be visible.
     axis = TimeAxis(max([*ends, 1e-3]) if ends else 1.0)
     figure = Chart("Launch phases by rank", axis).bars(rows, NAMES)
     return _alone("Launch", figure, "No phases of the start were marked.")

@@ -1,4 +1,4 @@
-"""One start of a run, read: every series on one time axis, in seconds since its start."""
+"""Read one start of a run, and put all series on one time axis: seconds since its start."""
 
 import math
 import os
@@ -22,17 +22,19 @@ from srunddp.util.hostlist import fold_ranks, group_by_key
 from srunddp.util.json_lines import parse
 from srunddp.util.sample_files import OF_A_NODE, STEPS
 
-_PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")  # node01.gpus.csv
-_PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")  # node01.rank3.steps.csv
+_PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")  # for example node01.gpus.csv
+# For example node01.rank3.steps.csv.
+_PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _RANK = re.compile(r"[0-9]{1,9}")
-_LARGEST = 1e15  # a number above is none
-_UUID_LETTERS = 12  # as many as tell one instance from another
-# Seconds by which clocks may differ: all ranks end the rendezvous within less.
+_LARGEST = 1e15  # larger numbers in run.json and metrics.jsonl are ignored
+_UUID_LETTERS = 12  # characters of a UUID that are enough to tell one instance from another
+# Seconds by which clocks may differ unnoticed: all ranks end the rendezvous within less time.
 _CLOCK_TOLERANCE = 0.5
-_SILENT = 5  # intervals without a line after which a run that has no end is not running
-_SLOWEST = 15.0  # seconds within which samples, and what is told of an end, are written
-DEFAULT_INTERVAL = 5.0  # seconds, of --monitor without a value, where run.json is lost
-# What begins and what ends a phase: of several marks the first that is there.
+# After this many intervals without a new line, a run without a recorded end is not running.
+_SILENT = 5
+_SLOWEST = 15.0  # seconds that samples, or the record of an end, may take to be written
+DEFAULT_INTERVAL = 5.0  # seconds; the value of --monitor if run.json is lost
+# The marks that begin and end each phase; of several, the first that exists counts.
 _PHASES = {
     "python": (("process",), ("meeting",)),
     "meeting": (("meeting",), ("met",)),
@@ -43,18 +45,20 @@ _PHASES = {
     "first step": (("epoch", "fit"), ("step",)),
 }
 NAMES = ("srun", *_PHASES)
-# Kinds of lines in metrics.jsonl, and what goes before the names in them; of two with one name the
-# last counts.
+# Kinds of lines in metrics.jsonl, and the prefix for the names in them. If two kinds give one name,
+# the later kind in this list counts.
 _METRICS = {"epoch": "", "log": "", "evaluation": "val/", "step": ""}
-_NO_RESULTS = ("lr", "epoch", "seconds")  # are left out where there is another
-_NOT_FINITE = ("nan", "inf", "infinity")  # the loop writes NaN as a word, others may not
-_MANY = 2**23  # bytes of it: of a larger file some lines of steps are left out
+_NO_RESULTS = ("lr", "epoch", "seconds")  # not drawn, unless there is nothing else
+# The Trainer writes NaN as text; other scripts may use other words.
+_NOT_FINITE = ("nan", "inf", "infinity")
+_MANY = 2**23  # bytes of metrics.jsonl; if it is larger, some lines on steps are skipped
 
 
 @dataclass(frozen=True)
 class Device:
-    """A network interface, an InfiniBand or RoCE port, or a GPU of a node; ``key`` is its name, or
-    a GPU's UUID.
+    """A network interface, an RDMA port or a GPU of a node.
+
+    ``key`` is the name of the link, or the UUID of the GPU.
     """
 
     node: str
@@ -62,12 +66,12 @@ class Device:
     samples: TimeSeries
 
     def text(self, column: str) -> str:
-        """Return the last word of a column that is no number; empty where there is none."""
+        """Return the last text in a column that is not numeric; empty if there is none."""
         return self.samples.texts.get(column, "")
 
     @property
     def index(self) -> str:
-        """A GPU's, as ``3``; a MIG instance, which has the index of its GPU, is ``3
+        """A GPU's index, such as ``3``; a MIG instance's with part of its UUID, ``3
         MIG-1a2b3c4d``.
         """
         if self.key.startswith("MIG"):
@@ -79,17 +83,17 @@ class Device:
 
 @dataclass
 class RunData:
-    """What the files of one start hold.
+    """The content of the files of one start.
 
     Attributes:
-        header: run.json, as it is.
-        ranks: the node of each.
-        nodes: their names, of rank 0's first.
-        start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
-        shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that
-            was taken out.
-        metrics: what the training logged: times and values by name.
-        not_finite: the first loss that is no number.
+        header: The content of run.json.
+        ranks: The node of each rank.
+        nodes: The names of the nodes, rank 0's first.
+        start: Unix time by the clock of rank 0's node; all other times are seconds since then.
+        shifts: Seconds by which a node's clock was ahead of that of rank 0's node. The times have
+            been corrected by them.
+        metrics: What the training logged: times and values by name.
+        not_finite: The first loss that is not finite; None if there is none.
     """
 
     folder: Path
@@ -108,18 +112,18 @@ class RunData:
     not_finite: NotFinite | None = None
 
     def marked(self, name: str) -> dict[int, Mark]:
-        """Return the first mark of a name, by rank."""
+        """Return for each rank its first mark with this name."""
         return {mark.rank: mark for mark in reversed(self.marks) if mark.name == name}
 
     def text(self, key: str) -> str:
-        """Read a text or a whole number of run.json; empty where it is neither."""
+        """Return a text or a whole number from run.json as text; empty if the key has neither."""
         value = self.header.get(key)
         if type(value) in (str, int):
             return str(value)
         return ""
 
     def number(self, key: str) -> float | None:
-        """Read a number of run.json; None where it is none, or below 0."""
+        """Return a number from run.json; None if it is missing, below 0, or 1e15 or more."""
         value = self.header.get(key, -1)
         if type(value) in (int, float) and 0 <= value < _LARGEST:
             return float(value)
@@ -127,13 +131,13 @@ class RunData:
 
     @property
     def series(self) -> list[TimeSeries]:
-        """Those of all ranks, nodes and devices."""
+        """The series of all ranks, nodes and devices."""
         devices = [each.samples for each in (*self.links, *self.gpus)]
         return [*self.steps.values(), *self.tasks.values(), *self.usage.values(), *devices]
 
     @property
     def last(self) -> float:
-        """The newest time in any file, in seconds since the start."""
+        """The latest time in any file, in seconds since the start."""
         return max(
             [*(each.time[-1] for each in self.series), *(mark.time for mark in self.marks)],
             default=0.0,
@@ -141,37 +145,39 @@ class RunData:
 
 
 class _Layout(NamedTuple):
-    """What run.json says of ranks and nodes.
+    """What run.json says about ranks and nodes.
 
     Attributes:
-        ranks: the node of each; empty where it does not say.
-        nodes: the name of each, by what its files are called.
+        ranks: The node of each rank; empty if run.json does not say.
+        nodes: The node names, each under the form that is used in file names.
     """
 
     ranks: dict[int, str]
     nodes: dict[str, str]
 
     def has_rank(self, rank: int) -> bool:
-        """Tell whether a file of that rank is of this start."""
-        # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later
-        # one empties. The same for spare nodes, which have no rank.
+        """Tell whether a rank's file belongs to this start; True if run.json names no ranks."""
+        # Outside Slurm several starts may share a folder. A start with more ranks leaves files that
+        # a later one does not empty. Spare nodes, which have no rank, leave files too.
         return not self.ranks or rank in self.ranks
 
     def has_node(self, called: str) -> bool:
-        """Tell whether a file of that node is of this start."""
+        """Tell whether a node's file belongs to this start; True if run.json names no ranks."""
         return not self.ranks or called in self.nodes
 
     def node(self, called: str) -> str:
-        """Return the name of a node, by what its files are called."""
+        """Return the name of the node whose files have this name."""
         return self.nodes.get(called, called)
 
 
 def read(folder: Path) -> RunData:
-    """Read the files of ``monitor.N``; whatever is missing, cut or not understood is left out."""
+    """Read the files in a folder ``monitor.N``; what is missing, cut off or unreadable is
+    left out.
+    """
     header = csv_files.json_object(folder / "run.json")
     layout = _layout(header)
     run = RunData(folder, header, dict(layout.ranks))
-    # Read in one order, so that a report of the same files is the same.
+    # Read in a fixed order, so that the same files always give the same report.
     for path in sorted(folder.glob("*.csv")):
         if match := _PER_RANK.fullmatch(path.name):
             rank = int(match[2])
@@ -226,21 +232,22 @@ def _read_node(run: RunData, path: Path, node: str, kind: str, layout: _Layout) 
 
 
 def _shifts(run: RunData) -> dict[str, float]:
-    """How far each node's clock is ahead of that of the first: all ranks end the rendezvous at one
-    moment.
+    """Find how many seconds each node's clock is ahead of that of the first node.
+
+    All ranks end the rendezvous at the same moment, so their marks should have the same time.
     """
     met = group_by_key((run.ranks[rank], mark.time) for rank, mark in run.marked("met").items())
     if not run.nodes or run.nodes[0] not in met:
         return {}
     own = median(met[run.nodes[0]])
-    # The median, as a single rank may write its mark late.
+    # Use the median, because a single rank may write its mark late.
     ahead = {node: median(times) - own for node, times in met.items()}
     return {node: by for node, by in ahead.items() if abs(by) > _CLOCK_TOLERANCE}
 
 
 def _start(run: RunData) -> float:
-    """When the first process began; else when the first line was written."""
-    # By nothing but the clocks, as times of several nodes are compared.
+    """Return when the first process began; if unknown, when the first line was written."""
+    # Correct the clocks first, because times of several nodes are compared.
     moved = _moved(run, 0.0)
     if begun := moved.marked("process"):
         return min(mark.time for mark in begun.values())
@@ -249,7 +256,7 @@ def _start(run: RunData) -> float:
 
 
 def _moved(run: RunData, by: float) -> RunData:
-    """With all times moved, and what a node's clock was ahead taken out."""
+    """Return the run with ``by`` seconds added to all times, and with the clocks corrected."""
     at = {node: by - run.shifts.get(node, 0.0) for node in run.nodes}
     of_rank = {rank: at[node] for rank, node in run.ranks.items()}
     marks = [replace(mark, time=mark.time + of_rank[mark.rank]) for mark in run.marks]
@@ -265,8 +272,9 @@ def _moved(run: RunData, by: float) -> RunData:
 
 
 def _metrics(run: RunData) -> tuple[dict[str, list[tuple[float, float]]], NotFinite | None]:
-    """The figures in ``metrics.jsonl`` that are of this start, as the file may hold those of others
-    before and after; and the first loss that is no number.
+    """Read the figures of this start in ``metrics.jsonl``, and the first loss that is not finite.
+
+    The file may also hold lines of earlier and later starts, which are left out by their times.
     """
     by_kind: dict[str, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in _METRICS}
     not_finite = None
@@ -278,7 +286,7 @@ def _metrics(run: RunData) -> tuple[dict[str, list[tuple[float, float]]], NotFin
             continue
         prefix = _METRICS[kind]
         for name, value in line.items():
-            # A name may have the prefix already.
+            # Remove the prefix first, because a name may already have it.
             named = prefix + name.removeprefix(prefix)
             if _is_figure(name, value):
                 by_kind[kind].setdefault(named, []).append((at, value))
@@ -311,8 +319,8 @@ def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
     with suppress(OSError), open(path, "rb") as file:
         every = 1 + os.fstat(file.fileno()).st_size // _MANY
         for number, line in enumerate(file):
-            # Told by the bytes that the Trainer writes: parsing each line would take the time that
-            # is to be saved.
+            # Recognise lines on steps by the bytes that the Trainer writes: parsing every line
+            # would take the very time that skipping them saves.
             if number % every == 0 or b'"kind": "step"' not in line:
                 yield parse(line)
 
@@ -324,11 +332,11 @@ def _unix_time(text: object) -> float:
 
 
 def ending(run: RunData, now: float) -> RunEnd:
-    """Tell how a run ended, as far as that was recorded.
+    """Find out how a run ended, as far as its files tell.
 
     Args:
-        run: Its files.
-        now: Unix time, to tell whether its newest sample is from just now.
+        run: The files of the run.
+        now: The present Unix time, to tell whether the newest sample is recent.
     """
     ends = run.marked("end")
     codes = {
@@ -336,15 +344,15 @@ def ending(run: RunData, now: float) -> RunEnd:
         for rank, mark in sorted(ends.items())
     }
     interval = run.number("seconds") or DEFAULT_INTERVAL
-    # The clock of this machine may be up to a minute behind those of the nodes.
+    # This machine's clock may be up to a minute behind those of the nodes.
     fresh = -60.0 < now - run.start - run.last < max(_SILENT * interval + 1.0, _SLOWEST)
     missing = tuple(rank for rank in run.ranks if rank not in codes)
-    # Which lies where the logs are.
+    # failure.json is one folder above, beside the logs.
     said = csv_files.json_object(run.folder.parent / "failure.json")
     cause = said.get("cause")
     at = _unix_time(said.get("time")) - run.start
     if not (math.isnan(at) or -_SLOWEST < at < run.last + _SLOWEST):
-        cause = ""  # of another start
+        cause = ""  # the file is about another start
     if isinstance(cause, str) and cause:
         cause = f"rank {said.get('rank')} on {said.get('node')}: {cause}"
     else:
@@ -353,9 +361,9 @@ def ending(run: RunData, now: float) -> RunEnd:
 
 
 def moves(run: RunData) -> Iterator[str]:
-    """Yield a sentence for each node that was lost before this start, with where its ranks went.
+    """Yield a sentence for each node that was lost before this start, on where its ranks went.
 
-    Starts count that ``--restarts`` has made, but not those after a requeue.
+    Only starts that ``--restarts`` made since the last requeue are compared.
     """
     own = start_of(run.folder)
     folders = starts_of(run.folder.absolute().parent)
@@ -371,22 +379,22 @@ def moves(run: RunData) -> Iterator[str]:
 
 
 def _of_header(folder: Path) -> RunData:
-    """A start by its run.json alone."""
+    """Read only the run.json of a start: its header and its ranks, without any samples."""
     header = csv_files.json_object(folder / "run.json")
     return RunData(folder, header, _layout(header).ranks)
 
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
-    """Find what ranks marked with a begin and an end, such as epochs.
+    """Find the spans between two kinds of marks, such as epochs.
 
     Args:
-        run: with the marks.
-        begin: the name of the first mark of each.
-        end: the name of the last one.
+        run: The run with the marks.
+        begin: The name of the mark at the beginning of a span.
+        end: The name of the mark at its end.
 
     Returns:
-        Those of the rank that has most: all ranks have the same, but a killed rank's last lines may
-        be missing.
+        The spans of the rank that has the most. All ranks mark the same spans, but the last lines
+        of a killed rank may be missing.
     """
     by_rank: dict[int, list[Span]] = {rank: [] for rank in run.ranks}
     for mark in run.marks:
@@ -400,9 +408,10 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
 
 
 def checkpoints(run: RunData) -> Checkpoints:
-    """Sum up the checkpoints of the rank whose training stood still for longest.
+    """Count the checkpoints and add up their times.
 
-    What was written in the background is that of the rank with most of it.
+    Pauses are those of the rank that paused longest; background writing is that of the rank with
+    the most.
     """
     stood = _values(run, "checkpoint")
     written = _values(run, "checkpoint_written")
@@ -418,17 +427,17 @@ def _values(run: RunData, name: str) -> dict[int, list[float]]:
 
 
 def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
-    """Begin and end of the phases of each rank's start, by rank and by name, of each rank that has
-    a mark.
+    """Find beginning and end of the launch phases of each rank that has a mark, by rank and phase.
 
-    ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's
-    script does by itself, from the process group to the training; ``prepare`` what the training
-    does before its first epoch.
+    ``srun`` lasts from the first process of the run to the rank's own process. ``script`` is what
+    the user's script does between the process group and the training. ``prepare`` is what the
+    training does before its first epoch.
     """
     marked = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
     found: dict[int, dict[str, tuple[float, float]]] = {}
     for rank in sorted(marked):
-        times = dict(marked[rank])  # of marks of one name the first, as they come in reverse
+        # The first mark of each name wins, because the marks come in reverse order.
+        times = dict(marked[rank])
         found[rank] = {}
         process = times.get("process", min(times.values()))
         if process > 0:
@@ -442,5 +451,5 @@ def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
 
 
 def _first_known(times: Mapping[str, float], marks: Sequence[str]) -> float | None:
-    """The time of the first of some marks that was made at all."""
+    """Return the time of the first of these marks that exists; None if none does."""
     return next((times[mark] for mark in marks if mark in times), None)

@@ -1,4 +1,4 @@
-"""From the series of a run to its figures."""
+"""Compute the figures of a run from its series."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from srunddp.report.summary import (
     share,
 )
 
-# Parts of the intervals: what is so in fewer of them is a stall, and no property of the run.
+# Shares of the intervals: what occurs in fewer of them is a stall, not a property of the run.
 _SLOW = 0.25
 _WAITING = 0.1
 
@@ -27,8 +27,8 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
     """Compute all figures of a run.
 
     Args:
-        run: its files.
-        now: Unix time, to tell whether it is still running; this moment unless given.
+        run: The content of its files.
+        now: Unix time, to tell whether the run is still running; None for the present.
     """
     begin, end = training(run)
     first = -math.inf if begin is None else begin
@@ -72,7 +72,7 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
 
 
 def _script(run: RunData) -> str:
-    """The script and its arguments; empty where the header does not have them."""
+    """Return the script and its arguments; empty if run.json does not have them."""
     words = run.header.get("script")
     if isinstance(words, list):
         return " ".join(map(str, words))
@@ -80,7 +80,7 @@ def _script(run: RunData) -> str:
 
 
 def with_baseline(summary: Summary, baseline: Summary) -> Summary:
-    """Add the scaling efficiency: the throughput per rank over that of the baseline."""
+    """Add the scaling efficiency: this run's throughput per rank divided by the baseline's."""
     ours = share(summary.throughput.per_s, summary.world_size)
     theirs = share(baseline.throughput.per_s, baseline.world_size)
     ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
@@ -96,8 +96,9 @@ def training(run: RunData) -> tuple[float | None, float | None]:
     """Find when the training began and ended, in seconds since the start of the run.
 
     Returns:
-        When all ranks had made their first step; and when the last step was counted, or before that
-        its epoch was over. Both are None where no step was made.
+        The time when every rank had made its first step; and the time at which the last step was
+        counted, or at which that step's epoch ended if this was earlier. Both are None if no step
+        was made.
     """
     marked = [mark.time for mark in run.marked("step").values()]
     counted = [
@@ -107,7 +108,7 @@ def training(run: RunData) -> tuple[float | None, float | None]:
     begins = marked or [each for each in counted if each is not None]
     if not begins:
         return None, None
-    # Until the last rank's first step the others wait for it.
+    # Take the last rank's first step, because the other ranks wait for it.
     begin = max(begins)
     grown = [
         (stop, start)
@@ -116,8 +117,8 @@ def training(run: RunData) -> tuple[float | None, float | None]:
         if steps > 0
     ]
     stop, start = max(grown, default=(begin, begin))
-    # Counters are read every few seconds: the end of an epoch within the last interval is nearer to
-    # the last step than the end of that interval.
+    # Counters are read every few seconds. If an epoch ended within the last interval, that time is
+    # closer to the last step than the end of the interval.
     over = max((mark.time for mark in run.marks if mark.name == "epoch_end"), default=stop)
     return begin, max(begin, over if start <= over < stop else stop)
 
@@ -129,14 +130,14 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     step_s = share(_since(steps, "step_s", first, last), since)
     own_s = share(_since(steps, "own_s", first, last), since)
     data_s = share(_since(steps, "data_s", first, last), since)
-    if step_s is None:  # of a script that calls heartbeat() alone
+    if step_s is None:  # a script with a loop of its own, which only calls heartbeat()
         steps_per_second = steps.rate("steps", first, last)
         step_s = 1 / steps_per_second if steps_per_second else None
     waits = dict(steps.ratios("data_s", "steps", first, last))
     own = dict(steps.ratios("own_s", "steps", first, last))
     work = [value - waits.get(time, 0.0) for time, value in own.items()]
     parts = [part for _, part in steps.ratios("data_s", "step_s", first, last)]
-    # The supervisor is one of the processes, and only waits.
+    # Do not count the supervisor, which only waits.
     processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
     return RankFigures(
         rank=rank,
@@ -156,15 +157,16 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
 
 
 def _steady(mean: float | None, values: list[float], above: float) -> float | None:
-    """The mean, or what a share of the values is above, whichever is less."""
+    """Return the lower of the mean and the value that a share ``above`` of the values exceeds."""
     if mean is None or not values:
         return mean
     return min(mean, sorted(values)[int((1 - above) * len(values))])
 
 
 def _since(samples: TimeSeries, name: str, first: float, last: float) -> float | None:
-    """A counter's growth from the first step on; from its own begin where nothing later is
-    known.
+    """Return a counter's growth in the span of the training, from the first step on.
+
+    If no steps were counted in that span, return its total instead.
     """
     if samples.growth("steps", first, last):
         return samples.growth(name, first, last)
@@ -218,7 +220,7 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
 
 
 def _sample_count(run: RunData, first: float) -> int:
-    """How many samples there are since the first step, of the series that has most."""
+    """Return how many samples were taken since the first step, in the series that has the most."""
     series = [*run.steps.values(), *run.usage.values(), *(gpu.samples for gpu in run.gpus)]
     return max((sum(time >= first for time in each.time) for each in series), default=0)
 
@@ -230,15 +232,13 @@ def _throughput(
         run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries()
     )
     count = samples.total("samples")
-    # A short run may have no interval that ends before its last step.
+    # In a short run no interval may end before the last step.
     rate = samples.rate("samples", first, last) or samples.rate("samples", first)
     return Throughput(count or None, rate if count else None, _own_share(ranks))
 
 
 def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
-    """Of the step time, what is neither waiting for data nor for ranks that have more of their own
-    to do.
-    """
+    """Return the share of the step time that is neither waiting for data nor for slower ranks."""
     times = ((each.own_s, each.data_s, each.step_s) for each in ranks)
     known = [
         (own, data, step)
@@ -247,7 +247,7 @@ def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
     ]
     if not known:
         return None
-    # The slowest rank sets the pace: each rank waits for its own data, and then for as long as the
-    # slowest has more to do.
+    # The slowest rank sets the pace: each rank waits for its own data, and then for the extra time
+    # that the slowest rank needs.
     most = max(own for own, _, _ in known)
     return max(0.0, 1.0 - sum((data + most - own) / step for own, data, step in known) / len(known))

@@ -1,5 +1,4 @@
-"""What a run comes to: figures alone, of which the notes, the text and the page are made. None is
-not known.
+"""The figures of a run, from which notes, text and page are made. None stands for unknown.
 
 The names of the fields are the keys of ``--json``.
 """
@@ -7,7 +6,7 @@ The names of the fields are the keys of ``--json``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_LEAST = 1e-9  # nothing that is measured is less, and what is divided by less has no end
+_LEAST = 1e-9  # no measured figure is smaller; dividing by less would give a ratio without meaning
 
 
 @dataclass(frozen=True)
@@ -15,11 +14,11 @@ class RunEnd:
     """How the run ended.
 
     Attributes:
-        codes: the exit code of each rank whose end was recorded.
-        missing: the ranks whose end was not recorded.
-        running: not all have ended, and the newest sample is from just now.
-        last_s: seconds from the start to the newest line of any file.
-        cause: of failure.json, where there is one.
+        codes: The exit code of each rank whose end was recorded.
+        missing: The ranks whose end was not recorded.
+        running: Whether ranks are missing and the newest sample is recent.
+        last_s: Seconds from the start to the newest line in any file.
+        cause: The cause in failure.json; empty if there is none.
     """
 
     codes: dict[int, int]
@@ -30,15 +29,13 @@ class RunEnd:
 
     @property
     def finished(self) -> bool:
-        """All ranks ended with 0."""
+        """Whether all ranks ended with 0."""
         return not self.missing and bool(self.codes) and not any(self.codes.values())
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted: an epoch, an evaluation, a checkpoint. ``end_s`` is None where that
-    was not recorded.
-    """
+    """Something that lasted, such as an epoch; ``end_s`` is None if no end was recorded."""
 
     number: int | None
     begin_s: float
@@ -47,21 +44,23 @@ class Span:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Of one rank, from its first step on.
+    """The figures of one rank, from its first step on.
 
     Attributes:
-        steps: all of them.
-        step_s, own_s, data_s: a step's time on average, with waits, and with pauses too where only
-            steps are counted; without the backward pass, in which a rank waits for the others; of
-            it, waiting for data.
-        steady_s, steady_work_s: as ``own_s``, and as that without ``data_s``; but what a quarter of
-            the intervals is above, where that is less: one long stall makes no slow rank.
-        steady_wait_share: the share of the step time that is waiting for data, but what a tenth of
-            the intervals is above, where that is less.
-        longest_s: of the steps.
-        cpu_s: of its processes, since they began.
-        rss_bytes: the highest of their resident set.
-        delay_share: share of the time for which its processes' main threads waited for a CPU.
+        steps: The number of steps.
+        step_s: Mean seconds per step, including waits. If steps are only counted, pauses are
+            included.
+        own_s: The same without the backward pass, in which a rank waits for the others.
+        data_s: Mean seconds per step of waiting for data, a part of ``own_s``.
+        steady_s: ``own_s``, or the time that a quarter of the intervals exceeds, whichever is less:
+            a single long stall does not make a slow rank.
+        steady_work_s: The same for ``own_s`` without ``data_s``.
+        steady_wait_share: The share of the step time spent waiting for data, or the share that a
+            tenth of the intervals exceeds, whichever is less.
+        longest_s: Seconds of the longest step.
+        cpu_s: CPU seconds of its processes since they began.
+        rss_bytes: The highest resident set of its processes together.
+        delay_share: The share of the time for which its processes' main threads waited for a CPU.
     """
 
     rank: int
@@ -81,7 +80,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Traffic of one link from the first step on."""
+    """Traffic of one link, from the first step to the last."""
 
     name: str
     kind: str
@@ -92,18 +91,19 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """Of one node.
+    """The figures of one node.
 
     Attributes:
-        samples: how many there are.
-        cpus: that the job may use.
-        used_cpus: how many it did on average, from the first step on.
-        memory_bytes: the highest.
-        memory_limit_bytes: the job's.
-        read_bytes_per_s, written_bytes_per_s: of storage.
-        iowait_cpus: waited for storage on average.
-        interface: the chosen one.
-        clock_s: seconds by which its clock was ahead of rank 0's node.
+        samples: The number of samples.
+        cpus: The CPUs that the job may use.
+        used_cpus: The CPUs used on average from the first step on.
+        memory_bytes: The highest use of memory.
+        memory_limit_bytes: The job's memory limit.
+        read_bytes_per_s, written_bytes_per_s: Traffic with storage.
+        iowait_cpus: The CPUs that waited for storage on average.
+        interface: The network interface that the run uses.
+        links: The traffic of each link.
+        clock_s: Seconds by which the node's clock was ahead of that of rank 0's node.
     """
 
     node: str
@@ -122,12 +122,13 @@ class NodeFigures:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """Of one GPU, on average from the first step on; memory and temperature the highest.
+    """The figures of one GPU: means from the first step to the last; of memory and temperature the
+    highest.
 
     Attributes:
-        samples: how many those are.
-        energy_j: over all samples.
-        slowed_share: share of samples in which heat or the power brake kept its clock down.
+        samples: The number of samples behind the means.
+        energy_j: Energy over all samples of the run.
+        slowed_share: The share of samples in which heat or the power brake kept the clock down.
     """
 
     node: str
@@ -149,8 +150,12 @@ class GpuFigures:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """``stood_s``: seconds for which training stood still; ``background_s``: of writing while it
-    went on.
+    """The checkpoints of a run.
+
+    Attributes:
+        count: The number of checkpoints.
+        stood_s: Seconds for which the training paused.
+        background_s: Seconds of writing while the training went on.
     """
 
     count: int
@@ -160,7 +165,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class NotFinite:
-    """A loss that is no number, the first one; ``value`` is ``nan``, ``inf`` or ``-inf``."""
+    """The first loss that is not finite; ``value`` is ``nan``, ``inf`` or ``-inf``."""
 
     name: str
     value: str
@@ -170,13 +175,14 @@ class NotFinite:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Samples of all ranks.
+    """The throughput of all ranks together.
 
     Attributes:
-        per_s: on average from the first step to the last.
-        own_share: of the step time, what is neither waiting for data nor for slower ranks.
-        efficiency_share: throughput per rank, over that of the baseline.
-        baseline: which that is.
+        samples: The number of samples processed.
+        per_s: Samples per second, on average from the first step to the last.
+        own_share: The share of the step time that is neither waiting for data nor for slower ranks.
+        efficiency_share: The throughput per rank divided by that of the baseline.
+        baseline: The name of the baseline and its number of ranks.
     """
 
     samples: float | None
@@ -188,13 +194,13 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Summary:
-    """The whole run. Times are seconds since the start.
+    """The figures of the whole run. Times are in seconds since the start.
 
     Attributes:
-        launches: begin and end of the phases of each rank's start, by rank and by name.
-        folder: of the run, where its logs are unless they have another.
-        moves: sentences on nodes that were lost, and on which others their ranks went on.
-        job_s: for so long the job has lasted, with all its steps, where Slurm was asked.
+        launches: Beginning and end of each launch phase, by rank and phase.
+        folder: The run's folder, which also holds its logs unless they have a folder of their own.
+        moves: Sentences on lost nodes and on where their ranks went.
+        job_s: How long the job has lasted with all its steps; None if Slurm was not asked.
     """
 
     name: str
@@ -235,17 +241,19 @@ class Summary:
 
     @property
     def step_s(self) -> float | None:
-        """A step's time, of the median rank."""
+        """The mean step time of the median rank, in seconds."""
         return median_or_none([each.step_s for each in self.ranks])
 
     @property
     def data_share(self) -> float | None:
-        """Of the step time, waiting for data: of the median rank."""
+        """The share of the step time that the median rank waits for data."""
         return median_or_none([share(each.data_s, each.step_s) for each in self.ranks])
 
     @property
     def slowest_rank(self) -> int | None:
-        """The rank with the most of its own in a step, where that is known of several."""
+        """The rank with the highest own time per step; None unless several ranks have a
+        known time.
+        """
         known = {each.rank: each.own_s for each in self.ranks if each.own_s is not None}
         if len(known) > 1:
             return max(known, key=lambda rank: known[rank])
@@ -253,20 +261,20 @@ class Summary:
 
     @property
     def energy_j(self) -> float | None:
-        """Of all GPUs of which it is known."""
+        """The energy of all GPUs for which it is known, in joules."""
         known = [each.energy_j for each in self.gpus if each.energy_j is not None]
         return sum(known) if known else None
 
 
 def median_or_none(values: list[float | None]) -> float | None:
-    """Return the median of the values that are known; of an even number the lower of two."""
-    # Not the mean of the two in the middle, which would be a time that no rank has had.
+    """Return the median of the known values, the lower middle one if their number is even."""
+    # The mean of the two middle values would be a time that no rank has had.
     known = sorted(value for value in values if value is not None)
     return known[(len(known) - 1) // 2] if known else None
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """Divide one figure by another; None where either is unknown, or there is nothing to share."""
+    """Divide one figure by another; None if either is unknown or the divisor is practically 0."""
     if part is not None and whole is not None and whole > _LEAST:
         return part / whole
     return None

@@ -1,4 +1,4 @@
-"""The summary as a terminal shows it, at most 120 columns wide."""
+"""The summary as text for a terminal, at most 120 columns wide."""
 
 import math
 import re
@@ -19,15 +19,15 @@ _WIDTH = 120
 _TITLE = 12
 _BAR = 20
 _NOTE = 13
-_MOST = 8  # nodes whose clock differs
-# The blank in "12 %" or "3.2 GiB".
+_MOST = 8  # most nodes whose clock difference is reported
+# Matches the blank between a figure and its unit, as in "12 %" or "3.2 GiB".
 _BEFORE_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|ms|s|min|h|d|[KMGTP]?i?B|k?W|kWh|J|°C|GPUs?|CPUs?)(?!\w))"
 )
 
 
 def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
-    """Write the whole summary; a terminal obeys nothing in it, whatever names the run has."""
+    """Return the lines of the whole summary; control characters in names of the run are removed."""
     return [
         *(part for line in heading(summary) for part in wrapped(line)),
         *_tiles(summary),
@@ -43,14 +43,14 @@ def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
 
 
 def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
-    """Break a line at blanks, but never between a figure and its unit.
+    """Break a line at blanks, but not between a figure and its unit.
 
     Args:
-        line: to break.
-        indent: columns before all lines but the first.
-        width: columns of each.
+        line: The line to break.
+        indent: Columns before continuation lines.
+        width: The most columns of a line.
     """
-    # wrap() breaks lines at ASCII blanks only, not at a no-break space.
+    # wrap() breaks at ASCII blanks only, so a no-break space keeps a figure and its unit together.
     joined = _BEFORE_UNIT.sub("\xa0", one_line(line))
     margin = " " * indent
     for part in wrap(
@@ -60,10 +60,7 @@ def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
 
 
 def figures(summary: Summary) -> dict[str, str]:
-    """Write figures in sentences, by what they are about.
-
-    They are those that neither a tile nor a table has.
-    """
+    """Return sentences on the figures that are neither in a tile nor in a table, by their topic."""
     rate = summary.throughput
     scaling = (
         f"{format.percent(rate.efficiency_share)} of the throughput per rank of {rate.baseline}"
@@ -80,7 +77,7 @@ def figures(summary: Summary) -> dict[str, str]:
 
 
 def heading(summary: Summary) -> list[str]:
-    """Tell what ran, where and when, and how it ended, unless that is the failure."""
+    """Tell what ran where and when, and how it ended, unless the failure is shown separately."""
     if summary.script:
         script = f": {summary.script}"
     else:
@@ -175,10 +172,7 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Tell what has to be known of the figures and notes.
-
-    These are too few samples, nodes without any, and clocks that differ.
-    """
+    """Return warnings about the figures: too few samples, nodes without any, clocks that differ."""
     silent = [each.node for each in summary.per_node if not each.samples]
     if silent:
         none = f"no samples of {format.nodes(silent)}"
@@ -223,7 +217,7 @@ def _steps(summary: Summary) -> str:
 
 
 def _launch(summary: Summary) -> str:
-    """The longest of each phase."""
+    """Return the longest duration of each phase over all ranks."""
     phases = (each for launch in summary.launches.values() for each in launch.items())
     lasted = group_by_key((name, end - begin) for name, (begin, end) in phases)
     return ", ".join(
@@ -256,13 +250,13 @@ def _energy(summary: Summary) -> str:
         per_sample = f", {format.number(each)} J per sample"
     if not known:
         return ""
-    # 3.6 million J are a kWh.
+    # One kWh is 3.6 million J.
     energy = format.number(sum(known) / 3.6e6)
     return f"{energy} kWh by {format.count(len(known), 'GPU')}{per_sample}"
 
 
 def tables(summary: Summary) -> dict[str, list[format.Row]]:
-    """Make the rows of all tables, by what a row is about: ``node``, ``rank`` and ``GPU``."""
+    """Return the rows of each table, by what a row is about: ``node``, ``rank`` and ``GPU``."""
     return {
         "node": _node_rows(summary.per_node),
         "rank": _rank_rows(summary),

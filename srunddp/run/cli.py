@@ -1,5 +1,5 @@
-"""The command ``srunddp run``: its options, and the way from them to the exit code. It may print
-and exit.
+"""The command ``srunddp run``, from its options to the exit code. This module may print and
+exit.
 """
 
 from typing import Any
@@ -91,7 +91,7 @@ from srunddp.util.click_types import (
 )
 @click.option(
     "--result",
-    # Made absolute at once, as with --staged this process changes its working folder.
+    # Make the path absolute now, because with --staged the process changes its working directory.
     type=click.Path(resolve_path=True),
     metavar="FILE",
     help="Write exit code and restarts there.",

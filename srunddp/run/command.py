@@ -1,4 +1,4 @@
-"""What a command line of ``srunddp run`` says, as data."""
+"""The command line of ``srunddp run`` as data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from srunddp.supervisor.limits import LOST_AFTER
 # The defaults of options that no other command has; of others they stand beside their use.
 GRACE = 30.0
 RESTART_GRACE = 2.0
-_LOST_AFTER_WITH_SPARES = 15.0  # where another node takes over, a loss costs little more than that
+_LOST_AFTER_WITH_SPARES = 15.0  # with spare nodes, taking a node for lost too early costs little
 LOST_AFTER_HELP = f"[default: {LOST_AFTER:.0f}s; with --spare-nodes {_LOST_AFTER_WITH_SPARES:.0f}s]"
 
 
 def default_lost_after(spare_nodes: int) -> float:
-    """Return the default of ``--lost-after`` in seconds, which depends on ``--spare-nodes``."""
+    """Return the default of ``--lost-after`` in seconds; with spare nodes it is shorter."""
     if spare_nodes:
         return _LOST_AFTER_WITH_SPARES
     return LOST_AFTER
@@ -24,36 +24,37 @@ def default_lost_after(spare_nodes: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunCommand:
-    """The options and arguments, as they were given or by their defaults; nothing is looked at yet.
+    """The options and arguments as given or by default; their meaning is not checked yet.
 
     Attributes:
-        script: a file's name, or with ``module`` a module's; None where none was given.
-        arguments: the script's own.
-        module: whether ``script`` is a module's name.
-        backend: for ``srunddp.init()``; None for its own choice.
-        ifaces: the file of interface entries; None for those of default places.
-        channel: the way to rank 0; None for the first that is there.
-        port: the ports that a firewall leaves open, as ``N-M``; None for any.
-        timeout: seconds that the ranks wait for each other.
-        restarts: how often all ranks may start anew.
-        restart_grace: seconds that all ranks may take to end before a restart.
-        spare_nodes: how many nodes wait to take the ranks of others.
-        stall_timeout: seconds without a step of any rank; 0 for no limit.
-        lost_after: seconds without an answer after which a node is lost.
-        grace: seconds that a failed or stopped script may take to end.
-        fast_exit: end without taking Python's objects down.
-        result: the file for exit code and restarts; None for none.
-        log_dir: the folder for the ranks' output; None to write no files.
-        show_ranks: with ``log_dir`` the ranks on the terminal too; None for rank 0.
-        prefix: put node and rank before each line on the terminal.
-        quiet: do not print the summary line.
-        verbose: print a line for each rank.
-        monitor: seconds between samples; None for no monitoring.
-        monitor_dir: where the samples go; None for the folder of the output.
-        offline: export what :func:`srunddp.stage.offline.offline` says.
-        staged: run in the copies that :mod:`srunddp.stage.paths` reads of.
+        script: The name of a file or, with ``module``, of a module; None if none was given.
+        arguments: The script's own arguments.
+        module: Whether ``script`` is the name of a module.
+        backend: The backend for ``srunddp.init()``; None for its own choice.
+        ifaces: The file of interface entries; None for the default places.
+        channel: How the ranks find rank 0; None for the first available way.
+        port: The ports that a firewall leaves open, as ``N-M``; None for any.
+        timeout: Seconds that the ranks wait for each other.
+        restarts: How often all ranks may be restarted.
+        restart_grace: Seconds that all ranks may take to end before a restart.
+        spare_nodes: How many nodes wait to take the ranks of others.
+        stall_timeout: Seconds without a step of any rank after which the run stops; 0 for no limit.
+        lost_after: Seconds without an answer after which a node is lost.
+        grace: Seconds that a failed or stopped script may take to end.
+        fast_exit: Whether to skip Python's teardown at the end of the script.
+        result: The file for exit code and restarts; None for none.
+        log_dir: The folder for the ranks' output; None to write no files.
+        show_ranks: With ``log_dir``, the ranks that are also shown on the terminal; None for rank
+            0.
+        prefix: Whether to put node and rank before each line on the terminal.
+        quiet: Whether to leave out the summary line.
+        verbose: Whether to print a line for each rank.
+        monitor: Seconds between samples; None for no monitoring.
+        monitor_dir: The folder for the samples; None for the folder of the output.
+        offline: Whether to set the variables of :func:`srunddp.stage.offline.offline`.
+        staged: Whether to run in the copies that :mod:`srunddp.stage.paths` finds.
         bind: ``auto`` to run on the CPUs next to the GPU, or ``none``.
-        explain: print what decided each value, and exit.
+        explain: Whether to print what decided each value, and exit.
     """
 
     script: str | None
@@ -86,9 +87,9 @@ class RunCommand:
 
     @classmethod
     def from_click(cls, given: Mapping[str, Any]) -> RunCommand:
-        """Take the parameters that click hands to the command.
+        """Take the parameters that click passes to the command.
 
-        This is the one place where their names are texts.
+        Only here are they looked up by name.
         """
         return cls(
             script=given["script"],
@@ -103,7 +104,7 @@ class RunCommand:
             restart_grace=given["restart_grace"],
             spare_nodes=given["spare_nodes"],
             stall_timeout=given["stall_timeout"],
-            # A given one is never 0, see LOST_LEAST.
+            # None means that the option was not given; 0 cannot be given (LOST_LEAST).
             lost_after=given["lost_after"] or default_lost_after(given["spare_nodes"]),
             grace=given["grace"],
             fast_exit=given["fast_exit"],

@@ -1,4 +1,4 @@
-"""An error that ends a rank before its script ran: it is printed once, by the rank that is to."""
+"""An error that ends a rank before its script runs: exactly one rank prints it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Printer(Enum):
     """Who prints an error."""
 
     THIS_RANK = auto()
-    ANOTHER_RANK = auto()  # all see the same error, or rank 0 has been told of this rank's
-    NOBODY = auto()  # it has been printed
+    # All ranks see the same error, or rank 0 has been told of this rank's error.
+    ANOTHER_RANK = auto()
+    NOBODY = auto()  # the error has been printed already
 
 
 def leave_before_meeting(
@@ -33,20 +34,20 @@ def leave_before_meeting(
     options: RendezvousOptions,
     interface: SelectedInterface | None,
 ) -> NoReturn:
-    """Let the other ranks know of an error from before the rendezvous, and end this process.
+    """Tell the other ranks about an error that comes before the rendezvous, and end this process.
 
     Args:
-        error: this rank's.
-        environment: this rank's.
-        options: how the ranks were to meet.
-        interface: this rank's, where that was chosen before.
+        error: The error on this rank.
+        environment: This rank's environment.
+        options: How the ranks would have met.
+        interface: This rank's interface; None if none was selected yet.
     """
     if environment.rank == 0:
-        # Before the others know: a launcher kills all ranks at the first bad end.
+        # Print first: a launcher kills all ranks as soon as one of them fails.
         write_stderr(f"srunddp: error: {error}\n")
         report_early_failure(environment, options, error, interface)
         leave(error, environment, options.rejoin, printer=Printer.NOBODY)
-    # An error of the whole job is seen by all ranks, and rank 0 prints it without being told.
+    # All ranks see an error of the whole job, and rank 0 prints it without being told.
     if error.scope is not Scope.JOB and report_early_failure(environment, options, error):
         _show(error, Printer.ANOTHER_RANK)
         sys.exit(error.exit_code)
@@ -60,16 +61,16 @@ def leave(
     *,
     printer: Printer | None = None,
 ) -> NoReturn:
-    """Print an error if this rank is the one to do so, and end this process.
+    """Print an error if this is the rank to do so, and end this process with the error's exit code.
 
     Args:
-        error: this rank's.
-        environment: this rank's; None where the error is about that.
-        rejoin: what the start before has handed over; None in the first.
-        printer: who prints the error; None to go by its scope.
+        error: The error on this rank.
+        environment: This rank's environment; None if the error is about the environment itself.
+        rejoin: What the previous start has handed over; None in the first start.
+        printer: Who prints the error; None to decide by the error's scope.
     """
-    # After a restart with spare nodes this side of a split network may be the one without a rank
-    # 0. An error that all ranks see has another reason.
+    # After a restart with spare nodes the network may be split, and this side may have no rank 0.
+    # An error that all ranks see has another reason.
     replaces_lost_ranks = rejoin is not None and rejoin.spare_nodes is not None
     may_be_cut_off = replaces_lost_ranks and error.scope is not Scope.JOB
     if may_be_cut_off and environment and environment.rank:
@@ -89,22 +90,22 @@ def _show(error: SrunddpError, printer: Printer) -> None:
         case Printer.THIS_RANK:
             write_stderr(f"srunddp: error: {error}\n")
         case Printer.ANOTHER_RANK:
-            # A launcher kills all ranks at the first bad end: the one that prints comes first.
+            # A launcher kills all ranks as soon as one fails, so let the rank that prints go first.
             time.sleep(_OTHERS_PRINT_WITHIN)
         case Printer.NOBODY:
             pass
 
 
 def _printer(error: SrunddpError, environment: Environment | None) -> Printer:
-    """Who prints an error, by who else sees it."""
+    """Decide by the error's scope which rank prints it."""
     if error.said:
         return Printer.NOBODY
     if environment:
         rank = environment.rank
         local_rank = environment.local_rank
     else:
-        # The environment itself is wrong, but the ranks that its variables name are good enough to
-        # decide who speaks.
+        # The environment could not be determined, but the ranks that the variables suggest are good
+        # enough to choose who prints.
         rank, local_rank = likely_ranks(os.environ)
     match error.scope:
         case Scope.JOB:

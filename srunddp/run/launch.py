@@ -1,33 +1,32 @@
-"""The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it to
-its end.
+"""The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it.
 
-The order of :func:`launch` is its design; if two steps are exchanged, something breaks:
+The order of the steps in :func:`launch` matters; exchanging two of them breaks something:
 
-1. **The launcher is found**, of which the sampler is told in step 3. **This process becomes a
-   subreaper**: orphans of its descendants are handed to it. If it did so after the fork, an orphan
-   could be handed to init in between, and would hold its GPU after the run.
-2. **Signals are blocked**: from now on they wait until the supervisor reads them. After the fork,
-   one that came in between would end the supervisor alone, and the worker would go on unwatched.
-   The mask from before is kept for the script.
-3. **The sampler is forked**, where this rank has its node's. The signals are blocked by then, which
-   Slurm sends to every process of a step; and there are no threads yet, see step 7. The worker,
-   which is forked later, inherits the supervisor's end of the sampler's socket and closes it: that
-   end is the sampler's sign to stop. **The folder of the samples is exported**, which the script
-   gets by the fork.
-4. **The garbage collector's objects are frozen**: it does not write to them any more, and the two
-   processes go on sharing their pages. That is worth something before the fork alone.
-5. **The worker is forked.** Each process has all descriptors now, and closes what is the other's:
-   an end of their pipe that stays open on the wrong side hides that the right side has gone. The
-   pipe itself may be made at any time before.
-6. **Signals that wait already are noted**, without taking them. They came before the worker was
-   there, and a fork inherits none, so that the supervisor has to pass them on. The later this is,
-   the more of those that the launcher has sent to both would be passed on as well.
-7. **Threads are started**, for output and samples. Before a fork, one of them could hold a lock of
-   malloc's or Python's, which nobody would release in the child.
-8. **Rank 0's supervisor closes its copy of the store's socket**: with it open, who connects to the
-   store of a worker that has gone would wait instead of being refused. **It raises its limit of
-   open files** for the connections of all ranks; before the fork the script would inherit that.
-9. **The supervisor's modules are imported**, while the worker goes on: it needs none of them.
+1. **Find the launcher**, which the sampler of step 3 has to know. **Become a subreaper**: the
+   kernel then hands orphaned descendants to this process. If that came after the fork, an orphan
+   could go to init in between, and would hold its GPU after the run.
+2. **Block signals**, so that they wait until the supervisor reads them. If that came after the
+   fork, a signal in between would end only the supervisor, and the worker would go on unwatched.
+   The previous mask is kept for the script.
+3. **Fork the sampler**, if this rank samples its node. Signals are already blocked, because Slurm
+   sends them to every process of a step, and there are no threads yet (see step 7). The worker,
+   forked later, inherits the supervisor's end of the sampler's socket and closes it, because the
+   sampler stops when that end is closed. **Export the folder of the samples**, which the script
+   inherits with the environment.
+4. **Freeze the objects of the garbage collector**: it does not write to them any more, so the two
+   processes go on sharing their memory pages. That only helps before the fork.
+5. **Fork the worker.** Each process now has all descriptors and closes those of the other. If an
+   end of their pipe stayed open on the wrong side, the other side's end would go unnoticed. The
+   pipe itself may be created at any time before.
+6. **Note pending signals** without taking them. They came before the worker existed, and a forked
+   process inherits none, so the supervisor has to pass them on. If this came later, signals that
+   the launcher has sent to both processes would be passed on as well.
+7. **Start threads** for output and samples. Before the fork, a thread could hold a lock of malloc
+   or Python that nobody would release in the child.
+8. **Close rank 0's copy of the store's socket** in the supervisor. While it is open, a connection
+   to the store of a worker that has gone would wait instead of being refused. **Raise the limit of
+   open files** for the connections of all ranks; before the fork the script would inherit it.
+9. **Import the supervisor's modules** while the worker goes on, which needs none of them.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
 from srunddp.util.kernel_file import raise_open_files_limit
 
-_OTHER_FILES = 64  # besides the connections: output, pipes, sockets, samples
+_OTHER_FILES = 64  # file descriptors that are not rank connections: output, pipes, sockets, samples
 
 
 def launch(
@@ -76,23 +75,23 @@ def launch(
     """Fork the worker, which becomes the script and never returns from here, and supervise it.
 
     Args:
-        plan: what this rank is to do.
-        setup: this rank's interface and sockets.
-        output: where the script's output goes, open.
-        monitor: for the samples, with open files.
-        inherited: what the start before has handed over; after a failure this process may become
-            the next one.
-        on_rendezvous: called after the rendezvous.
-        say: takes rank 0's lines while it waits for the others.
-        limits: the supervisor's times.
+        plan: What this rank will do.
+        setup: This rank's interface and sockets.
+        output: Where the script's output goes; already open.
+        monitor: Records the samples; its files are already open.
+        inherited: What the previous start has handed over. For a restart, this process becomes the
+            next start.
+        on_rendezvous: Called after the rendezvous.
+        say: Prints rank 0's lines while it waits for the others.
+        limits: The supervisor's time limits.
 
     Returns:
         The exit code to leave with, in the supervisor.
 
     Raises:
-        SrunddpError: the ranks did not meet.
+        SrunddpError: The ranks did not meet.
     """
-    # The numbers are those of the module's docstring.
+    # The module's docstring explains the numbered steps.
     ours, theirs = pipe()
     launcher = _find_launcher(setup.environment)  # 1
     signals.become_subreaper()
@@ -147,7 +146,8 @@ def launch(
 
 def _find_launcher(environment: Environment) -> Launcher:
     if environment.launcher in (NO_LAUNCHER, USER.name):
-        # Variables that nobody's process sets tell nothing about the parents.
+        # Here no launcher has set the rank variables, so they say nothing about the parent
+        # processes.
         rank_variable = ""
     else:
         rank_variable = environment.rank_variable
@@ -163,7 +163,7 @@ def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> No
 
 
 def _give_back_what_is_the_workers(setup: RankSetup) -> None:
-    """On rank 0's supervisor: close the store's socket, and make room for the connections."""
+    """On rank 0, close the store's socket in the supervisor and raise its limit of open files."""
     if setup.held:
         setup.held.store.close()
         raise_open_files_limit()
@@ -176,7 +176,7 @@ def _conclude(
     ended: EndedStart,
     say: Callable[[str], None],
 ) -> None:
-    """On rank 0, when the run is over: say what its restarts have come to, and write the result."""
+    """On rank 0, when the run is over, report how the restarts went and write the result file."""
     restarts = setup.options.generation
     if restarts or ended.has_lost_nodes:
         plural = "" if restarts == 1 else "s"
@@ -188,27 +188,29 @@ def _conclude(
             line += "; srun may wait until Slurm has set the lost node down"
         say(line)
     if plan.command.result:
-        with suppress(ConfigError):  # it could be written when the run began
+        # Rank 0 checked at the start of the run that the file can be written.
+        with suppress(ConfigError):
             write_result(plan.command.result, exit_code=ended.exit_code, restarts=restarts)
 
 
 def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
-    """Fork the worker, and return its process id.
+    """Fork the worker and return its pid.
 
-    The worker does not return from here: it ends as a script does, with the script's exit code.
+    In the worker this function does not return: the worker ends like a script, with the script's
+    exit code.
 
     Args:
-        context: the worker's.
-        ours: the supervisor's end of the pipe between the two, which the worker closes.
-        monitor: of this rank; the worker keeps the files that are its own.
+        context: What the worker needs.
+        ours: The supervisor's end of the pipe, which the worker closes.
+        monitor: This rank's monitor; the worker closes those of its files that it does not need.
     """
     supervisor = os.getpid()
     if worker := os.fork():
-        # With the worker's end of the pipe open here as well, this process would not notice that
-        # the worker has gone.
+        # Close the worker's end here: while it is open in the supervisor, reading the pipe does not
+        # show that the worker has gone.
         context.supervisor.end.close()
         return worker
-    # First: a supervisor that is killed from here on takes this process with it.
+    # Do this first, so that the kernel kills the worker when the supervisor is killed.
     signals.die_with_parent(supervisor)
     ours.end.close()
     monitor.in_worker()
@@ -217,20 +219,21 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
 
         become(context)
     with context.supervisor.end:
-        # Not os._exit: exit handlers, threads and open files are the script's.
+        # Not os._exit: the script's exit handlers, threads and open files need Python's normal
+        # exit.
         sys.exit(run_worker(context))
 
 
 def is_worker_exec(environ: Mapping[str, str]) -> bool:
-    """Tell whether the worker is to be a program of its own, see :mod:`srunddp.run.worker_exec`."""
+    """Tell whether ``SRUNDDP_WORKER=exec`` asks for a worker that is executed as a new program."""
     return environ.get("SRUNDDP_WORKER") == "exec"
 
 
 def check_worker_variable(environ: Mapping[str, str]) -> None:
-    """Refuse what ``SRUNDDP_WORKER`` does not mean.
+    """Reject an unknown value of ``SRUNDDP_WORKER``.
 
     Raises:
-        ConfigError: it is neither ``fork`` nor ``exec``.
+        ConfigError: The value is neither ``fork`` nor ``exec``.
     """
     value = environ.get("SRUNDDP_WORKER")
     if value and value not in ("fork", "exec"):
@@ -243,7 +246,8 @@ def check_worker_variable(environ: Mapping[str, str]) -> None:
 
 
 def check_open_files(environment: Environment) -> None:
-    """Refuse, before the ranks meet, a limit of open files that rank 0's connections exceed.
+    """On rank 0, check before the rendezvous that one connection per rank fits the limit of open
+    files.
 
     Raises:
         ConfigError: The hard limit is too low.

@@ -1,6 +1,4 @@
-"""What this rank is going to do: worked out from the command line and the environment, before
-anything is opened.
-"""
+"""What this rank will do, derived from command line and environment before anything is opened."""
 
 from __future__ import annotations
 
@@ -26,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class StagedCopies(NamedTuple):
-    """The copies that ``--staged`` has found on this node.
+    """The copies that ``--staged`` finds on this node.
 
     Attributes:
-        paths: what was copied, and where to.
-        folder: the working directory that the step was to have.
+        paths: Where each copied path lies on this node.
+        folder: The working directory that the step was meant to have.
     """
 
     paths: StagedPaths
@@ -39,17 +37,17 @@ class StagedCopies(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunPlan:
-    """One rank's part in a run, or in one start of it.
+    """One rank's part in one start of a run.
 
     Attributes:
-        command: what the command line says.
-        environment: who this rank is.
-        script: what it runs.
-        output: where the script's output goes.
-        monitor: where the files of ``--monitor`` go; None without it.
-        rendezvous: how the ranks meet.
-        notes: lines that rank 0 is to say.
-        copies: of ``--staged``; None without it.
+        command: The options of the command line.
+        environment: Rank, node and launcher of this process.
+        script: The script to run.
+        output: Where the script's output goes.
+        monitor: Where the files of ``--monitor`` go; None without the option.
+        rendezvous: How the ranks meet.
+        notes: Lines that rank 0 prints.
+        copies: The copies of ``--staged``; None without the option.
     """
 
     command: RunCommand
@@ -63,14 +61,15 @@ class RunPlan:
 
 
 def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
-    """Find out who this rank is.
+    """Determine rank, node and launcher of this process.
 
     Args:
-        command: what the command line says.
-        rejoin: what the start before has handed over; None in the first.
+        command: The options of the command line.
+        rejoin: What the previous start has handed over; None in the first start.
 
     Raises:
-        ConfigError: the environment is wrong, or has no spare nodes as asked for.
+        UsageError: ``--spare-nodes`` is given without ``--restarts``.
+        ConfigError: The environment is wrong, or has too few nodes for the spare nodes asked for.
     """
     if command.spare_nodes and not command.restarts:
         raise UsageError(
@@ -91,17 +90,18 @@ def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
 
 
 def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | None) -> RunPlan:
-    """Work out what the command line means for this rank.
+    """Derive from the command line what this rank will do.
 
-    Nobody has to be told of an error here: the command line is that of all ranks.
+    All ranks have the same command line, so each sees the same error and need not report it to the
+    others.
 
     Args:
-        command: what the command line says.
-        environment: of this rank, by :func:`find_environment`.
-        rejoin: what the start before has handed over; None in the first.
+        command: The options of the command line.
+        environment: This rank's environment, from :func:`find_environment`.
+        rejoin: What the previous start has handed over; None in the first start.
 
     Raises:
-        UsageError: options contradict each other, or there is no script.
+        UsageError: Options contradict each other, or there is no script.
     """
     output = output_target(
         command.log_dir,
@@ -142,13 +142,13 @@ def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | No
 def _plan_monitor(
     command: RunCommand, environment: Environment, script: Script, generation: int
 ) -> MonitorConfig | None:
-    """Where this rank's files of ``--monitor`` go; None without it.
+    """Determine where this rank's ``--monitor`` files go; None without the option.
 
-    Their folder is below that of the logs unless ``--monitor-dir`` names another; each start and
-    generation has one.
+    Each start has a folder of its own, in the run's folder below ``--monitor-dir``, ``--log-dir``
+    or ``logs``, whichever is given first.
 
     Raises:
-        UsageError: ``--monitor-dir`` has no ``--monitor``.
+        UsageError: ``--monitor-dir`` is given without ``--monitor``.
     """
     if command.monitor is None:
         if command.monitor_dir is not None:
@@ -171,19 +171,19 @@ def _plan_monitor(
 
 
 def in_staged_copies(plan: RunPlan) -> RunPlan:
-    """Return the plan as it is where this node has copies, with ``--staged``.
+    """Return the plan with paths that lead into this node's copies, for ``--staged``.
 
-    From now on this process holds the copies' lock, and so does all that it forks. Where output
-    goes is left to :func:`output_outside_copies`: that may be an error, of which the other ranks
-    are told by what this plan says of ifaces.conf.
+    This process, and every process that it forks, holds the lock of the copies from now on. The
+    output paths stay as they are: :func:`output_outside_copies` may fail on them, and reporting
+    such an error to the other ranks needs the ifaces.conf of this plan.
 
     Raises:
-        ConfigError: there are no copies.
+        ConfigError: There are no copies.
     """
     from srunddp.stage.paths import activate, lock, read
 
     staged = read(os.environ)
-    # Before this process works in the copies: from here on nobody removes them.
+    # Lock before this process uses the copies: while the lock is held, nobody removes them.
     lock(staged.folder)
     folder = activate(staged)
     rendezvous = plan.rendezvous
@@ -191,7 +191,7 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
         rendezvous = replace(rendezvous, ifaces=staged.here(rendezvous.ifaces))
     script = plan.script
     if not script.module:
-        # A module is found by sys.path, which leads to the copies already.
+        # A module needs no change: it is found by sys.path, which already leads to the copies.
         script = replace(script, name=staged.here(script.name))
     script = replace(script, arguments=tuple(map(staged.argument, script.arguments)))
     notes = plan.notes
@@ -207,13 +207,13 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
 
 
 def output_outside_copies(plan: RunPlan) -> RunPlan:
-    """Return the plan with the folders of output and samples as this node has them.
+    """Return the plan with the paths of output and samples as they are on this node.
 
     Args:
-        plan: of :func:`in_staged_copies`, or one without copies.
+        plan: From :func:`in_staged_copies`, or a plan without copies, which stays as it is.
 
     Raises:
-        ConfigError: one of the folders is in a copy, which is deleted with the job.
+        ConfigError: One of the folders is in a copy, which is deleted when the job ends.
     """
     if plan.copies is None:
         return plan

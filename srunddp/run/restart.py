@@ -26,15 +26,15 @@ _VARIABLE = "_SRUNDDP_RESTART"
 
 
 class _RestartMessage(Message):
-    """What a start hands to the next one, in a variable, as both are one process."""
+    """What a start hands to the next one, in an environment variable of their common process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _HandedOver(_RestartMessage, kind="handed_over"):
-    """All of it.
+    """Everything that is handed over.
 
     Attributes:
-        rejoin, history, mask, remaining: as of :class:`InheritedStart`.
+        rejoin, history, mask, remaining: as in :class:`InheritedStart`.
     """
 
     rejoin: Rejoin
@@ -44,17 +44,16 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
 
 
 class EndedStart(NamedTuple):
-    """How a start of the run has ended on this rank, and what the next one needs to know.
+    """How a start of the run has ended on this rank, and what the next start needs to know.
 
     Attributes:
-        exit_code: to leave with, where no other start follows.
-        rejoin: where the ranks meet again; None where the run is over.
-        history: on rank 0, what the starts so far have come to; None where only their number is
-            known.
-        remaining: processes of this start that could not be killed.
-        end_requests: signals by which somebody has asked for an end meanwhile.
-        has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began.
-        is_fenced: whether others go on without this node.
+        exit_code: The exit code to leave with if no other start follows.
+        rejoin: Where the ranks meet again; None if the run is over.
+        history: On rank 0, how the starts so far have gone; None if only their number is known.
+        remaining: The pids of processes of this start that could not be killed.
+        end_requests: Signals that have asked the run to end meanwhile.
+        has_lost_nodes: Whether any node, spare or not, was lost since the run began.
+        is_fenced: Whether the others go on without this node.
     """
 
     exit_code: int
@@ -68,16 +67,16 @@ class EndedStart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InheritedStart:
-    """What a start finds in this process: nothing in the first, and what the one before has left.
+    """What a start finds in its process; in the first start ``rejoin``, ``history``, ``mask`` and
+    ``remaining`` are empty.
 
     Attributes:
-        rejoin: where the ranks meet, after a restart.
-        history: on rank 0, what the starts before have come to.
-        mask: the signals that the script is to have blocked; None for those that this process was
-            started with.
-        remaining: processes of the start before that could not be killed.
-        environ, folder, cpus, files: variables, working folder, affinity mask and limit of open
-            files of this process when it was started; the next start has the same.
+        rejoin: Where the ranks meet after a restart.
+        history: On rank 0, how the previous starts have gone.
+        mask: The signals that are blocked in the script; None to keep the mask of this process.
+        remaining: The pids of processes of the previous start that could not be killed.
+        environ, folder, cpus, files: Variables, working directory, affinity mask and limit of open
+            files with which this process was started; the next start gets the same.
     """
 
     rejoin: Rejoin | None = None
@@ -90,10 +89,10 @@ class InheritedStart:
     files: tuple[int, int]
 
     def check(self) -> None:
-        """Refuse to start beside the worker before, or what it has started.
+        """Check that the processes of the previous start have ended.
 
         Raises:
-            ConfigError: one of them is still there.
+            ConfigError: One of them is still there.
         """
         if remaining := [pid for pid in self.remaining if wait_for_child(pid, 0.0) is None]:
             raise ConfigError(
@@ -103,19 +102,19 @@ class InheritedStart:
             )
 
     def execute_next(self, ended: EndedStart, rejoin: Rejoin, mask: Iterable[int]) -> NoReturn:
-        """Become the next start, in this process.
+        """Replace this process by the next start.
 
-        The next start finds all that a new process would: variables as texts, and what the kernel
-        keeps over ``execve``, which are pending signals, working folder, affinity mask and limits.
+        The next start finds what a new process would find: the original variables, working
+        directory, affinity mask and limit of open files. Pending signals survive ``execve``.
 
         Args:
-            ended: this start.
-            rejoin: where the ranks meet again.
-            mask: the signals that the script is to have blocked.
+            ended: How this start has ended.
+            rejoin: Where the ranks meet again.
+            mask: The signals that are blocked in the script.
         """
         handed_over = _HandedOver(
             rejoin=rejoin,
-            # Of a rank 0 that is gone no more is known than how many starts there were.
+            # If rank 0 is gone, only the number of starts is known.
             history=ended.history or Starts(rejoin.generation),
             mask=tuple(map(int, mask)),
             remaining=tuple(ended.remaining),
@@ -123,22 +122,22 @@ class InheritedStart:
         text = handed_over.encode().decode()
         _set_inheritable(True, rejoin)
         for number in ended.end_requests:
-            # Blocked, and so pending until the next start reads them.
+            # The signals are blocked, so they stay pending until the next start reads them.
             os.kill(os.getpid(), number)
-        with suppress(OSError):  # it may have another name by now
+        with suppress(OSError):  # the folder may have been renamed or removed
             os.chdir(self.folder)
-        # With --bind=auto this process has fewer CPUs than when it was started, and the next start
-        # shares out those that its mask allows.
+        # --bind=auto has narrowed this process's affinity mask. The next start needs the original
+        # mask, because it divides the CPUs in it among the ranks.
         os.sched_setaffinity(0, self.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
         os.execve(sys.executable, _command_line(), {**self.environ, _VARIABLE: text})
 
 
 def _command_line() -> list[str]:
-    """The words that started this process, with Python's UTF-8 mode as it is.
+    """Return the words that started this process, with Python's present UTF-8 mode as an option.
 
-    Of a C locale Python makes UTF-8, in the variables too, by which the next Python no longer
-    finds that it was C. Only the first start lacks the option.
+    In a C locale Python changes the locale variables to UTF-8. The next Python cannot see from them
+    that the locale was C, so it must be told the mode.
     """
     option = f"-Xutf8={sys.flags.utf8_mode}"
     words = sys.orig_argv[1:]
@@ -148,14 +147,15 @@ def _command_line() -> list[str]:
 
 
 def inherited_start() -> InheritedStart:
-    """Take what the start before has handed over to this process.
+    """Read what the previous start has handed over, and remove the variable so the script does not
+    see it.
 
-    To be called before anything of this process is changed. The script does not see the variable.
+    Call it before anything of this process is changed.
     """
     handed_over = _RestartMessage.decode(os.environb.pop(_VARIABLE.encode(), b""))
     first = InheritedStart(
         environ=dict(os.environ),
-        # Also where it has been deleted, which is an error later.
+        # readlink also works if the folder has been deleted, which is reported later.
         folder=os.readlink("/proc/self/cwd"),
         cpus=os.sched_getaffinity(0),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -173,6 +173,6 @@ def inherited_start() -> InheritedStart:
 
 
 def _set_inheritable(inheritable: bool, rejoin: Rejoin) -> None:
-    """Let the socket on which rank 0 listens for the next start survive execve, or not."""
+    """Choose whether the socket on which rank 0 listens for the next start survives execve."""
     if rejoin.descriptor is not None:
         os.set_inheritable(rejoin.descriptor, inheritable)

@@ -1,4 +1,4 @@
-"""The names of a run's folders, its result, and what its report has to know."""
+"""The name of a run's folder, its result file, and the metadata for its report."""
 
 import json
 import os
@@ -15,24 +15,27 @@ from srunddp.util.atomic_file import plain, replace_file
 
 
 def clear_result(path: str) -> None:
-    """Leave nothing of an earlier run in the file of ``--result``; on rank 0, before ranks meet.
+    """Empty the ``--result`` file, so no earlier run's result is left; on rank 0, before the
+    rendezvous.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: The file cannot be written.
     """
     _write_result(path, b"")
 
 
 def write_result(path: str, *, exit_code: int, restarts: int) -> None:
-    """Write how the run has ended, of which Slurm may make another exit code; on rank 0.
+    """Write the run's exit code and restarts to the ``--result`` file; called on rank 0.
+
+    The file is needed because Slurm may report another exit code.
 
     Args:
-        path: the file of ``--result``.
-        exit_code: the run's.
-        restarts: how often all ranks started anew.
+        path: The ``--result`` file.
+        exit_code: The run's exit code.
+        restarts: How often all ranks were restarted within the job.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: The file cannot be written.
     """
     text = json.dumps({"exit_code": exit_code, "restarts": restarts})
     _write_result(path, f"{text}\n".encode())
@@ -49,18 +52,21 @@ def _write_result(path: str, content: bytes) -> None:
 
 
 def requeues() -> int:
-    """Return how often Slurm has started this job again; 0 outside of Slurm."""
+    """Return how often Slurm has requeued this job; 0 outside Slurm."""
     text = os.environ.get("SLURM_RESTART_COUNT", "")
     return int(text) if text.isdecimal() else 0
 
 
 def run_name(environment: Environment) -> str:
-    """Name a run's folder, the same on all ranks and after a requeue."""
-    # The same on all ranks before any of them has heard of another.
+    """Return the name of the run's folder; under Slurm JOB.STEP, which a requeue does not
+    change.
+    """
+    # Use only what is the same on all ranks, because they have not communicated yet.
     if environment.step:
         return f"{environment.step.job}.{environment.step.step}"
-    # A batch script's own run has no step, and an array's tasks, each a job, may run at once. What
-    # mpirun starts on other nodes may not be told the job.
+    # Without a step, a single process is named after its job, because array tasks run as jobs of
+    # their own and may run at the same time. With several ranks the job is not used: mpirun may not
+    # pass its number to processes on other nodes.
     if environment.world_size == 1:
         job = os.environ.get("SLURM_JOB_ID")
     else:
@@ -69,7 +75,7 @@ def run_name(environment: Environment) -> str:
 
 
 def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
-    """Collect what the report of the run has to know, and rank 0 knows after the rendezvous."""
+    """Collect what the report needs of the run, on rank 0 after the rendezvous."""
     environment = setup.environment
     ranks = [
         (rank, node) for rank, node in sorted(result.nodes.items()) if rank < environment.world_size
@@ -93,8 +99,8 @@ def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
 
 
 def _time_limit() -> int | None:
-    """Seconds that Slurm gives the job; None where it does not say."""
-    # Slurm 22.05 and older do not tell the end.
+    """Return the job's time limit in seconds; None if Slurm does not say."""
+    # Slurm 22.05 and older do not set SLURM_JOB_END_TIME.
     begin = os.environ.get("SLURM_JOB_START_TIME", "")
     end = os.environ.get("SLURM_JOB_END_TIME", "")
     if begin.isdecimal() and end.isdecimal():

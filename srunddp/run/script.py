@@ -22,7 +22,11 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Script:
-    """What to run: a file, or with ``module`` a module's name; and its arguments."""
+    """What to run.
+
+    ``name`` is a file or, with ``module``, the name of a module; ``arguments`` are passed to the
+    script.
+    """
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -30,15 +34,16 @@ class Script:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As on the command line."""
+        """The words that follow ``python`` on an equivalent command line."""
         return (*(("-m",) if self.module else ()), self.name, *self.arguments)
 
 
 def check(script: Script) -> None:
-    """Refuse, before anything starts, a script that cannot be run.
+    """Check, before anything starts, that the script can be run.
 
     Raises:
-        ConfigError: there is no such file, no such module, or no working folder.
+        ConfigError: The file, the module or the working directory does not exist, or the file
+            cannot be read.
     """
     try:
         folder = os.getcwd()
@@ -58,7 +63,7 @@ def check(script: Script) -> None:
 
 
 def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
-    """What was found, and the hint; None for a file that can be run."""
+    """Return what is wrong and a hint; None if the file can be run."""
     if os.path.isdir(name):
         if os.path.exists(os.path.join(name, "__main__.py")):
             return None
@@ -86,7 +91,7 @@ def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
 
 
 def _nearest(name: str) -> str:
-    """A file of the same folder with nearly this name, as a hint."""
+    """Return a hint with a similar file name from the same folder; empty if there is none."""
     import difflib
 
     folder, base = os.path.split(name)
@@ -103,8 +108,7 @@ def _module_problem(name: str, folder: str) -> tuple[str, str] | None:
     found = None
     sys.path.insert(0, folder)
     with contextlib.suppress(ValueError):  # it has no spec, as __main__
-        # Not the whole name: to find a.b, importlib would import a, and with it run code of the
-        # user's.
+        # Look for the top package only: to find a.b, importlib would import a and so run user code.
         found = importlib.util.find_spec(package)
     sys.path.pop(0)
     if found:
@@ -117,9 +121,9 @@ class ScriptResult:
     """How a script ended.
 
     Attributes:
-        code: its exit code, as Python would have it.
-        error: what ended it, where it did not simply run to its end; trace: without the frames
-            above the script.
+        code: The exit code that Python would give.
+        error: The exception that ended the script; None if the script ran to its end.
+        trace: The error's traceback without the frames above the script.
     """
 
     code: int
@@ -128,21 +132,21 @@ class ScriptResult:
 
 
 def run(script: Script) -> ScriptResult:
-    """Run it as ``__main__``, in this process.
+    """Run the script as ``__main__`` in this process.
 
     Returns:
-        How it ended. Whatever it raised is told there, and not raised here.
+        How the script ended. An exception of the script is part of the result and is not raised.
     """
     for stream in (sys.stdout, sys.stderr):
-        # To a file or a pipe Python writes in blocks, and the last of them would be lost with a
-        # killed rank.
+        # Python writes to a file or a pipe in blocks. When a rank is killed, its last block would
+        # be lost.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     sys.argv = [script.name, *script.arguments]
     prepare_path(script)
     try:
         if script.module:
-            # With alter_sys sys.argv[0] becomes the module's file, as under python -m.
+            # alter_sys sets sys.argv[0] to the module's file, as python -m does.
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
         else:
             _run_file(script.name)
@@ -150,19 +154,19 @@ def run(script: Script) -> ScriptResult:
         return ScriptResult(error.exit_code, error)
     except SystemExit as end:
         if isinstance(end.code, int):
-            # As the kernel does, which keeps the low 8 bits of an exit code.
+            # The kernel keeps only the low 8 bits of an exit code.
             return ScriptResult(end.code & 0xFF, end)
-        # As Python does: None is success, and anything else is printed.
+        # Python's rule: None means success, and any other object is printed and gives exit code 1.
         return ScriptResult(0 if end.code is None else 1, end)
     except BaseException as error:
-        # No frame of the module's own: runpy has not found it, and it has not begun.
+        # The traceback has no frame of the module, so runpy did not find it.
         if script.module and isinstance(error, ImportError) and _theirs(error) is None:
             wrong = ConfigError(
                 str(error), expected="a module to run", hint="correct the name after -m"
             )
             return ScriptResult(wrong.exit_code, wrong)
         error.__traceback__ = _without_us(error)
-        # 130 is a shell's code for SIGINT, by which Python itself ends after a KeyboardInterrupt.
+        # 130 is what a shell reports for SIGINT, by which Python ends after a KeyboardInterrupt.
         return ScriptResult(
             130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__
         )
@@ -170,8 +174,8 @@ def run(script: Script) -> ScriptResult:
 
 
 def prepare_path(script: Script) -> None:
-    """Let the script find its own neighbours where Python found the launcher, in bin/."""
-    # With -P Python puts no folder there, and the first entry is another one.
+    """Put the script's folder first in ``sys.path``, instead of the folder of ``srunddp``."""
+    # With -P (safe_path) Python adds no folder, so the first entry must stay.
     if not sys.flags.safe_path:
         if script.module:
             sys.path[0] = os.getcwd()
@@ -184,21 +188,21 @@ def _run_file(name: str) -> None:
     if os.path.isdir(path) or _is_archive(path):
         runpy.run_path(name, run_name="__main__")
         return
-    # runpy would leave __file__ relative, and a script that changes its folder would not find its
-    # own.
+    # runpy would leave __file__ relative. A script that changes its working directory could not
+    # find its own folder any more.
     main = types.ModuleType("__main__")
     main.__file__ = path
-    # pickle and multiprocessing look there for the functions and classes of the script.
+    # pickle and multiprocessing look up the script's functions and classes in this module.
     sys.modules["__main__"] = main
     with io.open_code(path) as source:
-        # Without the __future__ imports of this module.
+        # dont_inherit keeps this module's own __future__ imports from affecting the script.
         code = compile(source.read(), path, "exec", dont_inherit=True)
     exec(code, vars(main))
 
 
 def _is_archive(path: str) -> bool:
-    # A shell's <(...) is a pipe: to look for an archive in it would take away what the script is
-    # read from.
+    # A shell's <(...) is a pipe: is_zipfile() would consume the bytes that the script is to be read
+    # from.
     if path.endswith(".py") or not os.path.isfile(path):
         return False
     import zipfile
@@ -207,8 +211,9 @@ def _is_archive(path: str) -> bool:
 
 
 def _without_us(error: BaseException) -> types.TracebackType | None:
-    """Leave out the frames above the script, which tell its author nothing; not where they are all
-    there is.
+    """Return the traceback without the frames above the script, which tell its author nothing.
+
+    If all frames are above the script, all are kept.
     """
     theirs = _theirs(error)
     if theirs or isinstance(error, SyntaxError):
@@ -226,9 +231,9 @@ def _theirs(error: BaseException) -> types.TracebackType | None:
 
 
 def print_result(ending: ScriptResult) -> None:
-    """Print on standard error what Python would: a traceback, or what was given to ``sys.exit``.
+    """Print to standard error what Python would: a traceback, or what was given to ``sys.exit``.
 
-    An error of srunddp's is its line instead.
+    For srunddp's own errors, print a single line instead of a traceback.
     """
     error = ending.error
     if isinstance(error, SrunddpError):

@@ -1,4 +1,4 @@
-"""What is left to do when the script and its exit handlers have ended, in a process with torch."""
+"""What the worker still does when the script and its exit handlers have ended."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ _DEFINITIONS = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 
 def release_objects() -> None:
-    """Let the script's objects go while what their ``__del__`` uses is there, as Python does.
+    """Drop the script's objects while everything that their ``__del__`` may use still exists.
 
-    It is the last exit handler. Python's collector would do it at the interpreter's end. But
-    torch.fx keeps frames, and with them the script's names, and torch's modules are frozen (see
-    :func:`srunddp.bootstrap.process_group.store.gc_frozen`): the collector does not look at them.
+    This runs as the last exit handler. Normally Python's garbage collector does it when the
+    interpreter ends. With torch it cannot: torch.fx keeps references to frames, and with them to
+    the script's names, and torch's modules are frozen (see
+    :func:`srunddp.bootstrap.process_group.store.gc_frozen`), so the collector skips them.
     """
     if "torch" not in sys.modules:
         return
     if threading.active_count() > 1:
-        # A thread may use the script's objects; Python's collector lets them go later.
+        # A thread may still use the script's objects; let Python's collector drop them later.
         gc.unfreeze()
         return
     names = getattr(sys.modules.get("__main__"), "__dict__", {})
-    # The latest first: its __del__ may use what was named before it.
+    # In reverse order of definition: an object's __del__ may use objects defined before it.
     for name, value in reversed(list(names.items())):
         if not (isinstance(value, _DEFINITIONS) or str(name).startswith("__")):
             names[name] = None

@@ -1,5 +1,5 @@
-"""One start of a run on one rank: all that can fail before the ranks meet, and then the script
-under a supervisor.
+"""One start of a run on one rank: the steps that may fail before the rendezvous, then the
+script.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
         SrunddpError: the ranks did not meet. An error from before that ends this process here,
             once the others know of it.
     """
-    # A caller of main() may hand others in, by main(arguments, obj=Limits(…)): a test does not wait
-    # a minute.
+    # A test may pass shorter limits by main(arguments, obj=Limits(...)), so it need not wait a
+    # minute.
     limits = click.get_current_context().find_object(Limits) or DEFAULT_LIMITS
     environment = plan.environment
     interface = None
     try:
-        # First of all, as a worker of the start before may still hold memory, a GPU's too.
+        # Check this first, because a worker of the previous start may still hold memory, a GPU's
+        # too.
         inherited.check()
         check_restarts_without_mpi(plan.rendezvous, environment)
         if plan.command.staged:
@@ -69,7 +70,7 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
         setup = listen_as_deputy(bind(setup))
     except SrunddpError as error:
         leave_before_meeting(error, environment, plan.rendezvous, interface)
-    # Before the fork, which hands the affinity mask on to the worker.
+    # Bind before the fork, because the worker inherits the affinity mask.
     if plan.command.bind == "auto":
         _bind_near_gpu(plan)
     if environment.rank == 0:
@@ -94,10 +95,10 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
 
 
 def check_restarts_without_mpi(options: RendezvousOptions, environment: Environment) -> None:
-    """Refuse ``--restarts`` where the ranks meet over MPI, which a process cannot start twice.
+    """Reject ``--restarts`` if the ranks meet over MPI, because a process cannot start MPI twice.
 
     Raises:
-        ConfigError: both are wanted.
+        ConfigError: Both are asked for.
     """
     if not options.max_restarts or environment.world_size == 1:
         return
@@ -111,16 +112,17 @@ def check_restarts_without_mpi(options: RendezvousOptions, environment: Environm
 
 
 def _open_files(plan: RunPlan, limits: Limits) -> tuple[OutputRedirect, Monitor]:
-    """Open the files of this rank's output and samples, before any socket.
+    """Open the files of this rank's output and samples; call it before any socket is opened.
 
-    Where standard output is closed, a socket would get its number, and what the script prints.
+    If standard output is closed, a socket would get descriptor 1, and the script's output would go
+    to that socket.
 
     Raises:
-        ConfigError: one of them cannot be written.
+        ConfigError: One of the files cannot be written.
     """
     is_rank_zero = plan.environment.rank == 0
     is_first_start = plan.rendezvous.generation == 0
-    # A restart within the job is of the same run, whose result is still to come.
+    # A restart within the job belongs to the same run, which has no result to clear yet.
     if plan.command.result and is_rank_zero and is_first_start:
         clear_result(plan.command.result)
     if plan.output.file and is_rank_zero:
@@ -129,7 +131,7 @@ def _open_files(plan: RunPlan, limits: Limits) -> tuple[OutputRedirect, Monitor]
 
 
 def _bind_near_gpu(plan: RunPlan) -> None:
-    # With NVML, which no other start needs.
+    # Imported here because it needs NVML, which runs without --bind=auto do not use.
     from srunddp.bootstrap.process_group.numa import bind_near_gpu
 
     environment = plan.environment
@@ -139,7 +141,7 @@ def _bind_near_gpu(plan: RunPlan) -> None:
 
 
 def _say_notes(plan: RunPlan, setup: RankSetup) -> None:
-    """Say on rank 0 what is no error, but worth a line."""
+    """Print rank 0's notes: remarks that are not errors."""
     notes = [*setup.environment.notes, *_note_on_exported(setup), *plan.notes]
     if plan.command.offline:
         notes += contradictions(os.environ)
@@ -154,7 +156,7 @@ def _say_notes(plan: RunPlan, setup: RankSetup) -> None:
 
 
 def _note_on_exported(setup: RankSetup) -> list[str]:
-    """A note where the user's variables choose the interface of every node."""
+    """Return a note if exported variables override ifaces.conf on every node; else nothing."""
     chosen = setup.interface
     if not chosen.kept or setup.environment.world_size == 1:
         return []
@@ -163,7 +165,7 @@ def _note_on_exported(setup: RankSetup) -> list[str]:
 
 
 def _summary(setup: RankSetup, info: RendezvousInfo) -> str:
-    """The line of rank 0 when all ranks have met."""
+    """Return the line with sizes, ways and addresses that rank 0 prints after the rendezvous."""
     environment = setup.environment
     if environment.world_size == 1:
         ranks = "1 rank"

@@ -1,5 +1,5 @@
-"""What the supervisor does while its worker runs; imported after the fork, so that the worker
-starts before.
+"""What the supervisor does while its worker runs. It is imported after the fork, so the worker does
+not wait for the import.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Agent(RankAgent):
-    """The rank's rendezvous and its telemetry.
+    """The supervisor's agent for its rank: it meets the other ranks and records the monitoring
+    data.
 
     Attributes:
-        context: the worker's; worker: its process id; pipe: to it.
-        early: signals that came before the worker was there.
-        history: on rank 0, of the starts before.
-        monitor, say, limits: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its
-            ``on_rendezvous``.
+        context: What the worker was given.
+        worker: The worker's pid.
+        pipe: The pipe to the worker.
+        monitor, say, limits: As for :func:`srunddp.run.launch.launch`.
+        report_rendezvous: The ``on_rendezvous`` of that function.
+        early: Signals that came before the worker existed.
+        history: On rank 0, how the previous starts have gone.
     """
 
     context: WorkerContext
@@ -74,7 +77,7 @@ class Agent(RankAgent):
         self._spare_nodes = self._make_spare_nodes() if environment.spares else None
 
     def _make_spare_nodes(self) -> SpareNodes:
-        # Most runs have none, and import nothing of them.
+        # Import only when needed: most runs have no spare nodes.
         from srunddp.spare_nodes.spare_nodes import SpareNodes
 
         return SpareNodes(
@@ -90,20 +93,19 @@ class Agent(RankAgent):
         """Meet the other ranks, and watch the worker to its end.
 
         Args:
-            launcher: who sends signals to this process.
+            launcher: The process that sends signals to this one.
 
         Returns:
             How this start has ended.
 
         Raises:
-            SrunddpError: the ranks did not meet.
+            SrunddpError: The ranks did not meet.
         """
         alone = self.context.setup.environment.world_size == 1
         supervisor = Supervisor(
             agent=self,
             recorder=self._recorder,
-            # In a single process nobody waits for a rank that is stopped, or that takes long to
-            # end.
+            # In a single process no other rank waits for one that is stopped or slow to end.
             process=WorkerProcess(
                 self.worker, None if alone else self.limits.stopped_for, limits=self.limits
             ),
@@ -139,7 +141,7 @@ class Agent(RankAgent):
         )
 
     def _has_lost_nodes(self, failure_monitor: FailureMonitor | None) -> bool:
-        """Whether nodes, of ranks or spare ones, were lost since the run began."""
+        """Tell whether any node, spare or not, was lost since the run began."""
         if self._meeting and self._meeting.vacant:  # before this start
             return True
         return failure_monitor is not None and failure_monitor.has_lost
@@ -147,12 +149,12 @@ class Agent(RankAgent):
     def _next_rejoin(
         self, published: str, failure_monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
-        """Return how this process meets the others again.
+        """Return how this process meets the others in the next start.
 
         Args:
-            published: What stands for rank 0's publication in the next start.
-            failure_monitor: Of the start that is over.
-            meeting: What this rank was told then.
+            published: The text that replaces rank 0's publication in the next start.
+            failure_monitor: The failure monitor of the start that is over.
+            meeting: What this rank was told at that start's rendezvous.
         """
         rejoin = Rejoin(
             generation=self.context.setup.options.generation + 1,
@@ -168,8 +170,8 @@ class Agent(RankAgent):
     def _publish(self) -> str:
         if self.context.setup.environment.world_size == 1:
             return ""
-        # Now, while the others still listen to this start's rank 0: what it publishes goes to them
-        # with the root cause, and the socket lives on over execve.
+        # Listen now, while the others still listen to this start's rank 0: they receive the new
+        # address with the root cause. The socket survives execve.
         self._descriptor, published = listen_again(self.context.setup)
         return published
 
@@ -183,8 +185,8 @@ class Agent(RankAgent):
             self._cancel,
             self._spare_nodes.server if self._spare_nodes else None,
         )
-        # Where no step names the run, each start has a random token of its own; for the script all
-        # of them are one run.
+        # If no Slurm step names the run, each start makes a random run id. Keep the first one,
+        # because for the script all starts are one run.
         if rejoin := setup.options.rejoin:
             found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
         self.monitor.mark("met")
@@ -254,10 +256,10 @@ class Agent(RankAgent):
         return Coordinator(context, connections)
 
     def _receive_over_mpi(self, _: object) -> str:
-        """MPI is spoken by the worker, which then sends what it received."""
+        """Return what the worker has received over MPI; only the worker may call MPI."""
         timeout = self.context.setup.options.timeout
-        # MPI_Init cannot be interrupted, nor given a limit: it is waited for here, in another
-        # process.
+        # MPI_Init can neither be interrupted nor given a timeout, so the worker calls it, and the
+        # supervisor waits here with a timeout.
         if not select.select([self.pipe.end], [], [], timeout)[0]:
             raise RendezvousError(
                 f"MPI_Init did not return within {timeout:g} s",

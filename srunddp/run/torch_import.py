@@ -1,4 +1,4 @@
-"""torch imported ahead of the script, while a rank waits for the others."""
+"""Import torch before the script does, while this rank waits for the others."""
 
 import importlib
 import os
@@ -20,13 +20,13 @@ def modules_before(script: Script) -> list[str] | None:
     """Find the packages that a script imports before torch.
 
     Returns:
-        Those that are not imported yet; None where the file does not import torch, or does anything
-        before that besides importing packages that change nothing.
+        Those that are not imported yet. None if the script does not import torch at its top, or
+        first does anything other than import packages that are safe to import early.
     """
     if script.module or not script.name.endswith(".py"):
         return None
     before: list[str] = []
-    # An error in the script's text is left for the run, which reports it.
+    # Ignore errors in the script here: running the script reports them.
     with suppress(OSError, SyntaxError, ValueError):
         for name in _first_imports(Path(script.name).read_bytes()):
             if name == "torch":
@@ -39,11 +39,10 @@ def modules_before(script: Script) -> list[str] | None:
 
 
 def _first_imports(text: bytes) -> Iterator[str]:
-    """The packages of the imports at the top of a file, until it does something else."""
+    """Yield the packages imported at the top of a file, up to the first other statement."""
     import ast  # most runs need none of it
 
-    # Only what stands at the top of the file runs before torch is imported there; an "if" or a call
-    # may do anything.
+    # Only imports and docstrings at the top are followed; an "if" or a call may do anything.
     for statement in ast.parse(text).body:
         match statement:
             case ast.Import(names=names):
@@ -57,20 +56,18 @@ def _first_imports(text: bytes) -> Iterator[str]:
 
 
 def _is_beside(script: Script, name: str) -> bool:
-    """Whether it is a module of the user's, beside the script: what it does is not in the script's
-    text.
-    """
+    """Tell whether a module lies beside the script: importing the user's module may do anything."""
     place = os.path.join(os.path.dirname(os.path.realpath(script.name)), name)
     return name not in sys.modules and (os.path.exists(place) or os.path.exists(place + ".py"))
 
 
 def run(script: Script, before: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Import torch. An error of the import is raised where the script imports torch.
+    """Import torch. If that fails, raise the error when the script imports torch.
 
     Args:
-        script: The script, from whose folder modules are imported.
+        script: The script, whose folder goes first in ``sys.path``.
         before: Packages to import before torch, as the script does.
-        variables: Environment variables that are set during the import alone.
+        variables: Environment variables that are set only during the import.
     """
     global ahead
     ahead = True
@@ -84,7 +81,7 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str]) -> 
             importlib.import_module("torch.distributed")
     except Exception as error:
         store.surround_import("torch", partial(_raising, error))
-    # The script, and what it starts, are to see the variables as they were.
+    # Restore the variables, for the script and the processes that it starts.
     for name, value in before_import.items():
         if value is None:
             del os.environ[name]
@@ -95,5 +92,5 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str]) -> 
 @contextmanager
 def _raising(error: Exception, _: ModuleType) -> Iterator[None]:
     raise error
-    # Never reached: it makes this a generator, which contextmanager() needs.
+    # Never reached: the yield makes this function a generator, which contextmanager() needs.
     yield

@@ -1,6 +1,4 @@
-"""The process that the supervisor forked before any heavy import, and that becomes the user's
-script.
-"""
+"""The worker: the supervisor forks it before any heavy import, and it becomes the user's script."""
 
 import atexit
 import contextlib
@@ -48,17 +46,17 @@ _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """What a supervisor has made for its worker before the fork.
+    """What the supervisor prepares for its worker before the fork.
 
     Attributes:
-        setup: by :func:`srunddp.bootstrap.rendezvous.rank_setup.bind`.
-        script: the user's, as it is on this node.
-        command: how it is to run.
-        supervisor: the worker's end of the pipe to it.
-        mask: the signal mask from before the fork, which the script is to have.
-        output: where descriptors 1 and 2 are to go.
-        dump: for stacks.
-        page: for steps.
+        setup: From :func:`srunddp.bootstrap.rendezvous.rank_setup.bind`.
+        script: The user's script, with its path on this node.
+        command: The options of the command line.
+        supervisor: The worker's end of the pipe to the supervisor.
+        mask: The signal mask from before the fork, which the script gets.
+        output: Where descriptors 1 and 2 lead.
+        dump: Writes the worker's stacks on request.
+        page: The shared page in which steps are counted.
     """
 
     setup: RankSetup
@@ -72,10 +70,10 @@ class WorkerContext:
 
 
 def run_worker(context: WorkerContext) -> int:
-    """Meet over MPI where that is the channel, wait for the rendezvous, become the script.
+    """Exchange over MPI if that is the channel, wait for the rendezvous, then run the script.
 
     Args:
-        context: what the supervisor has made before the fork.
+        context: What the supervisor has prepared before the fork.
 
     Returns:
         The script's exit code.
@@ -83,12 +81,12 @@ def run_worker(context: WorkerContext) -> int:
     setup = context.setup
     supervisor = context.supervisor
     environment = setup.environment
-    # Ctrl-C ends the wait for the others, and not with a traceback. The script gets the handler
-    # from before.
+    # Ctrl-C ends the wait for the others without a traceback. The script gets the previous handler
+    # back.
     interrupt_handler = _end_at(signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
-    # Only the supervisor listens there. With a copy open here, a rank that connects after the
-    # supervisor's end would wait instead of being refused.
+    # Close the listening sockets, which the supervisor uses. While a copy is open here, a rank that
+    # connects after the supervisor's end would wait instead of being refused.
     for listening in (setup.held and setup.held.rendezvous, setup.deputy):
         if listening:
             listening.close()
@@ -100,7 +98,7 @@ def run_worker(context: WorkerContext) -> int:
         imported_with = _import_torch(context)
     info = supervisor.receive()
     if not isinstance(info, RendezvousInfo):  # the supervisor has ended
-        # Without exit handlers, as nothing of the script has begun.
+        # Skip the exit handlers, because nothing of the script has begun.
         os._exit(RendezvousError.exit_code)
     if environment.is_spare:
         return _wait_as_spare(context)
@@ -118,7 +116,7 @@ def _become_script(context: WorkerContext) -> int:
     supervisor = context.supervisor
     worker = os.getpid()
     result = user_script.run(context.script)
-    if os.getpid() != worker:  # a fork of the script's own that has run to the script's end
+    if os.getpid() != worker:  # a process that the script has forked has run to the script's end
         user_script.print_result(result)
         return result.code
     if result.code:
@@ -133,32 +131,33 @@ def _become_script(context: WorkerContext) -> int:
             _exit_fast()
     elif isinstance(result.error, Stopped):
         _end_at(signal.SIGTERM)
-        supervisor.receive()  # until all have stopped: rank 0 hosts the store
+        supervisor.receive()  # until all ranks have stopped, because rank 0 hosts the store
     if result.code and mpi.is_running():
-        # MPI_Finalize waits for all ranks, and this one has failed.
+        # MPI_Finalize would wait for all ranks, which may not come after this rank's failure.
         exit_without_teardown(result.code)
     return result.code
 
 
 def _wait_as_spare(context: WorkerContext) -> int:
-    """On a spare node until all scripts are over, or until this process is ended for a restart."""
+    """Wait on a spare node until all scripts are over, or until a restart ends this process."""
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
-        signal.signal(number, signal.SIG_IGN)  # as scancel sends to all tasks for a checkpoint
+        # scancel may send these signals to all tasks, to ask for a checkpoint.
+        signal.signal(number, signal.SIG_IGN)
     _wait_to_leave(context.supervisor, waits=True)
     return 0
 
 
 def _import_torch(context: WorkerContext) -> dict[str, str] | None:
-    """While other ranks are late, import torch where the script will do so at once.
+    """Import torch while other ranks are late, if the script imports torch first thing anyway.
 
-    How many ranks share this rank's CPUs is known after the rendezvous only, but torch reads the
-    number of its threads when it is imported: it gets a likely one.
+    torch reads its number of threads when it is imported. How many ranks share this rank's CPUs is
+    only known after the rendezvous, so a likely number is used here.
 
     Returns:
-        The variables with that number, empty for torch's own choice; None where torch was not
-        imported here.
+        The variables with that number, empty for torch's own choice; None if torch was not imported
+        here.
     """
-    if context.command.offline:  # whose variables are set after the rendezvous
+    if context.command.offline:  # the variables of --offline are set only after the rendezvous
         return None
     if context.setup.environment.is_spare or "torch" in sys.modules:
         return None
@@ -169,7 +168,7 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
     ranks_here = context.setup.environment.local_world_size or 1
     if ranks_here > 1:
         bound = cpus.Cpus.here()
-        # A rank that is bound to some CPUs likely has them for itself.
+        # A rank that is bound to some CPUs probably does not share them.
         sharers = ranks_here if bound.allowed == bound.machine else 1
         threads = cpus.threads(os.environ, sharers)
     torch_import.run(context.script, before, threads)
@@ -179,19 +178,21 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
 def _join_world(
     context: WorkerContext, info: RendezvousInfo, imported_with: dict[str, str] | None
 ) -> None:
-    """Give the script its place in the world.
+    """Prepare what ``srunddp.init()`` needs, after the rendezvous.
 
     Args:
-        context: what the supervisor has made before the fork.
-        info: what rank 0 has told.
-        imported_with: the variables that torch was imported with, by :func:`_import_torch`.
+        context: What the supervisor has prepared before the fork.
+        info: Rank 0's answer at the rendezvous.
+        imported_with: The thread variables that :func:`_import_torch` has imported torch with; None
+            if it has not.
     """
-    # Before install() exports the number of threads, which counts as the user's afterwards.
+    # Compute this before install() exports the number of threads, which would then look like the
+    # user's own choice.
     threads: dict[str, str] = {}
     if info.local_world_size > 1:
         threads = cpus.threads(os.environ, info.sharers)
     store.install(process_group_context(context.setup, info), ahead=torch_import.ahead)
-    # Before the script's handlers, so it is called after them.
+    # Registered before the script's handlers, so it runs after them.
     atexit.register(script_end.release_objects)
     if imported_with is not None and threads != imported_with:
         _set_torch_threads(threads)
@@ -202,21 +203,21 @@ def _join_world(
 
 
 def _set_torch_threads(threads: dict[str, str]) -> None:
-    """Correct the number of torch's threads, where torch could be imported at all."""
+    """Correct torch's number of threads, if torch was imported successfully."""
     if threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(*map(int, threads.values()))
 
 
 @contextlib.contextmanager
 def _reporting_mpi(supervisor: WorkerPipe, _: ModuleType) -> Iterator[None]:
-    """A launcher of MPI does not let a rank that has started MPI start it again."""
+    """Tell the supervisor that the script has started MPI, because MPI cannot be started again."""
     yield
     supervisor.send(StartedMpi())
 
 
 def _prepare_process(context: WorkerContext) -> None:
     context.output.in_worker()
-    # What C prints reaches a file or a pipe line by line, and is not lost with the process.
+    # Line buffering: what C code prints reaches its file or pipe before the process may be killed.
     libc = ctypes.CDLL(None)
     for name in ("stdout", "stderr"):
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _LINE_BUFFERED, 0)
@@ -226,20 +227,20 @@ def _prepare_process(context: WorkerContext) -> None:
 
 
 def _report_alone(result: user_script.ScriptResult, supervisor: WorkerPipe) -> None:
-    """Print the failure of a single process, and tell the supervisor.
+    """Print the failure of a single process, then tell the supervisor.
 
-    In this order, as the supervisor prints a line on a restart, which is to follow.
+    The order matters: if a restart follows, the supervisor prints its own line after the failure.
     """
     user_script.print_result(result)
     _send_failure(result, supervisor, shown=True)
 
 
 def _report_to_others(result: user_script.ScriptResult, supervisor: WorkerPipe) -> None:
-    """Tell the supervisor of this rank's failure, and let the script's own hook print it.
+    """Tell the supervisor of this rank's failure, then let the script's own hook print it.
 
-    The supervisor first, and at once: what the script's hook does may take time, in which other
-    ranks fail by this one's failure, and would be blamed. The traceback is printed by rank 0's
-    supervisor, if this rank was the first.
+    The supervisor comes first, because the hook may take time. Meanwhile other ranks would fail
+    because of this one and would be blamed. Rank 0's supervisor prints the traceback of the rank
+    that failed first.
     """
     _send_failure(result, supervisor, shown=False)
     sys.excepthook = _without_torch(sys.excepthook)
@@ -266,7 +267,7 @@ def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, s
 
 
 def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:
-    """What is to be said of the error that has ended the script."""
+    """Return how the error that has ended the script is reported."""
     if isinstance(error, Stopped):  # which is a SystemExit, too
         return ScriptError(failure.shortened(str(error)), "", FailureKind.STOPPED)
     if isinstance(error, PeerError):
@@ -279,10 +280,10 @@ def _script_error(error: BaseException, result: user_script.ScriptResult) -> Scr
 
 
 def _without_torch(hook: Any) -> Any:
-    """The hook below those of ``init_process_group``, each of which prints every victim's traceback
-    with the rank before each line.
+    """Return the hook that lies below those of ``init_process_group``.
 
-    torch has no way to ask for it: the hook is a closure, and the one below it a cell of that.
+    Each of these prints the victim's traceback with the rank before each line. torch offers no way
+    to get the hook below: each hook is a closure, with the one below it in a cell.
     """
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
         cells = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
@@ -295,20 +296,20 @@ def _without_torch(hook: Any) -> Any:
 def _wait_to_leave(supervisor: WorkerPipe, *, waits: bool) -> None:
     """Tell the supervisor that the script is over, and wait until this process may leave.
 
-    Rank 0 may do so last, as its process hosts the store.
+    Rank 0's worker may leave last, because it hosts the store.
 
     Args:
-        supervisor: the pipe to it.
-        waits: whether all ranks wait for each other; with MPI they do in any case.
+        supervisor: The pipe to the supervisor.
+        waits: Whether all ranks wait for each other; with MPI they do in any case.
     """
-    _end_at(signal.SIGINT)  # the script has ended, and its handlers have nothing left to end
+    _end_at(signal.SIGINT)  # the script has ended, so its signal handlers have nothing left to do
     _end_at(signal.SIGTERM)
     supervisor.send(ScriptIsDone(waits or mpi.is_running()))
     supervisor.receive()
 
 
 def _end_at(number: signal.Signals) -> Any:
-    """Let a signal end this process, unless it is ignored; returns what it did before."""
+    """Let a signal end this process unless it is ignored; return the previous handler."""
     before = signal.getsignal(number)
     if before is not signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
@@ -316,23 +317,25 @@ def _end_at(number: signal.Signals) -> Any:
 
 
 def _exit_fast() -> NoReturn:
-    """End without Python's teardown, which takes torch's modules apart one by one."""
+    """End without Python's teardown, which takes long because it destroys all of torch's
+    modules.
+    """
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist
 
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         world.wait_for_gloo_threads()
-    # mpirun takes a rank that ends without it for one that failed.
+    # Finalize MPI, because mpirun treats a rank that ends without MPI_Finalize as failed.
     mpi.finalize()
     atexit.unregister(script_end.release_objects)
     exit_without_teardown(0)
 
 
 def exit_without_teardown(code: int) -> NoReturn:
-    """End as Python does, with threads, exit handlers and output, but for two things.
+    """End this process with Python's usual exit, but without MPI_Finalize and without the teardown.
 
-    These are MPI_Finalize and Python's teardown.
+    Threads are waited for, exit handlers run, and standard output and error are flushed.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # private, as is the next; multiprocessing's children end so too
     atexit._run_exitfuncs()

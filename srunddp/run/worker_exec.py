@@ -1,7 +1,8 @@
 """``SRUNDDP_WORKER=exec``: the worker as a program of its own, for profilers that do not follow a
-fork, as nsys.
+fork, such as nsys.
 
-What a forked worker has in memory comes by a file in memory; sockets and files are inherited.
+The program gets the state that a forked worker would have in memory from a file in memory. It
+inherits the sockets and files.
 """
 
 import os
@@ -17,21 +18,21 @@ from srunddp.util.kernel_file import memory_file
 
 
 def become(context: WorkerContext) -> NoReturn:
-    """Start Python again for :func:`main`, with its options, in the process forked for a worker."""
+    """Replace the forked process by a new Python with the same options that calls :func:`main`."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
     state, inherited = pack(context)
-    # An exec closes the descriptors that Python has made unless they are set inheritable (PEP 446).
+    # Python's descriptors are closed on exec unless they are set inheritable (PEP 446).
     for descriptor in (state, *inherited):
         os.set_inheritable(descriptor, True)
-    # With -c Python puts the working folder first in sys.path, where the script would find modules
-    # that it does not find here.
+    # With -c Python puts the working directory first in sys.path, so the script might find other
+    # modules than here. Pass sys.path on instead.
     code = (
         f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main;"
         f" main({state}, {inherited})"
     )
-    # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds
-    # that it was C.
+    # In a C locale Python changes the locale variables to UTF-8, so the next Python could not see
+    # that the locale was C. Pass the UTF-8 mode on.
     flags = [*_args_from_interpreter_flags(), f"-Xutf8={sys.flags.utf8_mode}"]
     os.execv(sys.executable, [sys.executable, *flags, "-c", code])
 
@@ -40,20 +41,20 @@ class _Pickler(pickle.Pickler):
     """Writes a socket as its descriptor, which the next program inherits."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to make the value again; NotImplemented for pickle's own way."""
+        """Reduce a socket to what makes it again from its descriptor; leave the rest to pickle."""
         if isinstance(value, socket.socket):
             return socket.socket, (value.family, value.type, value.proto, value.fileno())
         return NotImplemented
 
 
 def pack(context: WorkerContext) -> tuple[int, list[int]]:
-    """Write what the worker is to have to a file in memory, with the environment variables.
+    """Write the worker's context and the environment variables to a file in memory.
 
     Returns:
-        The file's descriptor, and the descriptors of which it speaks.
+        The file's descriptor, and the descriptors that the context refers to.
     """
     state = memory_file()
-    # The descriptor stays open for the next program.
+    # closefd=False leaves the descriptor open for the next program.
     with open(state, "wb", closefd=False) as file:
         _Pickler(file).dump((context, dict(os.environ)))
     held = context.setup.held
@@ -65,11 +66,11 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
 
 
 def unpack(state: int) -> WorkerContext:
-    """Read what was packed, in a process where the descriptors have the same numbers.
+    """Read what :func:`pack` has written; the descriptors have the same numbers in this process.
 
-    The environment variables of this process become those of the other one.
+    The environment variables are replaced by those from the file.
     """
-    # The offset, which the writer has left at the end, comes with the descriptor.
+    # The descriptor shares its offset with the writer, who has left it at the end.
     os.lseek(state, 0, os.SEEK_SET)
     with open(state, "rb") as file:
         context, variables = pickle.load(file)
@@ -83,8 +84,8 @@ def main(state: int, inherited: list[int]) -> NoReturn:
     """Become the worker that another process has prepared.
 
     Args:
-        state: descriptor of the file of :func:`pack`.
-        inherited: the other descriptors, which the script's own children are not to have.
+        state: The descriptor of the file of :func:`pack`.
+        inherited: The other descriptors, which the script's own children must not inherit.
     """
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)

@@ -1,8 +1,8 @@
-"""A diagnosis of logs, srunddp's or anybody's: what failed first, why, and which ranks have no
-line.
+"""A diagnosis of logs, written by srunddp or any other launcher: what failed first, why, and which
+ranks have no output.
 
-Data flows one way: ``logs`` finds the files and their lines, ``rank_labels`` tells whose a line is,
-``collect`` picks what speaks of an end as events (with ``signatures``, ``tracebacks`` and
-``reports``), ``rules`` set aside what is no failure by itself, ``diagnose`` finds the first
-failure, ``render`` prints it.
+Data flows one way. ``logs`` finds the files and reads their lines. ``rank_labels`` tells which rank
+a line belongs to. ``collect`` turns lines about a failure or an end into events, with the help of
+``signatures``, ``tracebacks`` and ``reports``. ``rules`` set aside the events that are no failure
+by themselves. ``diagnose`` finds the first failure, and ``render`` prints it.
 """

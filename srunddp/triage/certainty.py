@@ -1,7 +1,8 @@
-"""Whether a diagnosis is certain: nothing contradicts it, and two signs agree.
+"""Whether a diagnosis is certain.
 
-What the first failure was told by decides which objections are asked. A guess is never certain, and
-srunddp's own word always is.
+The source of the first failure decides which objections are checked; if one applies, the diagnosis
+is not certain. Guesses and ordinary lines never make a diagnosis certain; srunddp's own line always
+does.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,21 +14,21 @@ from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.event import Event, surely_before
 from srunddp.triage.signatures import Kind, says
 
-_STILL = 1800.0  # seconds without a line that tells a time
-# Causes that do not contradict another one: each may be the same failure, told with fewer words.
+_STILL = 1800.0  # seconds without a line that has a time
+# Causes that never contradict another one: each may be the same failure in less specific words.
 _UNSPECIFIC = ("unknown", "script-error")
 
 
 class Teller(Enum):
-    """What the first failure is told by.
+    """Who or what told of the first failure.
 
     Attributes:
-        GUESS: a line that may mean something else.
-        END_FROM_OUTSIDE: whoever ended the run.
-        SRUNDDP: srunddp's own word; it knows which rank was first.
-        AUTHORITY: the kernel, Slurm or mpirun.
-        UNCAUGHT_EXCEPTION: a traceback that begins with the program's first frame.
-        LINE: any other line, which somebody may have written of something that was handled.
+        GUESS: A line that may mean something else.
+        END_FROM_OUTSIDE: Somebody or something that ended the run from outside.
+        SRUNDDP: srunddp itself, which knows which rank failed first.
+        AUTHORITY: The kernel, Slurm or mpirun.
+        UNCAUGHT_EXCEPTION: A traceback that begins with the program's first frame.
+        LINE: Any other line; it may be about an error that was handled.
     """
 
     GUESS = auto()
@@ -40,13 +41,14 @@ class Teller(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """What an objection is asked of.
+    """What an objection is checked against.
 
     Attributes:
-        found: the diagnosis.
-        first: the event that tells it.
-        events: all that may contradict it, the first one too, and also what a rule sets aside.
-        evidence: of the logs.
+        found: The diagnosis.
+        first: The event that shows the first failure.
+        events: All events that may contradict it, including ``first`` and those that a rule sets
+            aside.
+        evidence: Everything else that the logs tell.
     """
 
     found: Diagnosis
@@ -59,19 +61,19 @@ Objection = Callable[[Case], bool]
 
 
 def is_certain(case: Case) -> bool:
-    """Tell whether nothing contradicts the diagnosis, and a second sign agrees."""
+    """Tell whether the diagnosis has a source that can be certain, and no objection applies."""
     objections = OBJECTIONS[teller(case)]
     return objections is not None and not any(applies(case) for applies in objections)
 
 
 def teller(case: Case) -> Teller:
-    """Find what the first failure is told by."""
+    """Find out which source told of the first failure."""
     first = case.first
-    # Whoever cancelled a job may have had a reason that no log tells.
+    # A job may have been cancelled for a reason that is in no log.
     if first.rule or not first.sure or first.cause == "cancelled":
         return Teller.GUESS
     if case.evidence.observed.ones > 1:
-        # Processes that each take themselves for the only one fail of many things at once.
+        # Several processes that each form a world of one collide in many ways at once.
         return Teller.GUESS
     if first.kind is Kind.ENDING:
         return Teller.END_FROM_OUTSIDE
@@ -85,23 +87,24 @@ def teller(case: Case) -> Teller:
 
 
 def is_not_said_by_an_authority(case: Case) -> bool:
-    """Anybody may write ``the job exceeded its time limit``; Slurm, the kernel and mpirun know.
+    """The line is not from Slurm, the kernel or mpirun.
 
-    A job script's own line, which may be of another job.
+    Any script may print ``the job exceeded its time limit``, even about another job.
     """
     return not says("authority", case.first.text)
 
 
 def a_rank_ended_by_itself(case: Case) -> bool:
-    """A launcher told of a rank's own end, which may be why the run was ended.
+    """A launcher reported that a rank ended by itself, which may be the reason why the run was
+    ended.
 
-    ``frozen2/made-room-for-another``: srun told of an exit code before Slurm's line came.
+    ``frozen2/made-room-for-another``: srun reported an exit code before Slurm's line came.
     """
     return case.evidence.report is not None
 
 
 def stood_still_before(case: Case) -> bool:
-    """A run that told no time for long had stopped before it was ended: why, nothing says.
+    """The run had written no time for so long that it had already stopped, for an unknown reason.
 
     ``open/stuck-until-limit``: the last step was a day before the time limit.
     """
@@ -112,17 +115,17 @@ def stood_still_before(case: Case) -> bool:
 
 
 def never_made_a_step(case: Case) -> bool:
-    """A run that made no step until its time limit may have been stuck from the start.
+    """The run made no step before its time limit, so it may have been stuck from the start.
 
-    A log with Slurm's line on the time limit alone.
+    Example: a log that has only Slurm's line about the time limit.
     """
     return case.first.cause == "time-limit" and not any(case.evidence.steps.values())
 
 
 def another_end_is_told(case: Case) -> bool:
-    """Somebody may have caught the exception, as something else ended the run later.
+    """Something else ended the run later, so the exception may have been caught.
 
-    A job that went on without ``flash_attn`` until its time limit.
+    Example: a job that went on without ``flash_attn`` until its time limit.
     """
     return case.first.raised is not None and any(
         each.kind is Kind.ENDING and each.sure and each.cause != "cancelled" for each in case.events
@@ -130,9 +133,9 @@ def another_end_is_told(case: Case) -> bool:
 
 
 def wrote_on_until_stopped(case: Case) -> bool:
-    """The rank wrote on after its traceback, until somebody cancelled the job.
+    """The rank wrote on after its traceback until somebody cancelled the job.
 
-    Then the exception was caught, by a script that did not say so.
+    So the script has caught the exception without saying so.
     """
     first = case.first
     return (
@@ -143,10 +146,10 @@ def wrote_on_until_stopped(case: Case) -> bool:
 
 
 def is_of_an_unknown_rank(case: Case) -> bool:
-    """Of several ranks that spoke nothing tells whose failure it is.
+    """Several ranks wrote lines, and nothing tells which of them failed.
 
-    ``open/nccl-error-after-gpu-lost``: the kernel names a node and no rank. Where several ranks say
-    the same they failed alike, and it does not matter whose line is first.
+    ``open/nccl-error-after-gpu-lost``: the kernel names a node but no rank. If several ranks write
+    the same line, they failed in the same way, and it does not matter which was first.
     """
     if case.found.rank is not None or len(case.found.seen) < 2:
         return False
@@ -155,28 +158,28 @@ def is_of_an_unknown_rank(case: Case) -> bool:
 
 
 def made_steps_afterwards(case: Case) -> bool:
-    """The same rank told of a step after it.
+    """The same rank reported another step after the event.
 
-    ``open/no-module``: only one step, and it is of Slurm's ``STEP 530.0``. To be set aside as
-    survived takes :data:`GOES_ON` steps; for a doubt one is enough.
+    ``open/no-module``: the only such step is Slurm's ``STEP 530.0``. One step is enough for doubt;
+    to set an event aside as survived takes :data:`GOES_ON` steps.
     """
     return case.first.progress > 0
 
 
 def another_cause_may_be_first(case: Case) -> bool:
-    """Another cause was told, and not surely later.
+    """An event has another cause and did not surely come later.
 
-    ``frozen2/half-of-them-wait``: the files of two nodes have another error each, without times.
+    ``frozen2/half-of-them-wait``: the files of two nodes have different errors, and no times.
     """
     others = [each for each in case.events if each.cause not in (case.first.cause, *_UNSPECIFIC)]
     return not all(surely_before(case.first, each) for each in others)
 
 
 def launcher_tells_otherwise(case: Case) -> bool:
-    """The launcher's first report is of another rank, or of a signal.
+    """The launcher's first report is about another rank or about a signal.
 
-    ``frozen/root-cause-box-names-a-victim``: torchrun's box tells of SIGABRT, and nobody knows
-    whether the traceback was the reason for it.
+    ``frozen/root-cause-box-names-a-victim``: torchrun's box shows SIGABRT, and nothing tells
+    whether the traceback is the reason.
     """
     report = case.evidence.report
     if not report:
@@ -189,18 +192,18 @@ def launcher_tells_otherwise(case: Case) -> bool:
 
 
 def its_log_ends_well(case: Case) -> bool:
-    """The same log tells of a good end.
+    """The same log says that the run ended well.
 
-    ``open/prolog``: srun's last line has "job step to complete".
+    ``open/prolog``: the last line is srun's "job step to complete".
     """
     return case.first.file in case.evidence.finished
 
 
 def its_log_ends_well_unreported(case: Case) -> bool:
-    """The same log tells of a good end, and no launcher of a rank's.
+    """The same log says that the run ended well, and no launcher reported that a rank failed.
 
-    A script that caught its exception and ended with ``Job finished``. A launcher's report of an
-    exit code outweighs that word.
+    Example: a script that caught its exception and ended with ``Job finished``. A launcher's report
+    of an exit code outweighs those words.
     """
     return case.evidence.report is None and its_log_ends_well(case)
 
@@ -212,7 +215,7 @@ _OF_A_LINE: tuple[Objection, ...] = (
     made_steps_afterwards,
     another_cause_may_be_first,
 )
-# What is asked, by what the first failure is told by; None: it is never certain.
+# The objections for each source; None means that this source is never certain.
 OBJECTIONS: dict[Teller, tuple[Objection, ...] | None] = {
     Teller.GUESS: None,
     Teller.END_FROM_OUTSIDE: (

@@ -1,4 +1,4 @@
-"""The command ``srunddp triage``: a diagnosis of logs, for a login node."""
+"""The command ``srunddp triage``: diagnose a job from its logs, for example on a login node."""
 
 import click
 

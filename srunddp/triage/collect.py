@@ -1,6 +1,4 @@
-"""From the lines of logs to what speaks of an end: signs, exceptions, launchers' reports, srunddp's
-own diagnosis.
-"""
+"""Turn lines of logs into events: signs of a cause, exceptions, and reports of launchers."""
 
 import itertools
 import re
@@ -22,24 +20,26 @@ from srunddp.triage.reports import Reports, of_json, ours
 from srunddp.triage.signatures import Kind, Signature, says, table
 from srunddp.triage.tracebacks import Tracebacks
 
-_SNIFFED = 400  # lines of a file by which its labels are told
-_KEPT = 40  # events of one sign of one rank in one file
-_TAIL = 12  # last lines in which a word of a good end counts
-GOES_ON = 3  # steps after something: it did not end the run
-_NEAR = 3  # lines after an error that may be of its message, or in which whoever caught it says so
-# "step 3", "Epoch [2", "iter: 10" or tqdm's "8/50 [00:01<00:05".
+_SNIFFED = 400  # lines at the beginning of a file from which its labels are recognised
+_KEPT = 40  # events kept for each combination of sign, rank and file
+_TAIL = 12  # last lines of a file that are searched for a good end
+GOES_ON = 3  # steps after an event that show that it did not end the run
+_NEAR = 3  # lines after an error that may continue its message, or may say that it was handled
+# Matches "step 3", "Epoch [2", "iter: 10" or tqdm's "8/50 [00:01<00:05".
 _STEP = re.compile(
     r"\b(?:steps?|iter(?:ation)?s?|epochs?|batch|its?)\b\W{0,4}[0-9]+(?:\.[0-9]+)?"
     r"|\b[0-9]+/[0-9]+ \["
 )
-_RECENT = 32  # steps: ranks of one log tell of the same
-_MOST_FORMS = 50_000  # a log of lines that all differ must not fill the memory
+_RECENT = 32  # steps that are remembered, because several ranks of a log report the same steps
+_MOST_FORMS = 50_000  # limits memory for a log in which all lines differ
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
 @dataclass
 class Progress:
-    """What one stream of lines tells of work: ``count`` of unlike steps, and ``lines`` without a
+    """How much work one stream of lines shows.
+
+    ``count`` is the number of different steps reported, ``lines`` the number of lines without a
     sign of an end.
     """
 
@@ -48,19 +48,19 @@ class Progress:
     _recent: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def add(self, step: tuple[str, ...]) -> None:
-        """Count the steps that a line tells of."""
+        """Count a line's steps, unless the same ones were reported recently."""
         if step and step not in self._recent:
             self._recent.appendleft(step)  # where it is found soonest
             self.count += 1
 
 
 class GoodEnd(NamedTuple):
-    """The line by which a log tells of a good end, and how much its word counts.
+    """The line by which a log says that the run ended well, and how much that counts.
 
     Attributes:
-        number: of the line.
-        weight: 0 for a job script's word, 1 for the run's own, 2 for an exit code, 3 for srunddp's
-            own, which counts for all ranks.
+        number: The line's number.
+        weight: 0 for a job script's words, 1 for the run's own words, 2 for an exit code, 3 for
+            srunddp's own line, which counts for all ranks.
     """
 
     number: int
@@ -69,20 +69,20 @@ class GoodEnd(NamedTuple):
 
 @dataclass
 class Evidence:
-    """All that the logs tell.
+    """Everything that the logs tell.
 
     Attributes:
-        names: of the logs.
-        observed: the ranks that spoke, and how many there should be.
-        events: what was said of an end, log by log.
-        report: the first end of a rank that a launcher reports.
-        last: the last line of each who spoke, the last speaker's last.
-        finished: the word of a good end of each file that has one.
-        steps: how many each file tells of.
-        notes: what could not be read.
-        met: srunddp's ranks found one another.
-        cut: a log's last line has no end.
-        runs: Slurm says that the job has not ended.
+        names: The names of the logs.
+        observed: The ranks with output, and how many ranks there should be.
+        events: What was written about failures and ends, in the order of the logs.
+        report: The first end of a rank that a launcher reports.
+        last: The last line of each rank or file; the newest entry comes last.
+        finished: For each file, the line that says that the run ended well, if there is one.
+        steps: For each file, how many steps it reports.
+        notes: What could not be read.
+        met: Whether srunddp's ranks completed their rendezvous.
+        cut: Whether the last line of a log has no line end.
+        runs: Whether Slurm says that the job has not ended.
     """
 
     names: list[str]
@@ -100,7 +100,7 @@ class Evidence:
     def is_stopped_after(self, event: Event) -> bool:
         """Tell whether the run was ended from outside after an event.
 
-        False where a launcher told of a rank's own end.
+        If a launcher reported that a rank ended by itself, the answer is False.
         """
         if self.report:
             return False
@@ -113,15 +113,15 @@ class Evidence:
     def is_outlived(self, event: Event) -> bool:
         """Tell whether srunddp ended with 0 in spite of an event.
 
-        That is so where spare nodes took the place of a lost one.
+        That happens when spare nodes have replaced a lost node.
         """
         good_end = self.finished.get(event.file)
         if not good_end or good_end.weight < 3:
             return False
         if event.ours:
             return event.number < good_end.number
-        # srun tells of the loss when the whole step ends, after srunddp has said that all is well.
-        # 69 is the exit code of a rank whose node was lost, 137 and -9 are those of SIGKILL.
+        # srun reports a lost node only when the whole step ends, after srunddp has reported
+        # success. 69 is the exit code of a rank whose node was lost; 137 and -9 stand for SIGKILL.
         if event.end:
             is_loss = event.end.code in (69, 137, -9)
         else:
@@ -133,7 +133,7 @@ def collect(logs: Sequence[Log]) -> Evidence:
     """Read all logs, each once.
 
     Args:
-        logs: of one start of one job. Their notes are added to those of the evidence.
+        logs: The logs of one start of one job. Their notes become notes of the evidence.
     """
     evidence = Evidence([log.name for log in logs])
     ranks = ranks_of_names(evidence.names)
@@ -149,8 +149,9 @@ def collect(logs: Sequence[Log]) -> Evidence:
 
 
 def _first_report(evidence: Evidence) -> Event | None:
-    """The launcher's report of the first rank that ended by itself: what it calls the root cause,
-    else the first one.
+    """Find the launcher's report of the first rank that ended by itself.
+
+    That is the rank which a launcher calls the root cause, else the first one reported.
     """
     own = [
         each
@@ -186,12 +187,12 @@ class _Stream:
 
 
 class _Sighting:
-    """An event, and how far its rank and its file had come then.
+    """An event, with the state of its rank and file when it was found.
 
     Args:
-        event: what was seen; it gets its figures by :meth:`settle`.
-        progress: of whoever is to show that the event did not end the run.
-        overall: of all ranks of the file.
+        event: The event; :meth:`settle` fills in its counts.
+        progress: The stream whose later steps would show that the event did not end the run.
+        overall: The progress of all ranks in the file.
     """
 
     def __init__(self, event: Event, progress: Progress, overall: Progress) -> None:
@@ -203,7 +204,7 @@ class _Sighting:
         self._overall_before = overall.count
 
     def settle(self) -> Event:
-        """Tell the event what followed it, once the whole file is read."""
+        """Set the event's counts of later steps and lines, once the whole file is read."""
         self.event.progress = self._progress.count - self._steps_before
         self.event.lines = self._progress.lines - self._lines_before
         self.event.overall = self._overall.count - self._overall_before
@@ -214,12 +215,13 @@ class _LogReader:
     """Reads one log.
 
     Args:
-        index: its place among the logs.
-        log: the log.
-        evidence: what is found is added to it.
-        rank: whose log it is by its name, if that tells one.
-        dull: forms of lines, of any log, that tell of no end whatever their figures. It grows, and
-            saves most of the time: nearly all lines of a log have one of a few forms.
+        index: The log's position in the list of logs.
+        log: The log.
+        evidence: Receives what is found.
+        rank: The rank that the file's name tells, if any.
+        dull: Forms of lines (digits replaced) that say nothing about an end, shared by all logs.
+            The set grows and saves most of the time, because nearly all lines of a log have one of
+            a few forms.
     """
 
     def __init__(
@@ -233,7 +235,7 @@ class _LogReader:
         self._node = node_of_name(log.name)
         self._streams = defaultdict[int | None, _Stream](_Stream)
         self._sightings: list[_Sighting] = []
-        # Where each sign of each rank stands in _sightings.
+        # The positions in _sightings of each combination of sign, kind and rank.
         self._places: dict[tuple[str, Kind, int | None], list[int]] = {}
         self._last_time: float | None = None
         self._overall = Progress()
@@ -242,7 +244,7 @@ class _LogReader:
     def read(self) -> None:
         """Read all lines, and add the events to the evidence."""
         lines = self._log.lines()
-        # Whether a doubtful label is one shows over many lines only, and has to be known for the
+        # A label such as "3: " can only be recognised over many lines, but must be known for the
         # first.
         begin = list(itertools.islice(lines, _SNIFFED))
         labels = RankLabels.sniff([text for _, text in begin])
@@ -261,33 +263,35 @@ class _LogReader:
         self._evidence.cut |= self._log.cut
 
     def _read_labelled(self, number: int, line: str, labels: RankLabels) -> str:
-        """Read a line with its label; the line without it."""
+        """Read a line, and return it without its label."""
         text, rank, node = labels.strip(line)
         if rank is None:
             rank = self._rank
         node = node or self._node
         owner = rank if rank is not None else stated_rank(text)
         observed = self._evidence.observed
-        # Files that differ by the rank in their names are of one job.
+        # Files whose names differ only by the rank belong to one job.
         job = self._index if self._rank is None else "ranks"
         observed.add_line(text, job, rank, self._overall.count)
         observed.add_rank(owner, node)
         speaker = f"rank {rank}" if rank is not None else self._log.name
-        # Taken out and put in again, it is the last of the dictionary.
+        # Remove the key first, so that it moves to the end of the dictionary.
         self._evidence.last.pop(speaker, None)
         self._evidence.last[speaker] = text
         self._read(number, text, self._streams[rank], owner, node)
         return text
 
     def _forget_local_ranks(self) -> None:
-        """Labels with local ranks, of several nodes, tell no rank of the world."""
+        """Forget ranks that come from labels with local ranks: on several nodes these are other
+        ranks.
+        """
         self._evidence.observed.seen -= {rank for rank in self._streams if rank is not None}
         for sighting in self._sightings:
             if not sighting.event.end:
                 sighting.event.rank = None
 
     def _look_for_a_good_end(self, tail: Sequence[tuple[int, str, int]]) -> None:
-        """Whether the log tells of a good end, after its last step."""
+        """Note the line by which the log says that the run ended well, unless steps follow it."""
         finished = self._evidence.finished
         for place, (number, text, steps) in enumerate(tail, 1):
             if steps != self._overall.count:
@@ -302,7 +306,7 @@ class _LogReader:
                 weight = 0
             later = list(tail)[place:]
             if weight == 0 and not all(says("at-exit", each) for _, each, _ in later):
-                continue  # a part of the run is done
+                continue  # only a part of the run has ended
             known = finished.get(self._index)
             finished[self._index] = GoodEnd(number, max(weight, known.weight if known else 0))
 
@@ -310,7 +314,7 @@ class _LogReader:
         self, number: int, text: str, stream: _Stream, owner: int | None, node: str | None
     ) -> None:
         form = _DIGITS.sub("0", text)
-        # Below a traceback the same words may be the exception's message.
+        # Inside a traceback the same words may be the exception's message, so read them closely.
         if form in self._dull and not stream.tracebacks.open:
             stream.tracebacks.previous = text
             self._count_steps(stream, text)
@@ -323,7 +327,7 @@ class _LogReader:
     def _read_closely(
         self, number: int, text: str, stream: _Stream, owner: int | None, node: str | None
     ) -> bool:
-        """Read a line for what it tells of an end; whether that is nothing."""
+        """Read a line closely; return whether it says nothing about an end."""
         if text.startswith("srunddp: ") and ", launcher " in text:
             self._evidence.met = True
         if text.startswith("srunddp: ended with 0"):
@@ -334,8 +338,8 @@ class _LogReader:
         is_inside = tracebacks.feed(number, text)
         found: list[Event] = []
         if tracebacks.raised > exceptions:
-            # An exception that came of the last one, or that a loader's worker handed on, adds no
-            # entry.
+            # An exception that was raised while handling the last one, or that a data loader's
+            # worker passed on, adds no entry.
             is_handed_on = len(tracebacks.done) == chains
             found = [self._exception(stream, is_handed_on)]
         elif not is_inside:
@@ -352,8 +356,8 @@ class _LogReader:
             if event.rank is None and not event.end:
                 event.rank = owner
             self._add(event, stream)
-        # The form of a line in a traceback is not called dull: outside of one the same words may
-        # count.
+        # A line inside a traceback must not make its form dull: outside a traceback the same words
+        # may count.
         if is_inside:
             return False
         self._note_handling(number, text, owner)
@@ -371,20 +375,23 @@ class _LogReader:
         self._overall.add(step)
 
     def _exception(self, stream: _Stream, is_handed_on: bool) -> Event:
-        """The exception that was just told of; ``is_handed_on``: it is the last one again, or came
-        of it.
+        """Return the event of the exception that was just read.
+
+        ``is_handed_on`` means that it repeats or follows from the previous exception.
         """
-        # The new event has the whole chain in it; the one from before would count the failure
-        # twice.
+        # The new event contains the whole chain. The previous event would count the failure twice,
+        # so make it noise.
         if stream.raised and is_handed_on:
             stream.raised.kind = Kind.NOISE
         stream.raised = of_exception(stream.tracebacks.done[-1], self._index)
         return stream.raised
 
     def _plain(self, number: int, text: str, stream: _Stream) -> Event | None:
-        """What a line tells by itself, outside of tracebacks."""
-        # Before the signs, which would take a cause that srunddp quotes for a line of the script
-        # itself.
+        """Make the event of a line outside of tracebacks; None if the line says nothing about an
+        end.
+        """
+        # Check this before the signs: they would take a cause quoted by srunddp for a line of the
+        # script.
         if text.startswith(("srunddp: ", "FAIL  ")):
             event = ours(self._index, number, text)
             if event:
@@ -408,8 +415,8 @@ class _LogReader:
         return Event(sign.id, sign.kind, sign.sure, self._index, number, text)
 
     def _is_its_message(self, raised: Event, sign: Signature, number: int, text: str) -> bool:
-        """Whether the line is of the message of the exception before it, which itself said nothing
-        of its cause.
+        """Tell whether a line continues the message of the exception before it, which named no
+        cause.
         """
         return (
             number <= raised.number + _NEAR
@@ -420,7 +427,9 @@ class _LogReader:
         )
 
     def _note_handling(self, number: int, text: str, rank: int | None) -> None:
-        """Mark the last event as handled if this line, just after it, says so: ``will retry``."""
+        """Mark the last event as handled if this line is just after it and says so: ``will
+        retry``.
+        """
         if not self._sightings:
             return
         last = self._sightings[-1].event
@@ -436,19 +445,20 @@ class _LogReader:
         if event.text.lstrip().startswith("what():") and self._sightings:
             last = self._sightings[-1].event
             if last.text.startswith("terminate called "):
-                last.kind = Kind.NOISE  # it only says that the line with the cause follows
+                last.kind = Kind.NOISE  # that line only announces the line with the cause
         sighting = _Sighting(event, self._progress_after(event, stream), self._overall)
         places = self._places.setdefault((event.cause, event.kind, event.rank), [])
         if len(places) < _KEPT:
             places.append(len(self._sightings))
             self._sightings.append(sighting)
-        else:  # the last of too many may be the one that mattered
+        else:  # replace the newest one, because the last of many events may be the one that matters
             self._sightings[places[-1]] = sighting
 
     def _progress_after(self, event: Event, stream: _Stream) -> Progress:
-        """Whose steps afterwards show that the event did not end the run."""
+        """Choose whose later steps would show that the event did not end the run."""
         if event.ours:
             return self._overall  # srunddp speaks for all ranks
         if event.end:
-            return Progress()  # a launcher tells of an end when it is over, maybe late
+            # A launcher may report an end long after it, so later steps prove nothing.
+            return Progress()
         return stream.progress

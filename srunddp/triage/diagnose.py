@@ -1,4 +1,4 @@
-"""Which of all that was said came first, and what followed from it."""
+"""Find which of all events was the first failure, and what followed from it."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,15 @@ from srunddp.triage.rules import PEER, set_aside
 from srunddp.triage.signatures import Kind
 from srunddp.triage.whose import tell_whose
 
-_OWN_EXIT_CODE = 2  # weight of a good end from which on nothing contradicts it, see GoodEnd
+_OWN_EXIT_CODE = 2  # a good end of at least this weight (see GoodEnd) is never doubted
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Tell what failed first, by what the logs tell; and which ranks have no line.
+    """Find what failed first, and which ranks have no output.
 
     Args:
-        evidence: of all logs; the rules that set something aside are written into its events.
+        evidence: What the logs tell. The name of a rule that sets an event aside is written into
+            the event.
     """
     remaining = set_aside(evidence)
     aside = [event for event in evidence.events if event.rule]
@@ -27,11 +28,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     else:
         found = first_failure(remaining, evidence)
     if found.first:
-        # The rank first: whether something explains a failure depends on whose that is.
+        # Find the rank first: whether an earlier event explains the failure depends on the rank.
         tell_whose(found, found.first, remaining, evidence)
         found = explained_by(aside, found) or found
     _tell_world(found, evidence)
-    # After the world, as how many ranks spoke can be an objection.
+    # Check the certainty after _tell_world(), because an objection asks how many ranks have output.
     if found.first and is_certain(Case(found, found.first, [*remaining, *aside], evidence)):
         found.certainty = Certainty.CERTAIN
     _tell_others(found, evidence)
@@ -39,17 +40,17 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _tell_world(found: Diagnosis, evidence: Evidence) -> None:
-    """Add how many ranks there should be, who spoke and who did not."""
+    """Add the number of expected ranks, the ranks with output and those without."""
     observed = evidence.observed
     found.world_size = observed.world_size
     found.seen = sorted(observed.seen)
-    if found.seen:  # else no line names its rank, which says nothing of anybody's silence
+    if found.seen:  # otherwise no line names its rank, so missing ranks mean nothing
         everybody = range(found.world_size or 0)
         found.silent = [rank for rank in everybody if rank not in observed.seen]
 
 
 def _tell_others(found: Diagnosis, evidence: Evidence) -> None:
-    """Add what followed from the first failure, and what is no failure by itself."""
+    """Add what followed from the first failure, and the events that rules set aside."""
     for each in evidence.events:
         if each.kind in (Kind.WORD, Kind.NOISE) or each is found.first:
             continue
@@ -62,14 +63,14 @@ def _tell_others(found: Diagnosis, evidence: Evidence) -> None:
 
 
 def _without_failure(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
-    """The diagnosis where no sign of a failure is left: whether a log says that all went well."""
+    """Make the diagnosis if no sign of a failure is left: a good end, or an unknown one."""
     alone = evidence.observed.ones
     if alone > 1:
         why = f"{alone} processes say that they are alone"
         return Diagnosis("world-of-one", Certainty.LIKELY, why=why)
     doubt = _doubt_of_a_good_end(words, evidence)
     weight = max((end.weight for end in evidence.finished.values()), default=-1)
-    # In a log that was cut off the word of a job script, of weight 0, may be of a part of the run.
+    # In a log that is cut off, a job script's words (weight 0) may be about a part of the run.
     needed = 1 if evidence.cut else 0
     if weight >= needed and not doubt:
         return Diagnosis(None, Certainty.LIKELY)
@@ -83,7 +84,7 @@ def _without_failure(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
 
 
 def _doubt_of_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
-    """What contradicts a log's word that all went well; empty where nothing does."""
+    """Return why the run may not have ended well although a log says so; empty if nothing does."""
     finished = evidence.finished
     if evidence.runs:
         return (

@@ -1,4 +1,4 @@
-"""What ``srunddp triage`` says of a run."""
+"""The result of ``srunddp triage``."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,7 +7,7 @@ from srunddp.triage.event import Event
 
 
 class Certainty(StrEnum):
-    """How far a diagnosis can be relied on."""
+    """How reliable a diagnosis is."""
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -19,18 +19,18 @@ class Diagnosis:
     """What failed first.
 
     Attributes:
-        cause: an id of the table; None where nothing failed.
-        certainty: of the cause.
-        first: what it was told by, if anything.
-        followed: what came of it.
-        set_aside: what a rule says that it is no failure by itself.
-        rank: who failed first; None where nothing tells.
-        node: where that rank ran.
-        world_size: how many ranks there should be, as far as lines tell.
-        seen: ranks that spoke.
-        silent: ranks that were expected and did not.
-        why: in words, where no line tells it.
-        victim: ``first`` only tells of somebody else's end.
+        cause: An id from signatures.yaml; None if nothing failed.
+        certainty: How reliable the cause is.
+        first: The event from which the failure is known; None if there is none.
+        followed: Events that the failure has caused.
+        set_aside: Events that are no failure by themselves, according to a rule.
+        rank: The rank that failed first; None if unknown.
+        node: The node of that rank.
+        world_size: How many ranks there should be; None if unknown.
+        seen: The ranks with output.
+        silent: The expected ranks without output.
+        why: The reason in words, if no line tells it.
+        victim: Whether ``first`` only tells how another rank's end was noticed.
     """
 
     cause: str | None

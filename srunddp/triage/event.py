@@ -1,6 +1,4 @@
-"""One thing that a log says of an end, and which of several came first, by their clocks or their
-places.
-"""
+"""One thing that a log says about a failure or an end, and which of several came first."""
 
 import functools
 from collections.abc import Iterable
@@ -9,22 +7,23 @@ from dataclasses import dataclass, field
 from srunddp.triage.signatures import Kind, Signature, says, table, weight
 from srunddp.triage.tracebacks import PythonException
 
-MARGIN = 5.0  # seconds by which clocks of nodes may differ
-_ENDED_BY = (1, 2, 9, 15)  # signals by which launchers and people end a rank
-# Signals that a shell's exit code 128 + N is taken for; other codes above 128 are the script's own.
+MARGIN = 5.0  # seconds by which the clocks of two nodes may differ
+_ENDED_BY = (1, 2, 9, 15)  # signals by which launchers and people end a rank: HUP, INT, KILL, TERM
+# Signals N for which an exit code 128 + N counts as the signal; other codes above 128 are the
+# script's own.
 _SHELL_SIGNALS = (4, 6, 7, 9, 11, 15)
 
 
 @dataclass
 class End:
-    """How ranks ended, as their launcher says.
+    """How ranks ended, according to their launcher.
 
     Attributes:
-        code: the exit code; minus the signal's number where a signal ended them.
-        ranks: whose, as far as it is told.
-        local: the local rank.
-        root: the launcher says itself that this was the first.
-        late: it had begun to end ranks before.
+        code: The exit code; for a signal, minus its number.
+        ranks: The ranks, as far as the launcher names them.
+        local: The local rank.
+        root: Whether the launcher says that this was the first failure.
+        late: Whether the launcher had already begun to end ranks.
     """
 
     code: int
@@ -35,7 +34,9 @@ class End:
 
     @property
     def signal(self) -> int:
-        """The number of the signal that ended it, or 0. A shell makes signal 9 exit code 137."""
+        """The signal's number, or 0. Exit code 137, by which a shell reports signal 9,
+        counts as 9.
+        """
         if self.code < 0:
             return -self.code
         if self.code - 128 in _SHELL_SIGNALS:
@@ -44,7 +45,7 @@ class End:
 
     @property
     def is_victim(self) -> bool:
-        """Whether the launcher itself ended it, or it ended well."""
+        """Whether the launcher itself ended the rank, or the rank ended well."""
         if self.code == 0:
             return True
         return self.late and not self.root and self.signal in _ENDED_BY
@@ -52,27 +53,27 @@ class End:
 
 @dataclass
 class Event:
-    """One thing that was said of an end.
+    """One thing that was written about a failure or an end.
 
     Attributes:
-        cause: an id of the table.
-        kind: what it can be in the run's end.
-        sure: whether it can only mean that.
-        file: its place among the logs.
-        number: of the line.
-        text: of the line, without its label.
-        rank: whose line it is, as far as that is known.
-        node: where that rank ran, as far as that is known.
-        time: of the line, see :func:`srunddp.triage.logs.time_of`.
-        since: of the last line before it that told a time.
-        raised: the exception that it is.
-        end: what a launcher says of a rank's end.
-        ours: it is srunddp's own word.
-        handled: a line near it says that somebody handled it.
-        progress: how many further steps the same rank told of afterwards.
-        overall: how many further steps all ranks of the file told of.
-        lines: how many lines without a sign of an end the same rank wrote afterwards.
-        rule: the name of the rule that set it aside; empty where none did.
+        cause: An id from signatures.yaml.
+        kind: What part it can play in the end of the run.
+        sure: Whether the line can have no other meaning than ``cause``.
+        file: The position of its log in the list of logs.
+        number: The number of the line.
+        text: The line without its label.
+        rank: The rank that wrote the line; None if unknown.
+        node: The node of that rank; None if unknown.
+        time: The line's time, see :func:`srunddp.triage.logs.time_of`.
+        since: The time of the last earlier line that has one.
+        raised: The exception, if the event is one.
+        end: What a launcher reports about the end of ranks, if the event is such a report.
+        ours: Whether srunddp itself wrote the line.
+        handled: Whether a line near it says that the error was handled.
+        progress: How many more steps the same rank reported afterwards.
+        overall: How many more steps all ranks of the file reported.
+        lines: How many lines without a sign of an end the same rank wrote afterwards.
+        rule: The name of the rule that set the event aside; empty if none did.
     """
 
     cause: str
@@ -96,10 +97,10 @@ class Event:
 
 
 def earliest(events: Iterable[Event]) -> Event:
-    """Find the first of several events, by times where two have one, else by file and place."""
+    """Find the first of several events, by their times or else by their files and lines."""
 
-    # No sort by a key: some events have a time and others only a place, so that there is no one
-    # order.
+    # Compare pair by pair instead of sorting by a key: some events have a time, others only a
+    # position, so there is no total order.
     def earlier(chosen: Event, event: Event) -> Event:
         return event if before(event, chosen) else chosen
 
@@ -107,7 +108,7 @@ def earliest(events: Iterable[Event]) -> Event:
 
 
 def before(one: Event, other: Event) -> bool:
-    """Tell whether one event came before the other, as well as that can be told."""
+    """Tell whether one event came before the other, as far as their positions and times show."""
     if one.file == other.file:
         return _begin(one) < _begin(other)
     time = _last_known_time(one)
@@ -118,14 +119,16 @@ def before(one: Event, other: Event) -> bool:
 
 
 def surely_before(one: Event, other: Event) -> bool:
-    """Tell whether one event came before the other in one file, or by more than clocks differ."""
+    """Tell whether one event surely came first: in the same file, or by more than
+    :data:`MARGIN`.
+    """
     if one.file == other.file:
         return one.number < other.number
     return one.time is not None and other.time is not None and one.time + MARGIN < other.time
 
 
 def _begin(event: Event) -> int:
-    # Two tracebacks of two ranks may be mixed: the one that begins first is the first.
+    # The tracebacks of two ranks may be interleaved: the one that begins first counts as the first.
     return event.raised.began if event.raised else event.number
 
 
@@ -137,11 +140,11 @@ def of_exception(raised: PythonException, file: int) -> Event:
     """Make the event of a traceback.
 
     Args:
-        raised: the exception, with those that came of it.
-        file: the place of its log among the logs.
+        raised: The exception and those that followed from it.
+        file: The position of its log in the list of logs.
 
     Returns:
-        An event that is told by the exception of the chain that says most of the cause.
+        An event with the line of the exception in the chain that says most about the cause.
     """
     number, text, sign = _most_telling(raised)
     event = Event("script-error", Kind.PRIMARY, False, file, number, text, raised=raised)
@@ -154,25 +157,27 @@ def of_exception(raised: PythonException, file: int) -> Event:
         event.sure = sign.sure
     else:
         event.sure = raised.inner and not says("vague", text)
-    # Python's own sockets are those of HTTP clients: a server's end, and no rank's.
+    # Python's own socket modules serve HTTP clients: the other end is a server, not a rank.
     is_of_sockets = raised.below.startswith(("socket.py\n", "ssl.py\n"))
     if is_of_sockets and event.cause == "unknown" and event.kind is Kind.SECONDARY:
         event.cause = "network-unreachable"
         event.kind = Kind.PRIMARY
-    # Of several exceptions in a row the one that counts may not be the one that is known.
+    # In a chain, another exception than the recognised one may be what ended the script.
     if len(raised.chain) > 1:
         event.sure = False
     return event
 
 
 def _most_telling(raised: PythonException) -> tuple[int, str, Signature | None]:
-    """Line number, text and sign of the weightiest exception of a chain, else of its first."""
+    """Find the exception in a chain that says most, else the first: its line number, text
+    and sign.
+    """
     best: tuple[int, str, Signature | None] = (*raised.chain[0], None)
     for number, text in raised.chain:
         sign = table().read(text)
         if not sign or sign.kind is Kind.NOISE:
             continue
-        # Of equals the earlier exception stays, as the later ones came of it.
+        # If two weigh the same, keep the earlier one, because the later one followed from it.
         if best[2] is None or weight(sign) < weight(best[2]):
             best = (number, text, sign)
     return best

@@ -1,4 +1,4 @@
-"""Which of all that was said tells the first failure."""
+"""Find which event shows the first failure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,10 +9,10 @@ from srunddp.triage.event import Event, earliest, surely_before
 from srunddp.triage.rank_labels import the_only_other
 from srunddp.triage.signatures import Kind, table
 
-# What ranks tell that miss others, and not why those are missing.
+# Causes that a rank reports about missing peers; they do not say why the peers are missing.
 OF_PEERS = ("collective-timeout", "network-unreachable", "ranks-missing", "nccl-internal")
 _UNSPECIFIC = (*OF_PEERS, "rank-killed", "unknown", "script-error")
-# What several processes do to one another that take themselves for the only one.
+# The ways in which several processes collide if each takes itself for the whole world.
 _COLLISIONS = {
     "address-in-use",
     "checkpoint-mismatch",
@@ -24,14 +24,14 @@ _COLLISIONS = {
 
 
 def first_failure(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
-    """Find the first failure among what no rule sets aside.
+    """Find the first failure among the events that no rule sets aside.
 
     Args:
-        remaining: at least one is more than a line that no sign knows.
-        evidence: of the logs.
+        remaining: Those events. At least one is not merely a ``WORD``.
+        evidence: Everything else that the logs tell.
 
     Returns:
-        A diagnosis without the rank, unless it came from ranks that all missed the same one.
+        A diagnosis. Its rank is set only if the failure was inferred from the reports of peers.
     """
     if _is_of_worlds_of_one(remaining, evidence):
         return Diagnosis(
@@ -53,20 +53,20 @@ def _of_kind(kind: Kind, events: Iterable[Event]) -> list[Event]:
 
 
 def _is_of_worlds_of_one(remaining: Sequence[Event], evidence: Evidence) -> bool:
-    """Whether processes say that they are alone, and fail of nothing but one another."""
+    """Tell whether processes say that they are alone, and only collide with one another."""
     causes = {event.cause for event in _of_kind(Kind.PRIMARY, remaining)}
     return evidence.observed.ones > 1 and bool(causes) and causes <= _COLLISIONS
 
 
 def _by_signs(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
-    """The earliest sign of a cause, or of an end from outside; without one, of those that count for
-    less.
+    """Find the earliest sign of a cause or of an end from outside, else the earliest weaker
+    sign.
     """
     endings = _of_kind(Kind.ENDING, remaining)
     symptoms = _of_kind(Kind.SYMPTOM, remaining)
     report = evidence.report
     if report and report.cause != "unknown":
-        symptoms.append(report)  # a signal ended the rank
+        symptoms.append(report)  # its signal tells the cause
     strong = _knowing_best(_of_kind(Kind.PRIMARY, remaining))
     strong += [event for event in endings if event.sure]
     if strong:
@@ -74,15 +74,17 @@ def _by_signs(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
     if symptoms:
         own = [each for each in symptoms if each.cause not in OF_PEERS]
         return earliest(own or symptoms)
-    # A guess that somebody ended the run counts for less than a rank that a launcher saw end.
+    # A mere guess that somebody ended the run counts less than a launcher's report of a rank's end.
     if endings and not report:
         return endings[0]
     return None
 
 
 def _knowing_best(primary: list[Event]) -> list[Event]:
-    """Of all primary signs srunddp's alone, as it knows who was first; or what tells more of that
-    rank's end than srunddp does.
+    """Keep the primary events that are most reliable about which rank was first.
+
+    That is srunddp's own event. If it only says how the rank ended, other events of that rank (or
+    of no rank) replace it.
     """
     by_srunddp = [event for event in primary if event.ours]
     if not by_srunddp:
@@ -96,11 +98,11 @@ def _knowing_best(primary: list[Event]) -> list[Event]:
 
 
 def _earliest_with_symptoms(strong: Sequence[Event], symptoms: Sequence[Event]) -> Event:
-    """The earliest strong sign, or a symptom that surely came before it and explains it."""
+    """Return the earliest strong sign, or a symptom that surely came before and explains it."""
     first = earliest(strong)
     if first.ours:
         return first
-    # Any symptom explains an end from outside; else it must be of the same cause.
+    # Any symptom explains an end from outside; another failure only by a symptom of the same cause.
     explaining = [
         each for each in symptoms if first.kind is Kind.ENDING or each.cause == first.cause
     ]
@@ -109,8 +111,10 @@ def _earliest_with_symptoms(strong: Sequence[Event], symptoms: Sequence[Event]) 
 
 
 def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
-    """From launchers' reports, and what peers tell of an end: by the rank that all missed, or that
-    ended first.
+    """Make a diagnosis from launchers' reports and from what peers noticed.
+
+    The first failure is that of the rank whose end all peers noticed, or of the rank that a
+    launcher reported first.
     """
     report = evidence.report
     secondary = _of_kind(Kind.SECONDARY, remaining)
@@ -119,8 +123,8 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
     if rank is None or rank in victims:
         missed = the_only_other(victims, evidence.observed)
         left = _ended_untold(victims, evidence)
-        # The peers miss a rank that has neither an error nor a bad end: it took part in fewer
-        # collectives, and left its loop before the others.
+        # The peers miss a rank that shows neither an error nor a bad end: it made fewer collective
+        # calls and left its loop before the others.
         if report and left and secondary and (missed is None or missed in left):
             return Diagnosis(
                 "collective-mismatch",
@@ -132,9 +136,9 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
             )
         rank = missed
         if report and report.rank != rank:
-            report = None  # it is of a victim
+            report = None  # the report is about a victim
     ends = [*secondary, report] if report else secondary
-    # A word from before any end may be the reason, and the last one stands nearest to the end.
+    # Words written before any end may give the reason; the last of them is nearest to the end.
     words = [
         each
         for each in _of_kind(Kind.WORD, remaining)
@@ -147,20 +151,20 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
 
 
 def _ended_untold(victims: set[int], evidence: Evidence) -> set[int]:
-    """The ranks that spoke, and of whose end neither they nor a launcher says anything."""
+    """Find the ranks with output about whose end neither they nor a launcher says anything."""
     reported = {rank for event in evidence.events if event.end for rank in event.end.ranks}
     return evidence.observed.seen - victims - reported
 
 
 def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
-    """Explain a failure that does not tell its cause by what was said before, more quietly.
+    """Look for an earlier event that explains a failure without a clear cause.
 
     Args:
-        aside: what a rule set aside.
-        found: the diagnosis without it.
+        aside: The events that a rule set aside.
+        found: The diagnosis without them.
 
     Returns:
-        The diagnosis by the first that explains it, or None.
+        The diagnosis with the first event that explains the failure; None if there is none.
     """
     first = found.first
     if found.cause not in _UNSPECIFIC and (not first or first.sure):
@@ -168,7 +172,7 @@ def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
     for event in aside:
         if event.rule == "launcher-notice":
             continue
-        # What surely came later explains nothing, unless nothing at all is known of the cause.
+        # An event that surely came later explains nothing, unless the cause is completely unknown.
         if first and found.cause != "unknown" and surely_before(first, event):
             continue
         if _explains(event, found):
@@ -184,7 +188,7 @@ def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
 
 
 def _explains(event: Event, found: Diagnosis) -> bool:
-    """Whether what was set aside can be why something failed."""
+    """Tell whether an event that was set aside can be the reason for the failure."""
     behind = table().causes[event.cause].behind
     if behind:
         return bool(behind.search(_searched(found)))
@@ -192,7 +196,7 @@ def _explains(event: Event, found: Diagnosis) -> bool:
 
 
 def _searched(found: Diagnosis) -> str:
-    """What ``behind`` of the table is looked for in: id, line and code of the failure."""
+    """Return the text in which ``behind`` patterns are searched: id, line and code of a failure."""
     first = found.first
     if found.cause not in ("script-error", "unknown") or not first:
         return str(found.cause)

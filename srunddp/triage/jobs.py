@@ -1,4 +1,4 @@
-"""Which files are judged: those of one job, and of its newest start, see :mod:`.starts`."""
+"""Choose the files to judge: those of one job, and of its newest start (see :mod:`.starts`)."""
 
 import functools
 import math
@@ -23,22 +23,26 @@ from srunddp.triage.starts import SLACK, newest_start
 from srunddp.util import slurm_command
 from srunddp.util.hostlist import group_by_key
 
-# --log-dir's, and torchrun's with eight letters after its --rdzv-id.
+# Folder names with a job's number: JOB.STEP of --log-dir, and what torchrun makes of its --rdzv-id:
+# the id, "_" and eight letters.
 _FOLDER = re.compile(r"(\d{1,18}(?=\.)|\d{3,18}(?:_\d{1,7})?)(?:\.\d{1,9}|_\w{8})?", re.ASCII)
-# slurm-7.out, preflight.7.json and NAME.o7 tell a job by their form, whatever its digits. Elsewhere
-# a number has at least three and stands alone: not rank-100.log, nor dgx-102.rank1.log.
+# The form of slurm-7.out, preflight.7.json and NAME.o7 marks the number as a job's, however short
+# it is. In other names a job's number has at least three digits and stands alone: rank-100.log and
+# dgx-102.rank1.log have none.
 _NUMBER = re.compile(
     r"(?:(?<=^slurm-)|(?<=^preflight\.)|(?<=\.[oe]))\d{1,18}|"
     r"(?<![A-Za-z0-9])(?<!(?:rank|task|node|host|step)[-_.])[1-9]\d{2,17}(?![A-Za-z0-9]|.*\.rank\d)",
     re.ASCII,
 )
-_DATE = re.compile(r"20\d\d(?:[01]\d[0-3]\d)?", re.ASCII)  # or a year
-_TASK = re.compile(r"_(\d{1,7})(?!\d|_log\.)", re.ASCII)  # submitit has a rank before _log
+_DATE = re.compile(r"20\d\d(?:[01]\d[0-3]\d)?", re.ASCII)  # YYYYMMDD, or a year
+# The task of an array; submitit writes a rank before _log.
+_TASK = re.compile(r"_(\d{1,7})(?!\d|_log\.)", re.ASCII)
 _BESIDE = re.compile(r"\.(?:out|err|log|[oe]\d+)$|^preflight\.")
-_TOGETHER = 3600.0  # seconds between the last lines of files of one job
+# Seconds by which the last lines of files of one job may be apart.
+_TOGETHER = 3600.0
 _LISTED = 8
-_SHORT = 3  # digits: such a number may be of the run, as a batch size, or a rank
-# The cause of an end by Slurm's state of the job.
+_SHORT = 3  # digits; a number this short may also be a rank or, for example, a batch size
+# The cause that stands for each final state of a job in Slurm.
 _CAUSES = {
     "TIMEOUT": "time-limit",
     "OUT_OF_MEMORY": "host-out-of-memory",
@@ -50,20 +54,20 @@ _CAUSES = {
     "BOOT_FAIL": "node-failure",
 }
 
-_known = functools.cache(slurm_command.job)  # asked once
-# By the job's number; of an array's task ``4711_3``; empty where no name tells one.
+_known = functools.cache(slurm_command.job)  # asks Slurm only once for each job
+# Logs by the number of their job (4711_3 for an array's task); "" stands for logs that name none.
 Groups = dict[str, list[Log]]
 
 
 @dataclass(frozen=True)
 class OtherJob:
-    """A job that has logs beside those that are judged.
+    """A job whose logs are found beside the judged ones.
 
     Attributes:
-        job: its number, as in :data:`Groups`.
-        folder: where its logs are.
-        last: when the last of them was written, in seconds since the epoch.
-        command: that judges it; None where no name tells its number.
+        job: Its number, as in :data:`Groups`.
+        folder: Where its logs are.
+        last: When the newest of them was last written, in seconds since the epoch.
+        command: The command that judges this job; None if its number is unknown.
     """
 
     job: str
@@ -72,12 +76,12 @@ class OtherJob:
     command: str | None
 
     def line(self) -> str:
-        """Write the job in a line for a terminal."""
+        """Describe the job and the command that judges it in one line, for a terminal."""
         said = f"also in {self.folder}/: {_title(self.job, self.last)}"
         return f"{said} -> {self.command}" if self.command else said
 
     def record(self) -> dict[str, str | float | None]:
-        """Return the job for ``--json``."""
+        """Return the fields of this job for the ``--json`` output."""
         return {
             "job": self.job or None,
             "folder": self.folder,
@@ -88,15 +92,15 @@ class OtherJob:
 
 @dataclass
 class JobLogs:
-    """One job's logs.
+    """The logs of one job.
 
     Attributes:
-        job: its number, as in :data:`Groups`.
-        start: the newest one, from 0.
-        logs: of that start alone.
-        others: the other jobs, the newest first.
-        slurm: what Slurm says of the job.
-        notes: what else is to be known.
+        job: The job's number, as in :data:`Groups`.
+        start: The number of its newest start, from 0.
+        logs: The logs of that start only.
+        others: The other jobs found, newest first.
+        slurm: What Slurm knows about the job; None if nothing.
+        notes: Remarks for the user.
     """
 
     job: str
@@ -107,7 +111,7 @@ class JobLogs:
     notes: list[str]
 
     def lines(self) -> list[str]:
-        """Write what was judged, and the other jobs, for a terminal."""
+        """Say for a terminal which job was judged, and list the first eight of the other jobs."""
         said = [f"judged: {_title(self.job, _last(self.logs))}"]
         said += [each.line() for each in self.others[:_LISTED]]
         if len(self.others) > _LISTED:
@@ -115,7 +119,7 @@ class JobLogs:
         return [one_line(line) for line in said]
 
     def record(self) -> dict[str, Any]:
-        """Return what was judged, and the other jobs, for ``--json``."""
+        """Return the judged job, its files and the other jobs, for the ``--json`` output."""
         return {
             "job": self.job or None,
             "start": self.start,
@@ -124,20 +128,22 @@ class JobLogs:
         }
 
     def add_to(self, evidence: Evidence) -> None:
-        """Add the notes, and how the job ended by Slurm's word, as one more file's only line."""
+        """Add the notes, and the job's end according to Slurm, which becomes a file with
+        one line.
+        """
         evidence.notes += self.notes
         if not self.slurm:
             return
         evidence.runs = self.slurm.state in slurm_command.RUNNING
         file = len(evidence.names)
-        evidence.names.append("Slurm")  # where a file's name stands
+        evidence.names.append("Slurm")  # shown where other events have a file's name
         if self.slurm.state == "COMPLETED":
             evidence.finished[file] = GoodEnd(1, 2)
         elif self.slurm.state in _CAUSES:
             evidence.events.append(self._end(self.slurm, file))
 
     def _end(self, known: slurm_command.Job, file: int) -> Event:
-        """How the job ended by Slurm's word; of a failure it says no cause."""
+        """Make the event of the job's end according to Slurm; a state of FAILED gives no cause."""
         cause = _CAUSES[known.state]
         text = f"Slurm: job {self.job} ended as {known.state}, exit code {known.exit_code}"
         kind = Kind.SECONDARY if cause == "unknown" else Kind.ENDING
@@ -149,18 +155,18 @@ class JobLogs:
 
 
 def find(what: Sequence[str], log_dir: str) -> JobLogs:
-    """Find the newest start of the job that is meant.
+    """Find the newest start of the job that the user means.
 
     Args:
-        what: a job's number, ``4711``, ``4711.0`` or ``4711_3``; or files and folders; nothing for
+        what: A job's number (``4711``, ``4711.0`` or ``4711_3``), or files and folders; empty for
             the newest job.
-        log_dir: where jobs are looked for, beside the working directory.
+        log_dir: Where logs of jobs are searched, besides the working directory.
 
     Raises:
-        ConfigError: there is nothing to read.
+        ConfigError: There is nothing to read.
     """
     match = None
-    # A file or folder that is called 4711 is what the user named.
+    # If a file or folder is called 4711, the user means that and not the job.
     if len(what) == 1 and not os.path.exists(what[0]):
         match = slurm_command.JOB.fullmatch(what[0])
     if match:
@@ -180,7 +186,7 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
 
 
 def _of_paths(what: Sequence[str]) -> JobLogs:
-    """The newest job in files and folders; where files are named, the newest of theirs."""
+    """Choose the newest job in files and folders; if files are named, only their jobs count."""
     groups = by_job(logs.find(what))
     files = {Path(each) for each in what if os.path.isfile(each)}
     named = {job for job, found in groups.items() if any(log.path in files for log in found)}
@@ -189,8 +195,10 @@ def _of_paths(what: Sequence[str]) -> JobLogs:
 
 
 def _of_number(match: re.Match[str], log_dir: str) -> Groups:
-    """The job, or the tasks of an array: from where jobs are looked for, else from where Slurm says
-    that it ran.
+    """Find the logs of a job, or of the tasks of an array.
+
+    They are searched in the usual places, then in the working directory that Slurm knows for the
+    job.
     """
     job = match[0].partition(".")[0]
     known = _known(job)
@@ -200,7 +208,8 @@ def _of_number(match: re.Match[str], log_dir: str) -> Groups:
         numbers.add(known.number)  # a task of an array has one of its own too
         folders.append(known.folder)
     step = match["step"] or "[0-9]+"
-    # Of job 4711, step 0: not 4711.1/. Files without a step in their names may be of any.
+    # For job 4711 with step 0, leave out 4711.1/. Files without a step in their names may belong to
+    # any step.
     another_step = re.compile(rf"(?:^|/){match['number']}\.(?!{step}/)[0-9]+/")
     for folder in folders:
         pool = _pool(log_dir, folder, job)
@@ -214,18 +223,19 @@ def _of_number(match: re.Match[str], log_dir: str) -> Groups:
             return {job: [log for found in own.values() for log in found]}
         if own:
             return own
-    # The name of its output need not have the number.
+    # The output file that Slurm knows need not have the job's number in its name.
     if known and os.path.isfile(known.output):
         return {job: logs.find([known.output])}
     return {}
 
 
 def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
-    """The logs of ``--log-dir``, of this job even where there are too many, and those beside it
-    that tell a job.
+    """List the logs of ``--log-dir`` and those files beside it that name a job.
+
+    The logs of ``job`` are listed even if the folder has more files than the limit.
     """
     parent = Path(folder, log_dir)
-    # Searched for by the job's number, as the search of the whole folder below stops at MOST_FILES.
+    # Glob for the job's number, because listing the whole folder below stops at MOST_FILES.
     own = [log for each in parent.glob(f"{job}.[0-9]*") for log in logs.of_folder(each)]
     beside = [
         log
@@ -237,21 +247,24 @@ def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
 
 
 def by_job(found: Sequence[Log]) -> Groups:
-    """Group logs by the job whose number the names of files and folders tell.
+    """Group logs by the job number that the names of their files or folders contain.
 
-    Files without a number belong to the one job that has one, if there is no other and they are of
-    about the same time.
+    If there is exactly one job, files without a number count as its files, provided that their
+    newest was written at about the same time.
     """
     ranks = ranks_of_names([log.name for log in found])
     named = [(_named_job(log, ranks.get(log.name)), log) for log in found]
-    # An array has no file without a task: beside one the numbers are ranks.
+    # An array's files all have a task. If one file of a name has none, the numbers in the others
+    # are ranks.
     without_task = {each.name for each, _ in named if not each.task}
     groups = group_by_key((each.key(without_task), log) for each, log in named)
-    local = [log for log in found if log.path.name.startswith("preflight.local.")]  # of no job
+    # These files belong to no job.
+    local = [log for log in found if log.path.name.startswith("preflight.local.")]
     nameless = [log for log in groups.get("", ()) if log not in local]
-    # One job, and files that name none: they are the job's if they are of about the same time.
+    # There is exactly one job, and some files name no job. They belong to that job if they were
+    # last written at about the same time.
     if len(groups) == 2 and nameless:
-        # The empty text sorts before any number.
+        # max() is the job, because the empty text sorts before any number.
         job = max(groups)
         if abs(_last(nameless) - _last(groups[job])) <= _TOGETHER:
             together = {job: [log for log in found if log not in local]}
@@ -263,9 +276,9 @@ class _NamedJob(NamedTuple):
     """The numbers in a file's name, or in that of its folder.
 
     Attributes:
-        name: of the file, up to the job's number; empty where the folder tells it.
-        job: the number; empty where there is none.
-        task: that of an array's task; empty where there is none.
+        name: The file's name up to the job's number; empty if the folder has the number.
+        job: The job's number; empty if there is none.
+        task: The number of an array's task; empty if there is none.
     """
 
     name: str
@@ -273,10 +286,10 @@ class _NamedJob(NamedTuple):
     task: str
 
     def key(self, without_task: Collection[str]) -> str:
-        """Return the job as in :data:`Groups`.
+        """Return the key of :data:`Groups`: ``JOB``, or ``JOB_TASK`` for a task of an array.
 
         Args:
-            without_task: Names that no task follows.
+            without_task: Values of ``name`` after which a number is a rank, not a task.
         """
         if self.task and self.name not in without_task:
             return f"{self.job}_{self.task}"
@@ -284,7 +297,7 @@ class _NamedJob(NamedTuple):
 
 
 def _named_job(log: Log, rank: int | None = None) -> _NamedJob:
-    """Read the numbers in a log's name; one that is its rank's is no job's."""
+    """Read the numbers in a log's name; a number equal to the log's rank is not taken for a job."""
     name = log.path.name
     numbers = [each for each in _NUMBER.finditer(name) if int(each[0]) != rank]
     if not numbers:
@@ -295,12 +308,14 @@ def _named_job(log: Log, rank: int | None = None) -> _NamedJob:
 
 
 def _likeness(number: re.Match[str]) -> tuple[bool, bool, int]:
-    """How much a number in a name looks like a job's: no date, not short, far behind."""
+    """Return a sort key for how likely a number is a job's: no date, not short, late in the
+    name.
+    """
     return not _DATE.fullmatch(number[0]), len(number[0]) > _SHORT, number.start()
 
 
 def _job_of_folder(log: Log) -> str:
-    """The job's number by the nearest folder that tells one, up to that which the user named."""
+    """Return the job's number from the nearest folder that has one, within the folder searched."""
     for folder in log.path.parents[: len(PurePath(log.name).parts)]:
         if match := _FOLDER.fullmatch(folder.name):
             return str(match[1])
@@ -310,17 +325,18 @@ def _job_of_folder(log: Log) -> str:
 def _choose(
     groups: Groups, wanted: Collection[str], log_dir: str = "", files: Collection[Path] = ()
 ) -> JobLogs:
-    """The newest of the wanted jobs, with the files that the user named if they tell no number."""
+    """Choose the newest of the wanted jobs; named files without a job number count as its files."""
 
     def age(job: str) -> tuple[int, list[Any]]:
-        return int(_last(groups[job])), logs.natural(job)  # whole seconds: of a tie the number
+        # In whole seconds; if two are equal, the higher number counts as newer.
+        return int(_last(groups[job])), logs.natural(job)
 
     order = sorted(groups, key=age, reverse=True)
     job = next(each for each in order if each in wanted)
     found = groups[job] + [log for log in groups.get("", ()) if log.path in files]
     known = _known(job) if job else None
     if known:
-        found += groups.get(known.number, [])  # of an array's task, as --log-dir's folder has it
+        found += groups.get(known.number, [])  # --log-dir's folder has the task's own number
         if not _is_of(known, _last(found)):
             known = None
     own = {log.path: log for log in found}
@@ -338,8 +354,10 @@ def _choose(
 
 
 def _is_of(known: slurm_command.Job, last: float) -> bool:
-    """Whether logs, by the time of their last line, are of the job that Slurm knows: another
-    cluster's may have the same number.
+    """Tell whether logs fit the times of the job that Slurm knows.
+
+    They may be of a job with the same number on another cluster. ``last`` is the time of their last
+    line.
     """
     begin = (known.started or math.inf) - SLACK
     end = (known.ended or time.time()) + SLACK
@@ -347,11 +365,11 @@ def _is_of(known: slurm_command.Job, last: float) -> bool:
 
 
 def _other(job: str, found: Sequence[Log], log_dir: str) -> OtherJob:
-    # The folder that the user named.
+    # A log's name is its path below the folder that the user named, so this is that folder.
     folder = os.path.normpath(str(found[0].path).removesuffix(found[0].name) or ".")
     command = None
     if job:
-        # The command reads the user's setting: where that is another folder, this one is named.
+        # The command reads SRUNDDP_LOG_DIR too, so name the folder only if it differs from that.
         default = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")
         where = log_dir or folder
         option = [] if where == default else [f"--log-dir={where}"]

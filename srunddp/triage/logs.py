@@ -1,5 +1,5 @@
-"""Log files and their lines, with bounded memory: what is no log is ignored, what is too big is
-read in part.
+"""Log files and their lines. Other files are ignored and large ones read in part, to bound
+memory.
 """
 
 import itertools
@@ -14,31 +14,31 @@ from typing import Any, BinaryIO
 
 from srunddp.errors import ConfigError
 
-WHOLE = 64 << 20  # bytes of a file that is read whole; of a larger one HEAD and TAIL
+WHOLE = 64 << 20  # bytes; a larger file is read only in its first HEAD and last TAIL bytes
 HEAD = 16 << 20
 TAIL = 32 << 20
-GAP = 1_000_000_000  # numbers of lines behind the part that was not read
+GAP = 1_000_000_000  # line numbers after the part that was not read start here
 MOST_FILES = 20_000
-_LONGEST = 4000  # bytes of a line that are looked at: its beginning, and its end
+_LONGEST = 4000  # bytes; of a longer line only the beginning and the last _END bytes are read
 _END = 800
 
-# Text that is no log, and what may begin with text.
+# Names of text files that are not logs, and of binary files whose beginning may look like text.
 _NO_LOG = re.compile(
     r"\.(?:py|csv|tsv|jsonl|yaml|yml|toml|ini|cfg|sh|sbatch|sql|html|svg|css|lock|md|rst|ipynb|pdf|safetensors|npy)$|"
     r"^(?!(?:(?:failure|preflight)(?:\.\w+)?|error)\.json$).*\.json$",
     re.IGNORECASE,
 )
-# Folders that may have very many files, but no logs of ranks.
+# Folders that may contain very many files, but no logs of ranks.
 _FOLDERS = frozenset(
     {"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"}
 )
-# Colours and other sequences of a terminal ("\x1b[31m"), its titles ("\x1b]0;…\x07"), and control
-# characters but tab and the ends of lines.
+# Terminal sequences such as colours ("\x1b[31m") and window titles ("\x1b]0;...\x07"), and all
+# control characters but tab, line feed and carriage return.
 _INVISIBLE = re.compile(
     r"\x1b(?:\[[0-?]*["
     r" -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
-# ISO 8601's, and glog's ``I0302 12:00:10``.
+# Times in ISO 8601, and glog's ``I0302 12:00:10``.
 _TIME = re.compile(
     r"(?:\b\d{4}[-/](?=\d\d[-/])|\b[IWEFD])(\d\d?)[-/]?(\d\d)[T_"
     r" ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
@@ -47,16 +47,16 @@ _TIME = re.compile(
 
 @dataclass
 class Log:
-    """One file that may be a log.
+    """A file that may be a log.
 
     Attributes:
-        path: to open.
-        name: as it is shown.
-        size: in bytes.
-        mtime: of its last line, in seconds since the epoch.
-        begin: the number of the first line of its newest start.
-        notes: what of it could not be read.
-        cut: its last line has no end.
+        path: The path by which it is opened.
+        name: The name shown to the user.
+        size: Its size in bytes.
+        mtime: When it was last written, in seconds since the epoch.
+        begin: The number of the line at which its newest start begins.
+        notes: What could not be read of it.
+        cut: Whether its last line has no line end.
     """
 
     path: Path
@@ -68,14 +68,14 @@ class Log:
     cut: bool = False
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield number and text of each line from ``begin`` that is not empty.
+        """Yield number and text of each line that is not empty, from line ``begin`` on.
 
-        Numbers after the part of a large file that is left out begin at :data:`GAP`.
+        If the middle of a large file is left out, the numbers after it start at :data:`GAP`.
         """
         for number, line in self._read():
             self.cut = not line.endswith((b"\n", b"\r"))
-            # A bar of progress overwrites its line with "\r": each state is a text of the same
-            # number.
+            # A progress bar overwrites its line after "\r": yield each state as a text with the
+            # same number.
             texts = map(_clean, line.splitlines() if number >= self.begin else ())
             yield from ((number, text) for text in texts if text)
 
@@ -95,7 +95,7 @@ class Log:
 
 
 def _upto(file: BinaryIO, limit: int) -> Iterator[bytes]:
-    # The limit holds within a line too: a binary file may have no end of line in gigabytes.
+    # Limit the bytes read within a line too: a binary file may have gigabytes without a line end.
     while line := file.readline(limit):
         limit -= len(line)
         yield line
@@ -109,16 +109,16 @@ def _clean(line: bytes) -> str:
 
 
 def find(paths: Sequence[str]) -> list[Log]:
-    """Find the logs among files and below folders.
+    """Find the logs among files and in folders.
 
     Args:
-        paths: of the files and folders.
+        paths: The files and folders.
 
     Returns:
-        The logs, each once, in the order of the names in each folder.
+        The logs, each once, sorted by name within each folder.
 
     Raises:
-        ConfigError: there is none, or a path leads nowhere.
+        ConfigError: There is no log, or a path does not exist.
     """
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
@@ -138,14 +138,14 @@ def _no_logs(found: str) -> ConfigError:
 
 
 def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
-    """List the logs in a folder, in the order of the numbers in their names.
+    """List the logs in a folder, sorted by name with numbers compared by value.
 
     Args:
-        folder: Or a file, which is the only log then.
-        deep: Look into the folders below it as well.
+        folder: A folder; or a file, which then is the only log.
+        deep: Whether to search subfolders too.
 
     Returns:
-        At most :data:`MOST_FILES`; none where there is no such folder.
+        At most :data:`MOST_FILES`; empty if the folder does not exist.
     """
     if os.path.isfile(folder):
         return [_log(Path(folder), Path(folder).parent)]
@@ -154,9 +154,9 @@ def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
 
 
 def _below(folder: Path, deep: bool) -> Iterator[Log]:
-    """The newest jobs first, as far as numbers tell: of too many files the oldest are left out."""
+    """Yield logs, highest numbers in names first: if there are too many, old ones are left out."""
     for parent, folders, files in os.walk(folder):
-        # In place: os.walk() goes down by this list, so that what is left out is not entered.
+        # Change the list in place: os.walk() does not enter folders that are removed from it.
         folders[:] = sorted(
             (name for name in folders if deep and name not in _FOLDERS), key=natural, reverse=True
         )
@@ -164,9 +164,9 @@ def _below(folder: Path, deep: bool) -> Iterator[Log]:
             (each for each in files if not _NO_LOG.search(each)), key=natural, reverse=True
         ):
             path = Path(parent, name)
-            with suppress(OSError):  # one that was removed meanwhile
-                # To open a named pipe would block until somebody writes to it; a link may lead to a
-                # file that is read already.
+            with suppress(OSError):  # the file may have been removed meanwhile
+                # Opening a named pipe would block until somebody writes to it. A link may lead to a
+                # file that is read anyway.
                 if path.is_file() and not path.is_symlink():
                     yield _log(path, folder)
 
@@ -177,39 +177,41 @@ def _log(path: Path, folder: Path) -> Log:
 
 
 def natural(name: str) -> list[Any]:
-    """Split a name at the numbers in it, as a key to sort by: ``out.9`` comes before ``out.10``."""
-    # The split leaves text at even places and digits at odd ones, so that two names compare like
-    # with like.
+    """Split a name at its numbers, as a sort key: ``out.9`` comes before ``out.10``."""
+    # re.split() puts text at even and digits at odd positions, so two keys always compare text with
+    # text and numbers with numbers.
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d{1,18})", name)]
 
 
 def _is_text(log: Log) -> bool:
-    """By its beginning; NULs in up to half of it are no harm, as file systems leave them after a
-    crash.
+    """Tell from a file's beginning whether it is text.
+
+    Up to half of it may be NULs, because a file system may leave them after a crash.
     """
-    head = b""  # of what cannot be read, which is said when its lines are
+    head = b""  # stays empty if the file cannot be read; lines() reports that later
     with suppress(OSError), open(log.path, "rb") as file:
         head = file.read(8192)
-    # Control characters but tab, the ends of lines and the escape of a terminal's colours.
+    # Count control characters, but not 9 to 13 (tab and line ends) and 27 to 31 (27 is the escape
+    # of a terminal's colours).
     odd = sum(byte < 9 or 13 < byte < 27 for byte in head.replace(b"\0", b""))
     return head.count(b"\0") * 2 <= len(head) and odd * 20 <= len(head)
 
 
 def time_of(text: str) -> float | None:
-    """Read when a line was written, as far as it says so.
+    """Read the time at which a line was written, if the line contains one.
 
     Returns:
-        Seconds from an arbitrary begin: the year is ignored, as many lines leave it out. None where
-        the line has no time.
+        Seconds, only to be compared with other results of this function: the year is ignored,
+            because many lines leave it out. None if the line has no time.
     """
-    # Clocks of nodes and their zones are taken to agree.
+    # The nodes are assumed to have the same time and time zone.
     match = _TIME.search(text[:160])
     if not match:
         return None
     *clock, part = match.groups()
     month, day, hour, minute, second = map(int, clock)
     with suppress(ValueError):
-        # 2024 has a 29th of February, whatever the year of the log is.
+        # 2024 is a leap year, so February 29 is valid whatever the log's year is.
         return datetime(2024, month, day, hour, minute, second, tzinfo=UTC).timestamp() + float(
             f"0.{part or 0}"
         )

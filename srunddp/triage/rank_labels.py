@@ -1,5 +1,5 @@
-"""Whose a line is: the labels that launchers put before lines, file names, and what lines say of
-rank and world.
+"""Which rank a line belongs to: from labels that launchers put before lines, from file names, and
+from what lines say about ranks and the world.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from srunddp.triage.signatures import says, table
 
 MOST_RANKS = 1_000_000
 
-# Labels that cannot be anything else.
-# "[1,3]<stderr>:" of Open MPI, in version 5 "[prterun-node01-77@1,3]<stdout>:"; "[rank3]:" of
-# torch; "[default3]:" of torchrun.
+# Labels that cannot mean anything else: "[1,3]<stderr>:" of Open MPI (in version 5
+# "[prterun-node01-77@1,3]<stdout>:"), "[rank3]:" of torch, "[default3]:" of torchrun.
 _PLAIN = re.compile(
     r"\[(?:[\w.@-]+@)?\d+,(?P<mpi>\d{1,7})\](?:<\w+>:?|:)\s?|"
     r"\[rank(?P<torch>\d{1,7})\]:?\s?|"
     r"\[(?:default|[a-z]\w*?_?)(?P<elastic>\d{1,5})\]:\s?"
 )
-# Labels that may be something else: they count where many lines of a file have them.
+# Labels that may also mean something else: they count only if many lines of a file have them.
 _DOUBTFUL = {
-    # srun --label
+    # srun --label: "3: "
     "label": re.compile(r" {0,6}(?P<rank>\d{1,7}): "),
-    # mpiexec -prepend-rank
+    # mpiexec -prepend-rank: "[3] "
     "hydra": re.compile(r"\[(?P<rank>\d{1,7})\] "),
-    # srunddp --prefix: "node02:3: ", and not "train.py:12: ".
+    # srunddp --prefix: "node02:3: ", but not "train.py:12: ".
     "prefix": re.compile(
         r"(?P<node>[A-Za-z][\w.-]*)(?<!\.py)(?<!\.cpp)(?<!\.sh):(?P<rank>\d{1,7}): "
     ),
-    # pdsh: "node02: ". Many other words stand before a colon, so that four lines of five need it.
+    # pdsh: "node02: ". Other words stand before a colon too, so four of five lines must have it.
     "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
 # What slurmstepd puts before its own lines since Slurm 25.05, in each LogTimeFormat but clock and
@@ -40,7 +39,7 @@ _STEPD = re.compile(
     r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\] (?=(?:error|fatal): )"
 )
-# Of progress, which ends no line.
+# A progress bar does not end its line, so a traceback may begin in the middle of one.
 _BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:attempt_\d+/|^|/)(\d{1,7})/(?:stdout|stderr|output)(?:\.\w+)?$")
@@ -57,10 +56,10 @@ _ONE_ATTEMPT = 3  # steps within which the last of several processes begins
 
 @dataclass
 class RankLabels:
-    """Which of the doubtful labels a file has, from its first lines."""
+    """The label that precedes a file's lines, recognised from its first lines."""
 
     kind: str = ""
-    local: bool = False  # torchrun's, which are of each node, were there
+    local: bool = False  # whether torchrun's labels occurred, which contain a local rank
 
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
@@ -69,16 +68,17 @@ class RankLabels:
                 match[match.lastindex or 0] for line in lines if (match := pattern.match(line))
             ]
             many = len(found) >= 3 and len(found) * 5 >= len(lines) * (1 if kind != "host" else 4)
-            # A numbered listing counts on; ranks come again.
+            # The numbers of a list only go up, but ranks come again and again.
             if many and (len(found) <= 12 or len(set(found)) * 2 <= len(found)):
                 return cls(kind)
         return cls()
 
     def strip(self, text: str) -> tuple[str, int | None, str | None]:
-        """Take the labels off a line.
+        """Remove the labels from a line.
 
         Returns:
-            The line without them; its rank and its node, each None where no label tells it.
+            The rest of the line, its rank and its node; each of the two is None if no label tells
+            it.
         """
         rank: int | None = None
         node: str | None = None
@@ -89,8 +89,8 @@ class RankLabels:
             text = text[match.end() :]
         if "Traceback (" in text and (header := _BEHIND_A_BAR.search(text)):
             text = text[header.start() :]
-        # torchrun's label, of a local rank, may stand before torch's own, of the rank: the latter
-        # counts.
+        # torchrun's label with a local rank may stand before torch's label with the rank. The
+        # latter counts.
         while text.startswith("[") and (match := _PLAIN.match(text)):
             said = match["mpi"] or match["torch"] or match["elastic"]
             if rank is None or match["torch"]:
@@ -114,33 +114,34 @@ def named_stepd(text: str) -> str:
 
 
 def ranks_of_names(names: Sequence[str]) -> dict[str, int]:
-    """Find the ranks that file names tell.
+    """Find the ranks that file names contain.
 
-    They do so as ``node01.rank3.log``, torchrun's ``attempt_0/3/``, or ``out.0`` beside ``out.1``.
+    Names have a rank in forms such as ``node01.rank3.log``, torchrun's ``attempt_0/3/``, and
+    ``out.0`` beside ``out.1``.
     """
     numbers = {name: _IN_NAME.findall(name) or _FOLDER.findall(name) for name in names}
     found = {name: int(each[-1]) for name, each in numbers.items() if each}
-    # The folder of each of torchrun's agents, one for each node, before attempt_0/3/.
+    # Each torchrun agent, and so each node, has a folder of its own above attempt_0/3/.
     agents = {match.group() for name in names if (match := _AGENT.match(name))}
-    if len(agents) > 1:  # several agents' local ranks
+    if len(agents) > 1:  # the numbers are local ranks of several agents
         return {name: rank for name, rank in found.items() if not _AGENT.match(name)}
     return found | _of_families([name for name in names if name not in found])
 
 
 def _of_families(names: Sequence[str]) -> dict[str, int]:
-    """Files that differ by one number alone, which counts from 0."""
+    """Find ranks in names that differ only in one number, which counts from 0."""
     families: dict[tuple[str, str], dict[str, int]] = {}
     for name in names:
         for match in re.finditer(r"(?<!\d)(?:0|[1-9]\d{0,6})(?!\d)", PurePath(name).name):
             before = PurePath(name).name[: match.start()]
             after = PurePath(name).name[match.end() :]
-            # t-node01-0.out and t-node02-2.out are one family: other numbers before may differ.
+            # Other numbers before it may differ: t-node01-0.out and t-node02-2.out are one family.
             families.setdefault((re.sub(r"\d+", "#", before), after), {})[name] = int(match[0])
     found: dict[str, int] = {}
     for (before, _), members in families.items():
         counts = sorted(set(members.values()))
-        # From 0, each once, and with fewer gaps than members: some ranks may have no file, but most
-        # have.
+        # The numbers start at 0, are all different, and fewer are missing than present: some ranks
+        # may have no file, but most have one.
         whole = (
             len(members) > 1
             and len(counts) == len(members)
@@ -153,19 +154,19 @@ def _of_families(names: Sequence[str]) -> dict[str, int]:
 
 
 def node_of_name(name: str) -> str | None:
-    """Read the node in a file name of ``--log-dir``; None where the name has another form."""
+    """Return the node in the name of a --log-dir file (NODE.rankN.log); None for any other name."""
     match = _NODE_IN_NAME.match(PurePath(name).name)
     return match[1] if match else None
 
 
 def stated_rank(text: str) -> int | None:
-    """Read the rank that a line says it is of, within its text; None where it says none."""
+    """Return the rank that the text of a line claims for itself; None if there is none."""
     match = says("stated-rank", text[:300])
     return int(match[match.lastindex or 1]) if match else None
 
 
 def spread(text: str) -> list[int]:
-    """Read the numbers of ``0-3,5`` or ``[0-3,5]``; at most 100,000 of them."""
+    """Read numbers such as ``0-3,5`` or ``[0-3,5]``; at most 100,000 of them."""
     numbers: list[int] = []
     for part in text.strip("[]").split(","):
         ends = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
@@ -176,13 +177,13 @@ def spread(text: str) -> list[int]:
 
 @dataclass
 class ObservedRanks:
-    """Who spoke, and how many were meant to.
+    """The ranks that have output, and how many there should be.
 
     Attributes:
-        seen: ranks with a line, or a file, of their own.
-        nodes: where ranks ran, as far as lines tell.
-        stated: the largest size of the world that a line tells.
-        ones: how many processes said in the same words that they are alone.
+        seen: Ranks with a line or a file of their own.
+        nodes: The node of each rank, as far as lines tell.
+        stated: The largest world size that a line states.
+        ones: How many processes state, in the same words, that they are alone.
     """
 
     seen: set[int] = field(default_factory=set)
@@ -192,21 +193,22 @@ class ObservedRanks:
     _alone: dict[tuple[object, str], tuple[int, list[int | None]]] = field(default_factory=dict)
 
     def add_rank(self, rank: int | None, node: str | None = None) -> None:
-        """Add a rank that has a line of its own, and where it ran; for None do nothing."""
-        # Any text may have a number behind "rank"; later there is a loop over all of them.
+        """Note that a rank has output, and on which node; None is ignored."""
+        # Ignore larger numbers: any text may have one after "rank", and later code loops over all
+        # ranks.
         if rank is not None and rank < MOST_RANKS:
             self.seen.add(rank)
             if node:
                 self.nodes.setdefault(rank, node)
 
     def add_line(self, text: str, job: object, rank: int | None, steps: int) -> None:
-        """Read what a line says of ranks and of the size of the world.
+        """Read what a line states about ranks and the world size.
 
         Args:
-            text: of the line.
-            job: tells apart files of unlike jobs.
-            rank: whose line it is, by its label or its file.
-            steps: how many the file has told of before.
+            text: The line.
+            job: Tells apart the files of different jobs.
+            rank: The line's rank according to its label or file; None if unknown.
+            steps: How many steps the file has reported so far.
         """
         lower = text.lower()
         if not any(map(lower.__contains__, _OF_RANKS)):
@@ -219,12 +221,12 @@ class ObservedRanks:
         for said in found:
             self.add_rank(int(said["rank"]) if said.get("rank") else None)
             self.add_world_size(int(said["size"]))
-        # Who says so at each step is still one process.
+        # Ignore lines about progress: a process that repeats it at each step is still one process.
         if any(said["size"] == "1" for said in found) and not says("at-work", text):
             self._add_alone((job, re.sub(r"\d+", "0", text)), rank, steps)
 
     def _add_alone(self, said: tuple[object, str], rank: int | None, steps: int) -> None:
-        """One more that is alone; what is said after many steps is of another attempt."""
+        """Count one more process that is alone; a few steps later it belongs to a new attempt."""
         if said not in self._alone and len(self._alone) >= _MOST_SHAPES:
             return
         since, ranks = self._alone.get(said, (steps, []))
@@ -236,12 +238,14 @@ class ObservedRanks:
         self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
 
     def add_world_size(self, size: int) -> None:
-        """Add a size of the world that a line tells."""
+        """Note a stated world size; the largest one counts, and values above a million do not."""
         self.stated = max(self.stated, size if size <= MOST_RANKS else 0)
 
     @property
     def world_size(self) -> int | None:
-        """What lines tell; or else all who spoke, if they are 0 to N."""
+        """The world size that lines state; else the number of ranks with output, if these are 0 to
+        N-1.
+        """
         highest = max(self.seen, default=-1)
         if self.stated > max(highest, 0):
             return self.stated
@@ -251,14 +255,17 @@ class ObservedRanks:
 
 
 def the_only_other(ranks: Collection[int | None], observed: ObservedRanks) -> int | None:
-    """Find the one rank of the world, else of those that spoke, that is not among some ranks.
+    """Find the one rank that is missing from a set of ranks.
+
+    It is sought among the ranks of the world, or, if the world size is unknown, among those with
+    output.
 
     Args:
-        ranks: whom another's end has reached; None stands for a line without a rank.
-        observed: who spoke, and how many there should be.
+        ranks: Ranks that another rank's end has reached; None stands for a line without a rank.
+        observed: The ranks with output, and how many there should be.
 
     Returns:
-        None where no line names its rank, or where the others are none or several.
+        None if no rank is known, or if not exactly one is missing.
     """
     known = {rank for rank in ranks if rank is not None}
     if not known:

@@ -1,4 +1,4 @@
-"""The diagnosis as people read it, and for machines."""
+"""The diagnosis as text for a terminal, and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,11 @@ _HOW = {
     "likely": "first failure, likely",
     "unknown": "cause unknown: the first end",
 }
-_MOST = 100  # of what followed and of what was set aside, in JSON
+_MOST = 100  # events that followed or were set aside, in JSON
 
 
 def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
-    """Write the diagnosis for a terminal."""
+    """Return the lines of the diagnosis for a terminal: failure, cause, hint and the rest."""
     said = ["nothing failed"]
     if diagnosis.cause is not None:
         cause = f"cause: {table().causes[diagnosis.cause].cause}"
@@ -72,7 +72,7 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
 
 
 def _hint(diagnosis: Diagnosis) -> str:
-    """The check's own, or that of the cause."""
+    """Return the hint of the failed check, or of the cause."""
     if diagnosis.first and diagnosis.cause == "check-failed":
         return diagnosis.first.text.rpartition(" -> ")[2]
     return table().causes[diagnosis.cause or ""].hint
@@ -84,10 +84,10 @@ def _short(text: str) -> str:
 
 
 def _followed(diagnosis: Diagnosis) -> list[str]:
-    """One line for each kind of what followed, with its ranks."""
+    """Return one line for each cause that followed from the failure, with its ranks."""
     first = diagnosis.first
-    # When the same rank tells of the same cause again, that did not follow from it. But each
-    # failure of a check is a finding of its own.
+    # If the same rank reports the same cause again, that is no consequence. But each failed check
+    # is a finding of its own.
     groups = group_by_key(
         (event.cause, event)
         for event in diagnosis.followed
@@ -101,7 +101,7 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
 
 
 def _set_aside(diagnosis: Diagnosis) -> list[str]:
-    """One line for each rule."""
+    """Return one line for each rule that set events aside."""
     groups = group_by_key((event.rule, event) for event in diagnosis.set_aside)
     return [
         f"set aside: {_whose(events)} ({rule}: {SENTENCES[rule]})"
@@ -110,7 +110,7 @@ def _set_aside(diagnosis: Diagnosis) -> list[str]:
 
 
 def _whose(events: Sequence[Event]) -> str:
-    """The ranks of all, the text of the first, and how many more there are."""
+    """Return the ranks of all events, the text of the first one, and how many more there are."""
     ranks = sorted({event.rank for event in events if event.rank is not None})
     if ranks:
         who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: "
@@ -122,7 +122,7 @@ def _whose(events: Sequence[Event]) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """``0-1, 3``; of many the first."""
+    """Write ranks as ``0-1, 3``; at most 20 ranges."""
     shown = ranges(ranks).split(",")
     return f"{', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
 
@@ -153,7 +153,7 @@ def _world(diagnosis: Diagnosis) -> list[str]:
 
 
 def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
-    """Return the diagnosis for ``--json``."""
+    """Return the diagnosis as the object that ``--json`` prints."""
 
     def origin(event: Event) -> dict[str, Any]:
         return {

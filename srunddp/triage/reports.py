@@ -1,5 +1,5 @@
-"""What launchers say of how ranks ended: srun, torchrun and its likes, mpirun, Lightning,
-DeepSpeed, and srunddp.
+"""Reports of launchers (srun, torchrun, mpirun, Lightning, DeepSpeed, srunddp) on how ranks
+ended.
 """
 
 import json
@@ -12,10 +12,9 @@ from srunddp.triage.event import End, Event
 from srunddp.triage.rank_labels import spread
 from srunddp.triage.signatures import Kind, says, table
 
-# srun has the signal's name in the words of the C library: "task 3: Segmentation fault (core
-# dumped)".
+# srun names a signal in the words of the C library: "task 3: Segmentation fault (core dumped)".
 _SIGNALS = {signal.strsignal(number) or "": number for number in (4, 5, 6, 7, 8, 9, 11, 15)}
-# "  host      : node01" in torchrun's table, before the row of the rank.
+# A row "  host      : node01" precedes the row with the rank in torchrun's table.
 _HOST = re.compile(r"^\s*host\s+: (\S+)")
 
 
@@ -24,8 +23,8 @@ class Reports:
     """The launchers' reports in one file."""
 
     found: list[Event] = field(default_factory=list)
-    apart: bool = False  # local ranks are not those of the world
-    _ending: bool = False  # the launcher ends ranks itself
+    apart: bool = False  # local ranks differ from the ranks of the world
+    _ending: bool = False  # the launcher has begun to end ranks
     _root: bool = False
     _host: str | None = None
 
@@ -33,12 +32,12 @@ class Reports:
         """Read a line.
 
         Args:
-            file: the place of its log among the logs.
-            number: of the line.
-            text: of the line, without its label.
+            file: The position of its log in the list of logs.
+            number: The number of the line.
+            text: The line without its label.
 
         Returns:
-            A new report, which later lines may complete, or None.
+            A new report, which later lines may complete; None if the line starts none.
         """
         if says("ending", text):
             self._ending = True
@@ -65,16 +64,16 @@ class Reports:
         if end.local and end.ranks:
             self._row_of_torchrun(event, end)
         if end.local and not end.ranks:
-            end.root = True  # torchrun logs the first failure alone, before its table
+            end.root = True  # torchrun logs only the first failure before its table
         _settle(event, end)
         return event
 
     def _row_of_torchrun(self, event: Event, end: End) -> None:
-        """Torchrun's table has rank and local rank of each failure, and the first failure last."""
+        """Take over a row of torchrun's table, which lists the first failure last."""
         event.node = self._host
         end.root = self._root
-        # A rank that differs from its local rank is not on the first node, and where there are
-        # several nodes a label with a local rank names several ranks.
+        # If rank and local rank differ, the rank is not on the first node, so there are several
+        # nodes. Then a label that gives only a local rank could mean one rank on each node.
         if [int(end.local or 0)] != end.ranks:
             self.apart = True
         if self._root:
@@ -82,9 +81,11 @@ class Reports:
         self._root = False
 
     def _complete_the_logged(self, end: End) -> None:
-        """Tell torchrun's log lines of the first failure, which have a local rank alone, the rank.
+        """Add the rank to torchrun's earlier log lines of this failure, which give only the local
+        rank.
 
-        Not where lines of several agents have the same local rank: each may be another node's.
+        If several agents logged the same local rank, leave them alone: they may be on different
+        nodes.
         """
         alike = [
             each
@@ -113,7 +114,7 @@ class Reports:
 
 
 def _code(fields: dict[str, str | None]) -> int:
-    """The exit code that a report's words tell, minus the signal's number for one of a signal."""
+    """Return the exit code in a report's words; for a signal, minus its number."""
     if by_signal := fields.get("signal"):
         return -int(by_signal)
     how = fields.get("how") or ""
@@ -124,8 +125,8 @@ def _code(fields: dict[str, str | None]) -> int:
 
 
 def _settle(event: Event, end: End) -> None:
-    """Set what the report says by itself, as far as it is complete."""
-    # Whoever aborts has said why: the signal is no cause.
+    """Set the event's cause and rank from what is known of the end so far."""
+    # A process that aborts has said why before, so SIGABRT is no cause.
     if end.signal in (0, signal.SIGABRT):
         event.cause = "unknown"
     else:
@@ -134,15 +135,15 @@ def _settle(event: Event, end: End) -> None:
 
 
 def ours(file: int, number: int, text: str) -> Event | None:
-    """Read srunddp's own line.
+    """Read a line written by srunddp.
 
     Args:
-        file: the place of its log among the logs.
-        number: of the line.
-        text: of the line, without its label.
+        file: The position of its log in the list of logs.
+        number: The number of the line.
+        text: The line without its label.
 
     Returns:
-        None unless it speaks of an end, or of a failure of its check.
+        None unless the line is about an end or a failed check.
     """
     if match := says("own-check", text):
         first, others, node = match.groups()
@@ -158,7 +159,7 @@ def ours(file: int, number: int, text: str) -> Event | None:
 
 
 def _of_cause(cause: str, event: Event) -> Event:
-    """Add srunddp's diagnosis: who it was is certain, and why as far as the words tell."""
+    """Add srunddp's diagnosis: the rank is certain, the cause as far as the words tell."""
     sign = table().read(cause) or table().read(event.text)
     event.ours = True
     if sign and sign.kind is Kind.SECONDARY:
@@ -171,7 +172,7 @@ def _of_cause(cause: str, event: Event) -> Event:
         else:
             event.kind = Kind.PRIMARY
             event.sure = sign.sure or "killed by" in cause
-    # "ValueError: bad", "project.errors.BadConfig": an exception of the script's.
+    # An exception of the script, such as "ValueError: bad" or "project.errors.BadConfig".
     elif re.match(r"[\w.]+(?:: |$)", cause):
         event.cause = "script-error"
         event.sure = not says("vague", cause)
@@ -185,14 +186,14 @@ def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
 
     Args:
         kind: ``failure`` or ``preflight``.
-        text: of the file.
-        file: its place among the logs.
+        text: The file's content.
+        file: The position of the file in the list of logs.
 
     Returns:
-        The events, and how many ranks there were at least.
+        The events, and the smallest possible world size (0 if unknown).
 
     Raises:
-        ValueError, TypeError, KeyError: it is none of srunddp's.
+        ValueError, TypeError, KeyError: srunddp has not written this file.
     """
     record = json.loads(text)
     if kind == "preflight":
@@ -202,7 +203,7 @@ def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
     rank = int(record["rank"])
     victims = [int(victim["rank"]) for victim in record["victims"]]
     event = Event("unknown", Kind.PRIMARY, False, file, 1, cause, rank, str(record["node"]))
-    # The world has at least the ranks that are named.
+    # The world has at least all ranks up to the highest one named.
     return [_of_cause(cause, event)], max([rank, *victims]) + 1
 
 

@@ -1,8 +1,7 @@
-"""Why something that was said is not the first failure: rules with names, in the order in which
-they are asked.
+"""Why an event is not the first failure: named rules, checked in this order.
 
-What a rule sets aside is kept: the verdict names it with its rule, and some of it explains a later
-failure that tells nothing of its cause.
+The events that a rule sets aside are kept. The output names them with their rule, and some of them
+explain a later failure that says nothing about its cause.
 """
 
 from collections.abc import Callable
@@ -12,17 +11,17 @@ from srunddp.triage.collect import GOES_ON, Evidence
 from srunddp.triage.event import Event
 from srunddp.triage.signatures import Kind, says
 
-_MANY = 10  # lines after something: it did not end the rank
+_MANY = 10  # lines after an event that show that it did not end the rank
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Why something is not the first failure.
+    """A reason why an event is not the first failure.
 
     Attributes:
-        name: in the verdict.
-        sentence: on what it sets aside.
-        fits: whether it fits an event.
+        name: The rule's name in the output.
+        sentence: What the rule says about the events that it sets aside.
+        fits: Tells whether the rule applies to an event.
     """
 
     name: str
@@ -47,7 +46,7 @@ def _is_launchers(event: Event, _: Evidence) -> bool:
         said = event.raised.previous  # the logger's own line stands before the traceback
     else:
         said = event.text
-    # Loggers put their names in front; further on a line may speak of one.
+    # A logger puts its name at the beginning of a line; a name further on is only mentioned.
     return bool(says("notice", said[:120]))
 
 
@@ -55,7 +54,8 @@ def _is_warning(event: Event, evidence: Evidence) -> bool:
     if event.kind is Kind.HINT:
         return True
     if event.kind is Kind.SECONDARY and evidence.report:
-        return False  # with a rank's end to explain, also what is only warned of tells who saw it
+        # If a launcher reported a rank's end, even a warning shows which ranks noticed it.
+        return False
     if event.kind not in (Kind.PRIMARY, Kind.SECONDARY) or event.raised:
         return False
     return bool(says("below-error", event.text))
@@ -69,33 +69,34 @@ def _was_survived(event: Event, evidence: Evidence) -> bool:
     if event.cause == "ranks-missing":
         if evidence.met and event.text.startswith("srunddp: waiting"):
             return True
-        return event.progress > 0  # a single step needs all ranks
+        return event.progress > 0  # one step needs all ranks, so they have met
     if event.progress >= GOES_ON:
         return True
     if event.end or not evidence.is_stopped_after(event):
         return False
-    # The run was ended from outside later, so that this need not have ended it: less is enough.
+    # The run was ended from outside later, so the event need not have ended it: fewer signs are
+    # enough.
     return _worked_on(event, evidence) or _others_worked_on(event, evidence)
 
 
 def _worked_on(event: Event, evidence: Evidence) -> bool:
-    """Whether the rank wrote on, where lines can be told to be its own."""
+    """Tell whether the rank wrote on, provided that its lines can be told from those of others."""
     observed = evidence.observed
     is_alone = max(observed.world_size or 0, len(observed.seen)) < 2
     return (event.rank is not None or is_alone) and event.lines >= _MANY
 
 
 def _others_worked_on(event: Event, evidence: Evidence) -> bool:
-    """Whether any ranks made steps, after what somebody may have caught."""
+    """Tell whether any rank made steps after an exception that somebody may have caught."""
     is_uncaught = event.raised is not None and event.raised.top
     return not is_uncaught and event.overall >= GOES_ON
 
 
 def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
-    """Whether it stands before a good end of the run that its log tells of.
+    """Tell whether the event comes before a line that says that the run ended well.
 
-    A job script's word of a good end counts for less than the run's own. An exception that nobody
-    caught counts for more than either, but not for more than an exit code.
+    A job script's words count less than the run's own words. An uncaught exception counts more than
+    either, but less than an exit code.
     """
     if evidence.is_outlived(event):
         return True
@@ -115,7 +116,7 @@ def _is_secondary(event: Event, _: Evidence) -> bool:
     return event.kind is Kind.SECONDARY
 
 
-# Asked of what is beside the first failure.
+# This rule is checked only for events that were not chosen as the first failure.
 PEER = Rule("peer-error", "another rank's end, or the run's, reached it", _is_secondary)
 RULES = (
     Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
@@ -144,10 +145,10 @@ SENTENCES = {rule.name: rule.sentence for rule in (*RULES, PEER)}
 
 
 def set_aside(evidence: Evidence) -> list[Event]:
-    """Ask the rules of each event; each that one fits gets its name.
+    """Apply the rules to each event, and write the name of the first that fits into the event.
 
     Returns:
-        The events that no rule sets aside, without those that tell of no failure at all.
+        The events to which no rule applies, without noise and good ends.
     """
     remaining = []
     for event in evidence.events:

@@ -1,4 +1,4 @@
-"""The table of signs by which a line tells a cause; see signatures.yaml."""
+"""The table of signs from which a line's cause is recognised; see signatures.yaml."""
 
 import functools
 import re
@@ -8,10 +8,11 @@ from importlib import resources
 
 
 class Kind(StrEnum):
-    """What a line says of an end; the values of all but the last two stand in signatures.yaml.
+    """What part a line plays in an end; all values but the last two are explained in
+    signatures.yaml.
 
-    WORD and REPORT come from no sign: a line of a failure that no sign knows, and a launcher's line
-    on how a rank ended.
+    WORD and REPORT come from no sign: WORD is a line about a failure that no sign matches, REPORT
+    is a launcher's line on how a rank ended.
     """
 
     PRIMARY = "primary"
@@ -24,13 +25,13 @@ class Kind(StrEnum):
     REPORT = "report"
 
 
-# The kinds of the table. Where several signs fit one line, the first of these counts.
+# The kinds in the table. If several signs match one line, the first kind in this order counts.
 KINDS = (Kind.PRIMARY, Kind.SYMPTOM, Kind.ENDING, Kind.HINT, Kind.SECONDARY, Kind.NOISE)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """One sign of a cause; the attributes are those of the table."""
+    """One sign of a cause; signatures.yaml explains the attributes."""
 
     id: str
     match: re.Pattern[str]
@@ -40,24 +41,22 @@ class Signature:
     sample: str
 
     def fits(self, text: str) -> bool:
-        """Tell whether the line says so."""
+        """Tell whether the sign matches a line: ``match`` is found in it, and ``unless`` is not."""
         return bool(self.match.search(text)) and not self.unless.search(text)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What an id stands for."""
+    """What the id of a cause stands for: its explanation and a hint."""
 
     cause: str
     hint: str
-    behind: re.Pattern[str] | None = None  # later failures, by id, line and code, that it explains
+    behind: re.Pattern[str] | None = None  # matches later failures that this cause explains
 
 
 @dataclass(frozen=True)
 class SignatureTable:
-    """All signs, in the order of the table, what their ids stand for, and the patterns that are no
-    signs of a cause.
-    """
+    """The content of signatures.yaml: the signs in order, the causes by id, and other patterns."""
 
     words: tuple[str, ...]
     patterns: dict[str, list[re.Pattern[str]]]
@@ -65,9 +64,9 @@ class SignatureTable:
     causes: dict[str, Cause]
 
     def read(self, text: str) -> Signature | None:
-        """Find the sign that a line shows: of several the weightiest, of equals the first."""
+        """Find the sign that a line shows; of several the weightiest, and of equals the first."""
         lower = text.lower()
-        # Most lines have none of the words. This saves some 200 regular expressions for each.
+        # Most lines contain none of the words, which saves matching some 200 regular expressions.
         if not any(map(lower.__contains__, self.words)):
             return None
         fitting = [sign for sign in self.signs if sign.fits(text)]
@@ -75,9 +74,9 @@ class SignatureTable:
 
 
 def weight(sign: Signature) -> int:
-    """Rank a sign among those that fit the same line: the lowest counts."""
-    # A line that is known to be harmless is so, whatever else it looks like; an exception's bare
-    # type tells least.
+    """Return a sign's place among those that match the same line: the lowest counts."""
+    # A line known to be harmless is harmless, whatever else matches. The bare type of an exception
+    # says least.
     if sign.kind is Kind.NOISE:
         return -1
     if sign.id == "script-error":
@@ -86,21 +85,21 @@ def weight(sign: Signature) -> int:
 
 
 def says(name: str, text: str) -> re.Match[str] | None:
-    """Search a line for the patterns of one name, as in the second document of the table.
+    """Search a line for the patterns that have one name in the second document of signatures.yaml.
 
     Returns:
-        The match of the first pattern that fits, or None.
+        The match of the first pattern that is found; None if there is none.
     """
     return next(filter(None, (pattern.search(text) for pattern in table().patterns[name])), None)
 
 
 @functools.cache
 def table() -> SignatureTable:
-    """Read the table that comes with srunddp, once."""
+    """Read signatures.yaml, which comes with srunddp; later calls return the same table."""
     import yaml
 
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
-    # libyaml, where PyYAML was built with it, reads the table several times faster.
+    # If PyYAML was built with libyaml, that parses the table several times faster.
     words, patterns, entries = yaml.load_all(
         text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )

@@ -1,7 +1,7 @@
-"""The newest start of a job: which files are of it, and where in a file of several it begins.
+"""The newest start of a job: which files belong to it, and at which line of a file it begins.
 
-Slurm starts a job anew when it is requeued, srunddp and torchrun when a rank failed. All of them
-may go on in the same file.
+Slurm starts a job again when it is requeued; srunddp and torchrun start the ranks again when one
+failed. All may go on writing to the same file.
 """
 
 import re
@@ -14,13 +14,13 @@ from srunddp.triage.logs import Log
 from srunddp.triage.rank_labels import named_stepd
 from srunddp.triage.signatures import says
 
-SLACK = 300.0  # seconds by which Slurm's clock and that of the files may differ
+SLACK = 300.0  # seconds by which Slurm's clock and the file system's may differ
 _ATTEMPT = re.compile(r"(.*)attempt_(\d{1,9})/")  # torchrun's
-_EARLIER = re.compile(r"failure\.\d+\.json")  # of a start after which srunddp began another
+_EARLIER = re.compile(r"failure\.\d+\.json")  # describes a start after which srunddp began another
 _LISTED = 4  # names in a note
-_ONE_FAILURE = 5  # lines that torchrun writes of it at most
-# The line before another start, in a file of --log-dir and elsewhere; and the first of a run, see
-# srunddp/run/cli.py.
+_ONE_FAILURE = 5  # the most lines that torchrun writes about one failure
+# The line that announces another start, in a file of --log-dir or elsewhere; and rank 0's line
+# after a rendezvous, see srunddp/run/start.py.
 _AGAIN = re.compile(
     r"srunddp: (?:another start begins here|restart \d+ of \d+: all ranks start anew)"
 )
@@ -32,9 +32,9 @@ class NewestStart:
     """The logs of the newest start.
 
     Attributes:
-        logs: each with the line at which it begins there.
-        number: of the start, from 0.
-        earlier: what is left out, in words.
+        logs: The logs; each ``begin`` is the line at which the start begins.
+        number: The number of the start, from 0.
+        earlier: Descriptions of what is left out.
     """
 
     logs: list[Log] = field(default_factory=list)
@@ -42,7 +42,7 @@ class NewestStart:
     earlier: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        """Say in a sentence what is left out; none where nothing is."""
+        """Return a note that names what is left out; empty if nothing is."""
         if not self.earlier:
             return []
         names = ", ".join(self.earlier[:_LISTED])
@@ -56,12 +56,13 @@ def newest_start(found: Collection[Log], started: float) -> NewestStart:
     """Choose the files of the newest start, and set where each begins.
 
     Args:
-        found: all logs of a job.
-        started: when its newest start began by Slurm's word, in seconds since the epoch; 0.0 where
-            that is not known.
+        found: All logs of a job.
+        started: When its newest start began according to Slurm, in seconds since the epoch; 0.0 if
+            unknown.
 
     Returns:
-        All files where none is of the newest start: then the user named those of an earlier one.
+        All files if none belongs to the newest start: then the user has named those of an earlier
+            one.
     """
     attempts = _last_attempts(found)
     newest = NewestStart(number=max(attempts.values(), default=0))
@@ -81,7 +82,7 @@ def newest_start(found: Collection[Log], started: float) -> NewestStart:
 
 
 def _last_attempts(found: Collection[Log]) -> dict[str, int]:
-    """The last attempt of each of torchrun's agents, by the folder of its attempts."""
+    """Find the last attempt of each torchrun agent, by the folder above its attempts."""
     attempts = dict[str, int]()
     for log in found:
         if match := _ATTEMPT.match(log.name):
@@ -90,7 +91,7 @@ def _last_attempts(found: Collection[Log]) -> dict[str, int]:
 
 
 def _is_earlier(log: Log, started: float, attempts: dict[str, int]) -> bool:
-    """Whether the whole file is of an earlier start."""
+    """Tell whether the whole file belongs to an earlier start."""
     if _EARLIER.fullmatch(log.path.name) or log.mtime < started - SLACK:
         return True
     attempt = _ATTEMPT.match(log.name)
@@ -101,8 +102,8 @@ def begins_of_starts(log: Log, started: float) -> list[int]:
     """Find the first line of each start after the first.
 
     Args:
-        log: to be read.
-        started: when the newest start began by Slurm's word, in seconds since the epoch.
+        log: The log to read.
+        started: When the newest start began according to Slurm, in seconds since the epoch.
     """
     requeued = _Requeued(started)
     torchrun = _Torchrun()
@@ -113,11 +114,11 @@ def begins_of_starts(log: Log, started: float) -> list[int]:
 
 
 class _Job(Enum):
-    """How far a job that is requeued has come.
+    """Whether the job is being requeued.
 
     Attributes:
-        RUNS: nothing says that it was requeued, or another start has begun since.
-        REQUEUED: Slurm ends it to requeue it; what the ranks write is still of the old start.
+        RUNS: Nothing says that the job was requeued, or another start has begun since.
+        REQUEUED: Slurm ends the job to requeue it; the ranks still write lines of the old start.
     """
 
     RUNS = auto()
@@ -125,10 +126,10 @@ class _Job(Enum):
 
 
 class _Requeued:
-    """Finds the starts that Slurm's and srunddp's own words tell apart.
+    """Finds the starts that Slurm and srunddp announce.
 
     Args:
-        started: when the newest start began by Slurm's word, in seconds since the epoch.
+        started: When the newest start began according to Slurm, in seconds since the epoch.
     """
 
     def __init__(self, started: float) -> None:
@@ -147,26 +148,26 @@ class _Requeued:
             self.begins.append(number)
 
     def _is_next(self, line: str) -> bool:
-        """Whether the line is of the next start of a job that was requeued."""
+        """Tell whether the line belongs to the next start of a requeued job."""
         if _PLACED.match(line):
             return True
-        # Without srunddp's line, only if Slurm knows of a start after it; and its daemons go on to
-        # write of the old one.
+        # Without srunddp's line, only count a new start if Slurm knows one after the requeue. Lines
+        # of Slurm's daemons still belong to the old start.
         is_followed = self._requeued_at < self._started
         return is_followed and not named_stepd(line).startswith(("srun: ", "slurmstepd"))
 
 
 def _stamp(unix: float) -> str:
-    """A time as Slurm writes it, whose order is that of the letters."""
+    """Write a time as Slurm does; such texts sort in the order of time."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(unix))
 
 
 class _Ranks(Enum):
-    """What was written last of torchrun's ranks.
+    """What torchrun's ranks wrote last.
 
     Attributes:
-        RUN: no failure yet, or a line of a rank since the last one.
-        ENDED: a failure, and since then only the launcher's lines.
+        RUN: No failure yet, or a rank has written a line since the last one.
+        ENDED: A failure, and since then only lines of the launcher.
     """
 
     RUN = auto()
@@ -174,16 +175,19 @@ class _Ranks(Enum):
 
 
 class _Torchrun:
-    """Finds the starts by torchrun, which says that ranks failed, and not that it starts them anew:
-    that shows when a rank writes again.
+    """Finds the starts made by torchrun.
+
+    torchrun reports that ranks failed, but not that it starts them again. A new start shows when a
+    rank writes again.
     """
 
     def __init__(self) -> None:
         self._ranks = _Ranks.RUN
-        self._failures: dict[str, int] = {}  # the line of each, by its words
+        self._failures: dict[str, int] = {}  # the line number of each failure, by its words
         self._last_failure = 0
         self._wrote_again = 0  # the first line of a rank after the last failure
-        self._tables = 0  # of failures; it is written once for each node, after the last start
+        # The number of tables of failures: each node writes one when the last start has failed.
+        self._tables = 0
 
     def feed(self, number: int, line: str) -> None:
         """Read a line."""
@@ -197,14 +201,14 @@ class _Torchrun:
 
     def _add_failure(self, number: int, words: str) -> None:
         if self._failures and number <= self._last_failure + _ONE_FAILURE:
-            return  # it is of the last one
+            return  # the line belongs to the last failure
         self._failures[words] = number
         self._last_failure = number
         self._ranks = _Ranks.ENDED
 
     def begins(self) -> list[int]:
-        """Return the first line of each start after the first, once all is read."""
+        """Return the first line of each start after the first, when the whole log is read."""
         failures = list(self._failures.values())
-        # Each table is of a failure that no start followed: torchrun writes it when it gives up.
+        # Each table belongs to a failure without a new start: torchrun writes it when it gives up.
         restarted = failures[: max(0, len(failures) - self._tables)]
         return [number + 1 for number in restarted if number < self._wrote_again]

@@ -1,5 +1,5 @@
-"""Python's tracebacks in a stream of lines, several at a time: type, message, the user's last
-frame, and the chain.
+"""Python tracebacks in a stream of lines, several of which may be open at a time: exception type,
+message, the user's last frame, and the chain.
 """
 
 import re
@@ -9,15 +9,15 @@ from srunddp.triage.signatures import says
 
 _HEADER = re.compile(r"(?:Original )?Traceback \(most recent call last\):?")
 _FRAME = re.compile(r'\s*File "([^"]{1,500})", line (\d+)(?:, in (.{1,200}))?')
-# "ValueError: bad", "project.errors.BadConfig", "KeyboardInterrupt".
+# Matches "ValueError: bad", "project.errors.BadConfig", "KeyboardInterrupt".
 _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:: (.*)|:)?$")
 _SURELY = re.compile(r"(?:[Ee]rror|Exception|Interrupt|Exit|[Tt]imeout|Warning|StopIteration)$")
-# "RuntimeError: Caught KeyError in DataLoader worker process 0.": the worker's own traceback
+# In "RuntimeError: Caught KeyError in DataLoader worker process 0." the worker's own traceback
 # follows.
 _AROUND = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory)")
 _FOLLOWS = ("During handling of the above exception", "The above exception was the direct cause")
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit")
-# Where a program's own stack begins: its file, runpy for python -m, or _wrap() of
+# The first frame of a program's stack: its file, runpy (for python -m), or _wrap() of
 # torch.multiprocessing in a spawned process.
 _TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
 _LIBRARY = re.compile(
@@ -28,17 +28,18 @@ _MOST_STRAY = 30
 
 @dataclass
 class PythonException:
-    """An exception that ended, or nearly ended, a script.
+    """An exception that ended a script, or might have.
 
     Attributes:
-        chain: number and text of its line, and of those of the exceptions that came of it.
-        began: number of its traceback's first line.
-        previous: the line before that.
-        frame: the user's last one, ``train.py:15 in load``.
-        below: file and code of the last of all.
-        inner: the user's own code raised it, no library below.
-        top: nobody caught it: its first frame is the program's.
-        aside: of a thread, ignored, or somebody who caught it said that it goes on.
+        chain: Number and text of its line, then of the exceptions that followed from it.
+        began: Number of its traceback's first line.
+        previous: The line before the traceback.
+        frame: The last frame in the user's code, for example ``train.py:15 in load``.
+        below: File and code of the last frame of all.
+        inner: Whether the user's own code raised it, not a library.
+        top: Whether nobody caught it: the traceback begins with the program's first frame.
+        aside: Whether it was ignored, was in a thread, or the line before it says that it was
+            handled.
     """
 
     chain: list[tuple[int, str]]
@@ -53,15 +54,16 @@ class PythonException:
 
 @dataclass
 class Tracebacks:
-    """The tracebacks of one stream: a file, or one rank's lines in it.
+    """The tracebacks in one stream of lines: a whole file, or one rank's lines in it.
 
-    After :meth:`feed` says that a line belongs to a traceback, nobody else is to read it.
+    A line for which :meth:`feed` returns True belongs to a traceback and must not be read
+    otherwise.
     """
 
     done: list[PythonException] = field(default_factory=list)
-    raised: int = 0  # how many exceptions were told of, each of a chain
-    previous: str = ""  # the last line that is of none
-    open: int = 0  # how many have begun and not ended: the next line may be of one
+    raised: int = 0  # the number of exceptions read, counting each one of a chain
+    previous: str = ""  # the last line outside of tracebacks
+    open: int = 0  # the number of tracebacks that have begun and not ended
     _began: int = 0
     _stray: int = 0
     _frame: str = ""
@@ -74,10 +76,10 @@ class Tracebacks:
     _first: str = ""
 
     def feed(self, number: int, text: str) -> bool:
-        """Read a line; tell whether it belongs to a traceback."""
+        """Read a line; return whether it belongs to a traceback."""
         if _HEADER.search(text, 0, 300):
-            # Another rank's may begin inside an open one: both then have the line where the first
-            # began.
+            # Another rank's traceback may begin inside an open one. Then ``began`` of both is the
+            # first line of the open one.
             self._began = self._began if self.open else number
             self.open = self.open + 1
             self._stray = 0
@@ -102,7 +104,7 @@ class Tracebacks:
             self._file = match[1]
             self._code = ""
             self._first = self._first or match[3] or "<module>"
-            # The last frame of the user's own code; a library's only until there is one.
+            # Keep the last frame of the user's own code; a library's frame only until there is one.
             if not _LIBRARY.search(match[1]) or not self._frame:
                 if match[3]:
                     function = f" in {match[3]}"
@@ -110,13 +112,14 @@ class Tracebacks:
                     function = ""
                 self._frame = f"{match[1].rpartition('/')[2]}:{match[2]}{function}"
             return True
-        # The last three as rich draws it.
+        # The last three are the lines that rich draws around a traceback.
         if text.startswith(("    ", "  [Previous line", "│", "╭", "╰")):
-            # Of the line of carets below a line of code nothing is left, and the code stays.
+            # Below the code may be a line of carets: it strips to nothing, so the code is kept.
             self._code = text.strip(" ~^")[:300] or self._code
             return True
         match = _RAISED.match(text)
-        # Below its code also a name that ends like no exception's: project.errors.BadConfig.
+        # Right below a line of code, also accept other class names, such as
+        # project.errors.BadConfig.
         if match and (
             _SURELY.search(match[1])
             or (self._just_code and ("." in match[1] or match[1][:1].isupper()))
@@ -137,7 +140,7 @@ class Tracebacks:
         if self._follows:
             self.done[-1].chain.append((number, text))
         elif self._around:
-            top = self.done[-1].top  # it was handed on, and nobody caught it there
+            top = self.done[-1].top  # nobody caught it in the process that it was passed on to
             self.done[-1] = self._new(number, text)
             self.done[-1].top |= top
         else:
@@ -149,7 +152,8 @@ class Tracebacks:
     def _new(self, number: int, text: str) -> PythonException:
         inner = bool(self._file) and not _LIBRARY.search(self._file)
         top = self._first in _TOP
-        # Whoever is below a caught exception has a function's name.
+        # If the traceback does not begin at the top, the line before it may say that it was
+        # handled.
         aside = self._ignored or bool(
             says("aside", self.previous) or (not top and says("handled", self.previous))
         )

@@ -1,4 +1,4 @@
-"""Whose failure the first one is: its rank and node."""
+"""Which rank and node the first failure belongs to."""
 
 from collections.abc import Sequence
 
@@ -13,18 +13,20 @@ from srunddp.triage.signatures import Kind
 def tell_whose(
     found: Diagnosis, first: Event, remaining: Sequence[Event], evidence: Evidence
 ) -> None:
-    """Add rank and node of the first failure: by its line, its launcher's report, or the peers that
-    tell of its end.
+    """Add rank and node of the first failure to the diagnosis.
+
+    They come from the failure's line, from a launcher's report, or from the peers that noticed the
+    end.
 
     Args:
-        found: the diagnosis; it is changed.
-        first: what tells the failure.
-        remaining: what no rule sets aside.
-        evidence: of the logs.
+        found: The diagnosis; it is changed.
+        first: The event that shows the failure.
+        remaining: The events that no rule sets aside.
+        evidence: Everything else that the logs tell.
     """
     observed = evidence.observed
     if first.cause == "collective-timeout":
-        # Those that wait for a collective are all but the one that did not come.
+        # All ranks wait for the collective but the one that did not come.
         waited = {each.rank for each in remaining if each.cause == first.cause}
         found.rank = the_only_other(waited, observed)
         found.victim = found.rank is not None and found.rank != first.rank
@@ -46,13 +48,13 @@ def tell_whose(
 
 
 def _missed_by_all(remaining: Sequence[Event], evidence: Evidence) -> int | None:
-    """The rank whose end all others tell of."""
+    """Find the rank whose end all others report."""
     peers = {each.rank for each in remaining if each.kind is Kind.SECONDARY and each.raised}
     return the_only_other(peers, evidence.observed)
 
 
 def _only_one_left(remaining: Sequence[Event], evidence: Evidence) -> int | None:
-    """The only rank that spoke; or, where some are missed, the only one that did not."""
+    """Return the only rank with output; if peers miss a rank, the only rank without output."""
     if evidence.report:
         return None
     observed = evidence.observed
@@ -65,8 +67,10 @@ def _only_one_left(remaining: Sequence[Event], evidence: Evidence) -> int | None
 
 
 def _only_report(remaining: Sequence[Event]) -> Event | None:
-    """The one rank that did not end well by itself, where launchers report just one; or the first
-    of several that told nothing of a peer's end, where others did.
+    """Find the launcher's report of the one rank that did not end well by itself.
+
+    If several ranks are reported, take the first one that did not report a peer's end, provided
+    that others did.
     """
     reports = [event for event in remaining if event.end and event.rank is not None]
     reported = {rank for event in reports if event.end for rank in event.end.ranks}

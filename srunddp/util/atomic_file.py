@@ -1,4 +1,4 @@
-"""Small files that are whole or not there, lines that are, and names for files."""
+"""Files that are replaced as a whole, appends that are complete or undone, and safe file names."""
 
 import os
 import re
@@ -7,39 +7,39 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``; a kill or a power cut at any moment leaves the old file or
+    """Replace the content of ``path`` so that a kill or a power cut leaves either the old file or
     the new.
 
-    One rank alone may call this.
+    Only one rank may call this for a given path.
 
     Raises:
-        OSError: the folder is missing, not writable, or the disk is full; the old file is
-            untouched.
+        OSError: The folder is missing or not writable, or the disk is full. The old file is
+            unchanged.
     """
     temporary = path.with_name(path.name + ".tmp")
-    # Left by a kill; or in /tmp a link that somebody else has made.
+    # Remove what a killed process has left; in /tmp it may be a link that another user has made.
     temporary.unlink(missing_ok=True)
     try:
-        # "x" is O_EXCL: if a link is made again after the unlink, this fails instead of following
-        # it.
+        # "x" opens with O_EXCL: if somebody makes a link after the unlink, the open fails instead
+        # of following the link.
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
-            # Before the rename: some file systems store a rename before the data, and a power cut
-            # in between would leave an empty file under the final name.
+            # Sync before the rename: some file systems store the rename before the data, so a power
+            # cut in between would leave an empty file under the final name.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):  # of the two errors the first tells more
+        with suppress(OSError):  # the first of the two errors says more
             temporary.unlink()
         raise
 
 
 def append_whole(file: int, data: bytes) -> None:
-    """Append all of it to an open file or none of it, also where the disk is full halfway.
+    """Append all of ``data`` to an open file, or nothing if the disk becomes full halfway.
 
     Raises:
-        OSError: there is no room, or the file system fails.
+        OSError: The disk is full, or the file system fails.
     """
     written = 0
     try:
@@ -47,17 +47,17 @@ def append_whole(file: int, data: bytes) -> None:
             written += os.write(file, data[written:])
     except OSError:
         with suppress(OSError):
-            # This is the old end of the file because nobody else appends to it: each rank has its
-            # own.
+            # Cut the file back to its old size. That is safe because no other process appends: each
+            # rank has files of its own.
             os.ftruncate(file, os.fstat(file).st_size - written)
         raise
 
 
 def plain(name: str) -> str:
-    """Return a name for one file or folder, made of any text.
+    """Turn any text into a name for a single file or folder.
 
-    Whatever the text holds, the name has no slash, is not hidden, and is not the folder above.
+    The name has no slash, is not hidden, is not empty, and is not ``..``.
     """
-    # Only a leading dot is replaced: without a slash that is enough to exclude "..", and the dots
-    # in a node's domain or in a run's JOB.STEP stay.
+    # Replacing a leading dot is enough to exclude "..", because there are no slashes. Other dots
+    # stay, as in a node's domain or a run's JOB.STEP.
     return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"

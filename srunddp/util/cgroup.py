@@ -1,6 +1,4 @@
-"""Control groups of version 1 and 2: where a process's are, what they limit, and what the kernel
-counts in them.
-"""
+"""Control groups of versions 1 and 2: those of a process, their limits, and what they count."""
 
 from __future__ import annotations
 
@@ -12,32 +10,32 @@ from srunddp.util.hostlist import numbers_of
 from srunddp.util.kernel_file import KernelFile, number_after, opened, text_of
 
 ROOT = Path("/sys/fs/cgroup")
-# /sys/fs/cgroup/system.slice/slurmstepd.scope/job_71/step_0/user/task_1, or with version 1
-# /sys/fs/cgroup/memory/slurm/uid_1000/job_71/step_0/task_1.
-# Slurm names a job's group by the job's number; since 26.05, in version 2 and unless cgroup.conf
-# has CgroupJobIdPaths=yes, by its SLUID, such as s08SM8C0WHB800.
+# Matches the path up to the job's group: .../slurmstepd.scope/job_71 of
+# .../slurmstepd.scope/job_71/step_0/user/task_1, or .../slurm/uid_1000/job_71 with version 1.
+# Slurm names the group by the job's number; since 26.05, in version 2 and unless cgroup.conf has
+# CgroupJobIdPaths=yes, by its SLUID, such as s08SM8C0WHB800.
 _JOB = re.compile(r".*/(?:job_\d+|s[0-9A-Z]{13})(?=/|$)")
-_UNLIMITED = 1 << 60  # more than any machine has; version 1 says so in pages
+_UNLIMITED = 1 << 60  # bytes, more than any machine has; version 1 writes "no limit" as about 2**63
 
 
 def own_groups() -> str:
-    """Read the control groups of this process from /proc/self/cgroup: a line for each hierarchy."""
+    """Read this process's lines of /proc/self/cgroup, one for each hierarchy."""
     return text_of(Path("/proc/self/cgroup"))
 
 
 def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
-    """Find the least quota of CPUs among a process's control groups.
+    """Find the smallest CPU quota among a process's control groups.
 
-    A container's ``--cpus=2`` is such a quota.
+    A container's ``--cpus=2`` sets such a quota.
 
     Args:
-        groups: The process's lines of /proc/PID/cgroup; those of this process unless given.
+        groups: The content of the process's /proc/PID/cgroup; None for this process.
         root: Where the control groups are mounted.
 
     Returns:
-        A number of CPUs, which may be a fraction; None for no limit.
+        The number of CPUs, which may be a fraction; None if there is no quota.
     """
-    # A limit above binds a group as well, though the files of the group itself do not show it.
+    # The quota of a parent group binds too, although the group's own files do not show it.
     limits = [
         _cpus(folder) for controller in ("", "cpu") for folder in _upwards(groups, controller, root)
     ]
@@ -45,11 +43,10 @@ def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
 
 
 def _cpus(folder: Path) -> float | None:
-    """Version 2 has quota and period in one file, and ``max`` for no limit; version 1 has two
-    files, and -1.
-    """
+    """Read the quota of one group; None if it has none."""
     names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    # "200000 100000" in cpu.max is two CPUs. The -1 of version 1 is no decimal, so no limit.
+    # Version 2 has one file, cpu.max: "200000 100000" is two CPUs, "max ..." no quota. Version 1
+    # has two files, and -1 (which isdecimal() rejects) for no quota.
     match text_of(folder / "cpu.max").split() or [text_of(folder / name) for name in names]:
         case [quota, period] if quota.isdecimal() and period:
             return int(quota) / int(period)
@@ -57,33 +54,33 @@ def _cpus(folder: Path) -> float | None:
 
 
 def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
-    """Find the CPUs that a process's control groups let it run on.
+    """Find the CPUs on which a process's control groups let it run.
 
     Args:
-        groups: The process's lines of /proc/PID/cgroup; those of this process unless given.
+        groups: The content of the process's /proc/PID/cgroup; None for this process.
         root: Where the control groups are mounted.
 
     Returns:
-        The CPUs' numbers; empty where the groups do not say.
+        The numbers of the CPUs; empty if no group lists them.
     """
     names = {"": "cpuset.cpus.effective", "cpuset": "cpuset.effective_cpus"}
     listed = (
         text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root)
     )
-    # The nearest group that says anything: in version 2 the file is absent where the cpuset
-    # controller is not enabled, and the CPUs are then those of the group above.
+    # Use the nearest group that has the file: in version 2 a group without the cpuset controller
+    # has none and runs on its parent's CPUs.
     return numbers_of(next(filter(None, listed), ""))
 
 
 def memory_limit(groups: str, root: Path = ROOT) -> int | None:
-    """Find the least limit of memory among a process's control groups.
+    """Find the smallest memory limit among a process's control groups.
 
     Args:
-        groups: The process's lines of /proc/PID/cgroup.
+        groups: The content of the process's /proc/PID/cgroup.
         root: Where the control groups are mounted.
 
     Returns:
-        Bytes, for all processes of the group together; None for no limit.
+        Bytes, for all processes of the group together; None if there is no limit.
     """
     names = {"": "memory.max", "memory": "memory.limit_in_bytes"}
     limits = [
@@ -94,9 +91,11 @@ def memory_limit(groups: str, root: Path = ROOT) -> int | None:
 
 
 def oom_kills() -> int:
-    """Count the processes of this one's control group that were killed for lack of memory."""
-    # A system may have both versions mounted, but each controller is in one of them alone
-    # (cgroups(7)): where version 1 has memory, version 2 has no memory.events.
+    """Count the processes of this process's control group that the kernel killed for their
+    memory.
+    """
+    # Both versions may be mounted, but each controller belongs to only one of them (cgroups(7)): if
+    # version 1 has the memory controller, version 2 has no memory.events.
     for controller, name in (("memory", "memory.oom_control"), ("", "memory.events")):
         for folder in _folders(None, controller, ROOT):
             if found := re.search(r"^oom_kill (\d+)$", text_of(folder / name), re.MULTILINE):
@@ -115,12 +114,14 @@ def kills_whole_step(variables: Mapping[str, str]) -> bool:
 
 
 class JobGroup:
-    """What the kernel counts for a whole job of Slurm on this node, in the group that all of its
-    steps are in.
+    """CPU time and memory of a whole Slurm job on this node, from the group that contains all its
+    steps.
 
     Args:
-        version: of the control groups.
-        cpu, memory, statistics: the files of its CPU time and its memory.
+        version: The version of the control groups, 1 or 2.
+        cpu: The file with the group's CPU time.
+        memory: The file with the group's memory in use.
+        statistics: The group's memory.stat; None if there is none.
     """
 
     def __init__(
@@ -136,14 +137,14 @@ class JobGroup:
         """Find the group of the job that a process belongs to.
 
         Args:
-            groups: The process's lines of /proc/PID/cgroup.
+            groups: The content of the process's /proc/PID/cgroup.
             root: Where the control groups are mounted.
 
         Returns:
-            None unless both CPU time and memory are counted for the job.
+            None unless the kernel counts both CPU time and memory for the job.
         """
-        # Only where both are there: version 1 may have a group of the job for memory alone, and the
-        # CPU time of a group does not go with the memory of its processes.
+        # Require both: version 1 may have a job's group for memory only. Figures from the group
+        # must not be mixed with sums over processes.
         for version, cpu, memory in (
             (2, ("", "cpu.stat"), ("", "memory.current")),
             (1, ("cpuacct", "cpuacct.usage"), ("memory", "memory.usage_in_bytes")),
@@ -155,10 +156,10 @@ class JobGroup:
         return None
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of all the job's processes on this node, ended ones included.
+        """Return the CPU seconds of all the job's processes on this node, including ended ones.
 
         Raises:
-            OSError: The group is gone.
+            OSError: The group has been removed.
         """
         text = self._cpu.read()
         if self._version == 1:
@@ -166,18 +167,19 @@ class JobGroup:
         return (number_after(text, b"usage_usec ") or 0) / 1e6
 
     def memory_bytes(self) -> int:
-        """Return the memory in use, without the file pages that the kernel would drop first.
+        """Return the bytes in use, without the inactive file pages that the kernel would drop
+        first.
 
-        Those pages fill up in any job that reads files.
+        Those pages grow in every job that reads files.
 
         Raises:
-            OSError: The group is gone.
+            OSError: The group has been removed.
         """
         used = int(self._memory.read())
         if not self._statistics:
             return used
-        # The processes are in the groups of steps and tasks below the job's. Version 1 counts those
-        # in the fields with total_ only, version 2 in all fields.
+        # The job's processes are in the groups of its steps and tasks. Version 1 includes child
+        # groups only in the total_ fields, version 2 in all fields.
         if self._version == 1:
             name = b"total_inactive_file "
         else:
@@ -191,26 +193,25 @@ def _of_job(groups: str, root: Path, controller: str, name: str) -> KernelFile |
 
 
 def _upwards(groups: str | None, controller: str, root: Path) -> Iterator[Path]:
-    """A process's group and those above it. In a container its own is ``root``, whatever its path
-    says.
-    """
+    """Yield a process's group and its parent groups, up to ``root``."""
     for folder in _folders(groups, controller, root):
         yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
 def _folders(groups: str | None, controller: str, root: Path) -> list[Path]:
-    """Where the group of a controller of version 1 may be, or with an empty name that of version
-    2.
+    """List where a process's group may be mounted.
+
+    ``controller`` is the name of a version 1 controller; empty stands for version 2.
     """
     found = []
-    # "4:cpu,cpuacct:/slurm/uid_1000" is of version 1, "0::/system.slice" of version 2.
+    # A line "4:cpu,cpuacct:/slurm/uid_1000" belongs to version 1, "0::/system.slice" to version 2.
     for line in (own_groups() if groups is None else groups).splitlines():
         _, controllers, path = line.split(":", 2)
         if controller and controller in controllers.split(","):
-            # Controllers that share a hierarchy are mounted as cpu,cpuacct, and not every system
-            # has the link from cpu to that.
+            # Controllers that share a hierarchy are mounted as "cpu,cpuacct". Not every system has
+            # a link "cpu" to that folder.
             found += [root / mount / path.lstrip("/") for mount in (controllers, controller)]
         elif not controller and not controllers:
-            # systemd mounts version 2 at "unified" where version 1 has the controllers.
+            # If version 1 has the controllers, systemd mounts version 2 at "unified".
             found += [mount / path.lstrip("/") for mount in (root, root / "unified")]
     return found

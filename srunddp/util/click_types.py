@@ -1,6 +1,4 @@
-"""What several commands have in common: options, kinds of value that click lacks, and how an answer
-ends.
-"""
+"""What several commands share: options, value types that click lacks, and the end of output."""
 
 import contextlib
 import json
@@ -18,17 +16,17 @@ from srunddp.errors import UsageError
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import GroupedCommand
 
-# click's variable, by which a shell asks how a command line may go on.
+# The variable that a shell sets when it asks click for completions.
 COMPLETE = "_SRUNDDP_COMPLETE"
 MONITOR_SECONDS = 5
-LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds
-_LONGEST = 1e6  # seconds, more than 11 days
-_UNITS = (3600, 60, 1)  # seconds in the h, m and s of 1h30m5s
+LOST_LEAST = 2.0  # seconds; the kernel measures parts of this in whole seconds
+_LONGEST = 1e6  # seconds, about 11.6 days
+_UNITS = (3600, 60, 1)  # seconds per h, m and s, as in 1h30m5s
 _CANNOT_PRINT = 74  # sysexits' EX_IOERR
 
 
 class _Path(click.Path):
-    """A path as it is written, at which the command itself looks; shells complete it."""
+    """A path that click passes on as written; the command checks it, and shells can complete it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See click."""
@@ -42,8 +40,8 @@ DIR.name = "DIR"
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """A duration in seconds: ``90``, ``90s``, ``5m`` or ``1h30m``; at least ``least``, and above 0
-    if ``positive``.
+    """A duration such as ``90``, ``90s`` or ``1h30m``; at least ``least``, above 0 if
+    ``positive``.
     """
 
     name = "duration"
@@ -69,7 +67,8 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
 
 
 def _duration(text: str) -> float | None:
-    # Each part may be missing. The lookahead refuses a text in which all are, as the empty one.
+    # Each part is optional. The lookahead rejects a text with no part at all, such as the empty
+    # one.
     match = re.fullmatch(
         r"(?=[\d.])(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d*)?|\.\d+)s?)?", text.strip(), re.ASCII
     )
@@ -81,7 +80,7 @@ def _duration(text: str) -> float | None:
 
 
 def shown(seconds: float) -> str:
-    """Write a duration as :class:`Seconds` reads it: 90.0 is ``1m30s``."""
+    """Write seconds as :class:`Seconds` reads them: 90.0 becomes ``1m30s``, 0.0 becomes ``0s``."""
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(int(minutes), 60)
     return (
@@ -97,14 +96,14 @@ def shown(seconds: float) -> str:
 def limit(
     name: str, default: float | None, text: str, envvar: str | None = None, **within: Any
 ) -> Callable[[Any], Any]:
-    """Make an option that is a time limit.
+    """Make an option whose value is a time limit.
 
     Args:
-        name: of the option.
-        default: in seconds; None for none.
-        text: for ``--help``.
-        envvar: the variable that stands for it where it is not given.
-        within: for :class:`Seconds`.
+        name: The option, with its dashes.
+        default: Seconds; None for no default.
+        text: The text for ``--help``.
+        envvar: The environment variable that is read if the option is not given.
+        within: Arguments of :class:`Seconds`: the allowed range.
     """
     settings: dict[str, Any] = {
         "metavar": "DURATION",
@@ -117,8 +116,8 @@ def limit(
     )
 
 
-# Of each command that takes SCRIPT. The variable is read with the files that it comes before, see
-# ifaces_conf.
+# The options of every command that takes SCRIPT. SRUNDDP_IFACES is not read by click but together
+# with the files that it takes precedence over, see ifaces_conf.
 module_option = click.option(
     "-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m."
 )
@@ -129,7 +128,7 @@ ifaces_option = click.option(
 )
 monitor_option = click.option(
     "--monitor",
-    type=Seconds(least=0.1),  # of which a sample still takes less than a hundredth
+    type=Seconds(least=0.1),  # one sample takes less than a hundredth of this
     metavar="[=DURATION]",
     envvar="SRUNDDP_MONITOR",
     show_envvar=True,
@@ -146,12 +145,14 @@ logs_option = partial(
 
 
 def json_text(*values: Any, indent: int | None = 2) -> str:
-    """Write JSON documents in ASCII, one after another; without ``indent`` each is one line."""
+    """Write each value as ASCII JSON, one after another; ``indent=None`` gives one line per
+    value.
+    """
     return "\n".join(json.dumps(value, indent=indent) for value in values)
 
 
 class Run(GroupedCommand):
-    """``--monitor`` means ``--monitor=5``: click would take the script's name for its value."""
+    """Reads ``--monitor`` as ``--monitor=5``: click would take the script's name as its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
@@ -164,9 +165,9 @@ class Run(GroupedCommand):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
-                # A user who writes "--monitor 5" means the duration, but would run a script named
-                # 5. An existing file of that name is taken for the script, and a shell that asks
-                # for completions must not get an error.
+                # "--monitor 5" means the duration to its user, but would run a script named 5. An
+                # existing file of that name is taken as the script. While a shell asks for
+                # completions there is no error.
                 word = "".join(args[place + 1 : place + 2])
                 if (
                     _duration(word) is not None
@@ -179,7 +180,7 @@ class Run(GroupedCommand):
                         hint=f"write --monitor={word}",
                     )
                 args[place] = f"--monitor={MONITOR_SECONDS}"
-            # An option that takes a value has it in the next word.
+            # The value of an option that takes one is the next word.
             if args[place].replace("_", "-") in takes:
                 place += 2
             else:
@@ -205,4 +206,4 @@ def answering() -> Iterator[None]:
     except OSError as error:
         why = os.strerror(error.errno or 0)
         write_stderr(f"srunddp: error: standard output: {why}; expected one that can be written\n")
-        os._exit(_CANNOT_PRINT)  # Python's own end would try to write once more
+        os._exit(_CANNOT_PRINT)  # Python's own exit would try to write the output once more

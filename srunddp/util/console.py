@@ -12,24 +12,25 @@ from typing import TextIO
 
 from srunddp.errors import one_line
 
-PATIENCE = 0.5  # seconds for a full pipe to be read: a stuck reader must not stop a rank
+PATIENCE = 0.5  # seconds to wait for a full pipe: a stuck reader must not stop a rank
 _LEVELS = {"FAIL": 31, "WARN": 33, "ok": 32}  # red, yellow, green
 _LEVEL = re.compile(r"^(?:FAIL|WARN|ok)(?=  )", re.MULTILINE)
-# "srunddp: error: … -> hint", "FAIL  … -> hint", or a line of a report that is indented as far.
+# Matches "srunddp: error: ... -> hint", "FAIL  ... -> hint", and a report's indented hint lines.
 _HINT = re.compile(r"^((?:(?:srunddp: |(?:FAIL|WARN)  ).* | {6,})-> )(.+)$", re.MULTILINE)
 
 
 def coloured(text: str, stream: TextIO) -> str:
-    """Colour the levels of a report or a message, and make its hints bold, for a terminal.
+    """Colour the levels of a report or a message and make its hints bold, if it goes to a terminal.
 
     Args:
         text: The report or the message.
-        stream: Where it is to be written.
+        stream: Where the text will be written.
 
     Returns:
-        The same text if the stream is no terminal, or if ``NO_COLOR`` is set.
+        The text unchanged if the stream is no terminal, ``NO_COLOR`` is set, ``TERM`` is ``dumb``,
+        or Open MPI has started this process.
     """
-    # Open MPI gives rank 0 a terminal of its own, whatever mpirun writes to.
+    # Open MPI gives rank 0 a pseudo-terminal even if mpirun writes to a file.
     plain = (
         os.environ.get("NO_COLOR")
         or os.environ.get("TERM") == "dumb"
@@ -42,20 +43,19 @@ def coloured(text: str, stream: TextIO) -> str:
 
 
 def write_stderr(text: str) -> None:
-    """Write to standard error; what nobody takes within half a second is dropped."""
+    """Write to standard error; drop the rest if nobody reads for half a second."""
     data = (coloured(text, sys.stderr) if sys.stderr else text).encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
-        # Where nobody reads, that must not keep the others from ending; nor is a full disk below it
-        # a reason to end. Unbuffered, since what cannot be written would be tried again when Python
-        # ends.
-        # A pipe that select() calls writable takes PIPE_BUF bytes without blocking, and in one
-        # piece (pipe(7)): more could block, and be mixed with what other ranks write.
+        # A missing reader or a full disk must not stop this process. The write is unbuffered,
+        # because Python would try to write buffered data again at its exit.
+        # If select() calls a pipe writable, the pipe takes PIPE_BUF bytes in one piece without
+        # blocking (pipe(7)). More could block, or mix with the output of other ranks.
         while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], PATIENCE)[1]:
             data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]
 
 
 def say(line: str) -> None:
-    """Write a line of srunddp's own to standard error, behind ``srunddp: ``."""
+    """Print a message of srunddp itself on one line, with the prefix ``srunddp: ``."""
     write_stderr(f"srunddp: {one_line(line)}\n")
 
 
@@ -64,12 +64,12 @@ SAY_EVERY = 30.0
 
 @contextlib.contextmanager
 def periodically(say: Callable[[str], None], line: str, every: float) -> Iterator[None]:
-    """Say a line again and again while something blocks.
+    """Say a line again and again while the block runs.
 
     Args:
-        say: prints it.
-        line: with ``{}`` for the seconds so far.
-        every: seconds between two.
+        say: Prints the line.
+        line: The line; ``{}`` in it is replaced by the seconds so far.
+        every: The seconds between two lines.
     """
     over = threading.Event()
     began = time.monotonic()
@@ -83,6 +83,6 @@ def periodically(say: Callable[[str], None], line: str, every: float) -> Iterato
     try:
         yield
     finally:
-        # The thread is waited for, so that no line comes after what the block's end prints.
+        # Join the thread, so that its line cannot come after what the caller prints next.
         over.set()
         thread.join()

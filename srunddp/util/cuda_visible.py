@@ -4,16 +4,16 @@ import re
 from collections.abc import Sequence
 from typing import TypedDict, TypeVar
 
-NO_GPU = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES; the last is Slurm's
+NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last is Slurm's
 D = TypeVar("D", bound="VisibleDevice")
 
 
 class VisibleDevice(TypedDict):
-    """A GPU, or a MIG instance of one.
+    """A GPU or a MIG instance.
 
     Attributes:
-        uuid: of the GPU or the instance.
-        parent: the UUID of the GPU that it is an instance of; empty for a whole GPU.
+        uuid: The UUID of the GPU or the instance.
+        parent: For an instance, the UUID of its GPU; empty for a whole GPU.
     """
 
     uuid: str
@@ -21,23 +21,22 @@ class VisibleDevice(TypedDict):
 
 
 def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], str]:
-    """Tell what CUDA makes of ``CUDA_VISIBLE_DEVICES``.
+    """Tell which devices CUDA shows for a value of ``CUDA_VISIBLE_DEVICES``.
 
-    It heeds nothing after an entry that it does not understand, shows no GPU where one is named
-    twice, and of MIG instances shows the first.
+    CUDA ignores everything after an entry that it does not understand. If a GPU is named twice,
+    CUDA shows none. Of MIG instances it shows only the first.
 
     Args:
-        wanted: indices, UUIDs or beginnings of them; None where it is not set.
-        gpus: of the node, each as its MIG instances or as itself.
+        wanted: Indices and UUIDs (or beginnings of UUIDs); None if the variable is not set.
+        gpus: The node's GPUs; each entry lists a GPU's MIG instances, or the GPU itself.
 
     Returns:
-        The devices that it shows, and the entry that it does not understand; empty where it
-        understands all.
+        The devices that CUDA shows, and the entry at which CUDA stopped; empty if there is none.
     """
     if wanted is None:
         return _first_instance([device for gpu in gpus for device in gpu]), ""
     chosen: list[D] = []
-    # In the order of the entries, which is the order of CUDA's indices: "1,0" makes GPU 1 cuda:0.
+    # The order of the entries is the order of CUDA's indices: with "1,0" GPU 1 is cuda:0.
     for entry in map(str.strip, wanted.split(",")):
         device = _named(entry, gpus)
         if device is None:
@@ -49,12 +48,12 @@ def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], s
 
 
 def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
-    """The device that an index names, or the beginning of a UUID which only one has."""
-    # CUDA reads the digits that an entry begins with, and not what follows them: 1gpu2 is GPU 1.
+    """Find the device with this index or UUID; a UUID may be shortened if only one fits."""
+    # CUDA reads the leading digits of an entry and ignores the rest: 1gpu2 is GPU 1.
     if number := re.match(r"\d+", entry):
         index = int(number[0])
         return gpus[index][0] if index < len(gpus) else None
-    # The UUID of a GPU with MIG stands for its first instance, as its index does.
+    # For a GPU with MIG, both its UUID and its index stand for its first instance.
     found = [gpu[0] for gpu in gpus if (gpu[0]["parent"] or gpu[0]["uuid"]).startswith(entry)]
     for gpu in gpus:
         found += [each for each in gpu if each["parent"] and each["uuid"].startswith(entry)]
@@ -62,5 +61,5 @@ def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
 
 
 def _first_instance(devices: list[D]) -> list[D]:
-    """CUDA shows a process one MIG instance, and then no other device."""
+    """Keep only the first MIG instance, if there is one: CUDA then shows no other device."""
     return [device for device in devices if device["parent"]][:1] or devices

@@ -1,5 +1,5 @@
-"""A script that Python itself has started: also there, what its user did wrong is one line and a
-fixed exit code.
+"""For scripts that Python starts without ``srunddp``: a user's mistake is still reported in one
+line and with a fixed exit code.
 """
 
 import functools
@@ -12,21 +12,22 @@ _below_srunddp = False
 
 
 def leave_to_srunddp() -> None:
-    """Tell that this process is a rank below ``srunddp``, which prints such an error itself."""
+    """Note that this process is a rank below ``srunddp``, which prints uncaught errors itself."""
     global _below_srunddp
     _below_srunddp = True
 
 
 def install_excepthook() -> None:
-    """Let an uncaught SrunddpError end the program with its line and exit code, and no traceback.
+    """Make an uncaught SrunddpError print one line instead of a traceback, and end with its exit
+    code.
 
-    Nothing is done below ``srunddp``, nor in an interactive Python, which goes on after an error.
+    Nothing is done below ``srunddp``, or in an interactive Python, which goes on after an error.
     """
     if not (_below_srunddp or sys.flags.interactive or hasattr(sys, "ps1")):
         _set_hook()
 
 
-# Once in a process: a second hook would have the first one below it, and both would be called.
+# Set the hook only once per process: a second one would call the first one too.
 @functools.cache
 def _set_hook() -> None:
     below = sys.excepthook
@@ -35,7 +36,7 @@ def _set_hook() -> None:
         if not isinstance(error, SrunddpError):
             below(kind, error, trace)
             return
-        # torch's hook, where it is above, holds sys.stderr back until this one returns.
+        # If torch's hook has called this one, it captures sys.stderr until this one returns.
         print(f"srunddp: error: {error}", file=sys.__stderr__ or sys.stderr)
         raise SystemExit(error.exit_code)
 

@@ -1,5 +1,5 @@
-"""A file or folder as this node sees it; none of it may be asked for without a limit, as its server
-may be gone.
+"""A file or folder as this node sees it. Call these functions only under a time limit, because a
+file server may not answer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-# Bytes of a file whose content is compared, and entries of a folder whose names are: a check of
-# thousands of ranks must not read a data set on each.
+# Contents are compared up to this many bytes of a file and entries of a folder: a check on
+# thousands of ranks must not read a whole data set on each.
 SMALL = 1 << 20
 FEW = 10_000
 MOUNTS = Path("/proc/self/mountinfo")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-# On these a file has one inode number on all nodes.
+# On these file systems a file has the same inode number on all nodes.
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "panfs", "wekafs"}
 
 
@@ -28,14 +28,14 @@ class Place(TypedDict):
     """What is at a path.
 
     Attributes:
-        role: ``working directory``, ``script``, ``environment``, or ``path`` for one that was
-            named.
-        kind: ``file``, ``folder``, ``other``; ``missing``, ``silent`` (no answer), ``broken``
-            (another error).
-        error: of ``broken``, or why it cannot be read or written.
-        system: the type of its file system.
-        identity: equal for two nodes that see one file or folder.
-        content: a hash, the same for what is the same; empty where it is not compared.
+        role: ``working directory``, ``script``, ``environment``, or ``path`` for a named path.
+        path: The absolute path.
+        kind: ``file``, ``folder`` or ``other``; else ``missing``, ``silent`` (no answer) or
+            ``broken`` (another error).
+        error: Why it is ``broken``, or why it cannot be read or written.
+        system: The type of the file system.
+        identity: A text that is equal on two nodes only if they see the same file or folder.
+        content: A hash of the content; empty if the content is not compared.
     """
 
     role: str
@@ -48,19 +48,19 @@ class Place(TypedDict):
 
 
 def look(role: str, path: str, *, write: bool = False) -> Place:
-    """Look at a file or folder, but not at its content.
+    """Look at a file or folder, without reading its content.
 
     Args:
-        role: what it is for, as the result has it.
-        path: of it.
-        write: it has to be a folder in which files can be made.
+        role: The ``role`` of the result.
+        path: The file or folder; a relative path is made absolute.
+        write: Whether it must be a folder in which files can be created.
     """
     place = Place(
         role=role, path=path, kind="missing", error="", system="", identity="", content=""
     )
     try:
-        # Inside the try: a relative path raises FileNotFoundError here where the working folder has
-        # been deleted.
+        # abspath() must be inside the try: for a relative path it raises FileNotFoundError if the
+        # working directory has been deleted.
         place["path"] = os.path.abspath(path)
         found = os.stat(place["path"])
     except (FileNotFoundError, NotADirectoryError):
@@ -86,46 +86,48 @@ def look(role: str, path: str, *, write: bool = False) -> Place:
 
 
 def identity(mount: Mount, found: os.stat_result) -> str:
-    """Return a text that is equal for all nodes that see this one file or folder, and no others."""
+    """Return a text that two nodes share only if they see the very same file or folder."""
     if mount.type in _SHARED:
-        # One file system is often mounted from several servers.
+        # Drop the server's name, because one file system is often mounted from several servers.
         export = mount.source.rpartition(":")[2]
         return f"{mount.type} {export} {found.st_ino}"
-    # Nodes of one image have equal device and inode numbers for different files. The boot id tells
-    # the nodes apart.
+    # Nodes with the same image have equal device and inode numbers for different files. The boot id
+    # tells the nodes apart.
     return f"{mount.type} {BOOT.read_text().strip()} {found.st_dev} {found.st_ino}"
 
 
 def why_not_writable(folder: str) -> str:
-    """Try to write a file in a folder; it has no name, and nothing of it is left.
+    """Find out whether a file can be written in a folder, with a temporary file that leaves no
+    trace.
 
     Returns:
-        Why that fails; empty where it does not.
+        The reason why not; empty if the write succeeds.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".srunddp-check-") as file:
-            # An empty file takes no block, and would be made where disk or quota is full.
+            # Write a block: an empty file needs none, so it could be created on a full disk.
             file.write(bytes(4096))
             file.flush()
-            os.fsync(file.fileno())  # a full quota is found here
+            os.fsync(file.fileno())  # a full quota may only be reported here
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
 def content(path: str, *, whole: bool = False) -> str:
-    """Hash a file, or the names and sizes in a folder, so that two nodes can compare them.
+    """Hash a file, or the names and file sizes in a folder, so that two nodes can compare them.
 
     Args:
-        path: Of the file or folder.
-        whole: Hash a file of more than :data:`SMALL` bytes as well; else its size stands for it.
+        path: The file or folder.
+        whole: Hash even a file of more than :data:`SMALL` bytes; otherwise its size stands for it.
 
     Returns:
-        Empty where it cannot be read, or a folder has more than :data:`FEW` entries.
+        Empty if the path cannot be read, or if the folder has more than :data:`FEW` entries.
     """
-    with contextlib.suppress(OSError):  # that it cannot be read is found elsewhere
+    with contextlib.suppress(OSError):  # other checks report unreadable paths
         if os.path.isdir(path):
-            # One more than is compared tells that there are more, without listing the rest.
+            # Take one entry more than the limit: that tells whether there are too many without
+            # listing all.
             entries = list(itertools.islice(_entries(path), FEW + 1))
             if len(entries) > FEW:
                 return ""
@@ -141,9 +143,10 @@ def content(path: str, *, whole: bool = False) -> str:
 def _entries(folder: str) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            # Each node's Python makes this folder when it first imports from there.
+            # Skip __pycache__: each node's Python makes it when it first imports from the folder.
             if entry.name != "__pycache__":
-                # File systems give folders and links different sizes for the same content.
+                # Only sizes of files count: file systems report different sizes for equal folders
+                # and links.
                 kept = entry.is_file(follow_symlinks=False)
                 yield (
                     f"{os.fsencode(entry.name)!r}"
@@ -152,7 +155,7 @@ def _entries(folder: str) -> Iterator[str]:
 
 
 class Mount(NamedTuple):
-    """A mounted file system, as /proc/self/mountinfo has it."""
+    """A mounted file system from /proc/self/mountinfo: mount point, type and source."""
 
     point: str
     type: str
@@ -160,35 +163,35 @@ class Mount(NamedTuple):
 
 
 def mount_of(path: str, mounts: Path = MOUNTS) -> Mount:
-    """Find the mounted file system that a path is on; the path is absolute and has no links."""
+    """Find the file system that a path is on; ``path`` is absolute and without symbolic links."""
     found = Mount("", "", "")
-    # 36 35 98:0 /root /mnt rw,noatime master:1 - ext3 /dev/root rw: the number of fields before the
-    # "-" varies (proc(5)).
+    # A line looks like "36 35 98:0 /root /mnt rw,noatime master:1 - ext3 /dev/root rw". The number
+    # of fields before the "-" varies (proc(5)).
     for line in mounts.read_text().splitlines():
         before, _, after = line.partition(" - ")
         kind, source, *_ = after.split(" ")
         mount = Mount(_unescaped(before.split(" ")[4]), kind, _unescaped(source))
         inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
-        # Of two at one point the later hides the earlier.
+        # Of two mounts at the same point, the later one hides the earlier one.
         if inside and len(mount.point) >= len(found.point):
             found = mount
     return found
 
 
 def _unescaped(text: str) -> str:
-    # The kernel writes these four in octal. The backslash comes last: replaced first, it could make
-    # an escape of the digits behind it.
+    # The kernel writes these four characters as octal escapes. Replace the backslash last: replaced
+    # first, it could form a new escape with the digits after it.
     for character in (" ", "\t", "\n", "\\"):
         text = text.replace(f"\\{ord(character):03o}", character)
     return text
 
 
 def mark(path: str) -> dict[str, str]:
-    """Describe a folder so that two nodes can compare it; empty where it cannot be read.
+    """Describe a folder so that two nodes can compare it.
 
     Returns:
-        ``identity``: equal for nodes that see this one folder, where its file system lets that be
-        told. ``content``: a hash of its entries' names, sizes and times.
+        ``identity``, equal on two nodes only if they see the same folder; ``content``, a hash of
+        the names, sizes and times of its entries. Both are empty if the folder cannot be read.
     """
     try:
         entries = "\0".join(sorted(_stamp(entry) for entry in os.scandir(path)))
@@ -204,7 +207,7 @@ def mark(path: str) -> dict[str, str]:
 def _stamp(entry: os.DirEntry[str]) -> str:
     try:
         found = entry.stat(follow_symlinks=False)
-    # The entry was removed after the folder was listed.
+    # The entry was removed between the listing and the stat.
     except FileNotFoundError:
         return entry.name
     return (
@@ -213,5 +216,5 @@ def _stamp(entry: os.DirEntry[str]) -> str:
 
 
 def same(here: Mapping[str, str], there: Mapping[str, str]) -> bool:
-    """Tell whether two marks are of one folder, or of a folder and a copy with the same times."""
+    """Tell whether two marks describe one folder, or a folder and a copy that kept the times."""
     return any(here[key] and here[key] == there[key] for key in ("identity", "content"))

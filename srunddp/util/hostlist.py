@@ -1,5 +1,5 @@
-"""Node names and numbers by group, and in few words as Slurm has them; nothing is imported for it
-when a rank fails.
+"""Node names and numbers, grouped and in Slurm's short notation. No function imports anything when
+it is called, because they are used while a rank fails.
 """
 
 import itertools
@@ -9,16 +9,16 @@ from typing import TypeVar
 
 from srunddp.errors import ConfigError, Scope
 
-LONGEST_LIST = 65536  # names: a typing error such as node[1-99999999] must not fill the memory
+LONGEST_LIST = 65536  # names; a typo such as node[1-99999999] must not fill the memory
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 def fold(names: Iterable[str]) -> str:
-    """Write names in few words: ``login,node[01-04,07]``.
+    """Write names in Slurm's short notation: ``login,node[01-04,07]``.
 
-    Names that differ in the last number before the first dot are one item. :func:`expand` is the
-    way back.
+    Names that differ only in the last number before the first dot share one item. :func:`expand` is
+    the inverse.
     """
     numbers: dict[tuple[str, str], list[str]] = {}
     for name in sorted(set(names)):
@@ -26,7 +26,7 @@ def fold(names: Iterable[str]) -> str:
         before = host
         number = ""
         after = ""
-        # Not \d, which matches the digits of other scripts too; expand() would not read those back.
+        # [0-9], because \d would also match digits of other scripts, which expand() does not read.
         if found := re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", host, re.DOTALL):
             before, number, after = found.groups()
         numbers.setdefault((before, after + dot + domain), []).append(number)
@@ -38,13 +38,13 @@ def fold(names: Iterable[str]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Write numbers in few words: ``0-3,5``."""
+    """Write numbers as ranges: ``0-3,5``."""
     return _ranges(map(str, set(numbers)))
 
 
 def numbers_of(ranges: str) -> set[int]:
-    """Read numbers as :func:`ranges` writes them; the kernel writes lists of CPUs so, and none as
-    an empty text.
+    """Read numbers in the notation of :func:`ranges`, in which the kernel also writes lists of
+    CPUs; an empty text is an empty set.
     """
     if not ranges:
         return set()
@@ -52,9 +52,9 @@ def numbers_of(ranges: str) -> set[int]:
 
 
 def _ranges(numbers: Iterable[str]) -> str:
-    """``01-04,07`` of numbers as they are written; 7 and 07 are two."""
+    """Fold digit strings, keeping leading zeros: ``01-04,07``. 7 and 07 are different."""
     runs: list[tuple[str, str]] = []
-    # By value, and 7 before 07: with equal values the shorter first.
+    # Sort by value; of equal values the shorter comes first, so 7 before 07.
     for number in sorted(numbers, key=lambda digits: (int(digits or 0), len(digits))):
         if runs and _follows(number, *runs[-1]):
             runs[-1] = (runs[-1][0], number)
@@ -64,14 +64,14 @@ def _ranges(numbers: Iterable[str]) -> str:
 
 
 def _follows(number: str, low: str, high: str) -> bool:
-    """Whether a number comes next in a run, with as many digits at least as its first."""
-    # expand() pads to the digits of a range's first number, so that 9 and 10 are [9-10], but 09 and
-    # 10 are [09-10].
+    """Tell whether a number continues the run from ``low`` to ``high``."""
+    # expand() pads to the width of a range's first number: 9 and 10 fold to [9-10], but 09 and 10
+    # to [09-10].
     return high != "" and number == f"{int(high) + 1:0{len(low)}d}"
 
 
 def group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Collect the second of each pair by the first, both in the order in which they come."""
+    """Group the second elements by the first, keeping the order of both."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -82,8 +82,8 @@ def fold_ranks(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
     """Name ranks with their nodes: ``ranks 4-5 on node03``.
 
     Args:
-        ranks: to name.
-        layout: the node of each rank; of one that it does not have none is named.
+        ranks: The ranks to name.
+        layout: The node of each rank. A rank that is not in it is named without a node.
     """
     by_node = group_by_key((layout.get(rank, ""), rank) for rank in ranks)
     parts = []
@@ -95,21 +95,20 @@ def fold_ranks(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
 
 
 def expand(host_list: str, *, where: str = "") -> list[str]:
-    """Expand a Slurm host list in Slurm's own order: ``rack[1-2]n[03,7]`` gives four names.
+    """Expand a Slurm host list in Slurm's order: ``rack[1-2]n[03,7]`` gives four names.
 
     Args:
-        host_list: names with bracketed ranges, separated by commas; ``*`` and ``?`` stay as they
-            are.
-        where: what the list was read from, for the message.
+        host_list: Names with bracketed ranges, separated by commas; ``*`` and ``?`` are kept.
+        where: Where the list was read from, for the error message.
 
     Raises:
-        ConfigError: brackets that do not match, a range that is none, or more than 65,536 names.
+        ConfigError: Unbalanced brackets, an invalid range, or more than 65,536 names.
     """
     names: list[str] = []
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", host_list):
         raise _bad_list(host_list, "brackets that do not match", where)
     if host_list:
-        # Each item up to a comma outside brackets; the added comma ends the last one.
+        # Split at commas outside brackets; the added comma ends the last item.
         for item in re.findall(r"((?:[^\[\],]|\[[^\[\]]*\])*),", host_list + ","):
             names.extend(itertools.islice(_expand_item(item, host_list, where), LONGEST_LIST + 1))
             if len(names) > LONGEST_LIST:
@@ -118,8 +117,8 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
 
 
 def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
-    # rack[1-2]n[03,7] gives rack, 1-2, n, "03,7" and an empty text: what was in brackets is at the
-    # odd places.
+    # The split of rack[1-2]n[03,7] gives "rack", "1-2", "n", "03,7" and "": the bracketed texts are
+    # at the odd indices.
     pieces = re.split(r"\[([^\]]*)\]", item)
     if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
         raise _bad_list(host_list, f"{item!r}", where)
@@ -127,15 +126,15 @@ def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
         _expand_ranges(piece, host_list, where) if index % 2 else [piece]
         for index, piece in enumerate(pieces)
     ]
-    # The last bracket changes fastest, as Slurm has it. Lazily: several brackets may multiply to
-    # more names than fit in memory, and the caller stops taking them.
+    # The last bracket varies fastest, as in Slurm. The product is lazy, because it may have more
+    # names than fit in memory; the caller stops at its limit.
     yield from map("".join, itertools.product(*choices))
 
 
 def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
-        # Bounded, as int() raises a ValueError for more than 4,300 digits.
+        # At most 18 digits, because int() raises a ValueError for more than 4,300.
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         if not match:
             raise _bad_list(host_list, f"{part!r} in brackets", where)
@@ -160,5 +159,5 @@ def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
 
 
 def shortened(text: str) -> str:
-    """Cut a text that may be very long, for a message."""
+    """Cut a text to at most 80 characters, for an error message."""
     return text if len(text) <= 80 else text[:77] + "..."

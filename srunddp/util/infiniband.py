@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE devices of this node, as the kernel shows them."""
+"""InfiniBand and RoCE devices of this node, as shown in /sys."""
 
 import re
 from collections.abc import Sequence
@@ -12,14 +12,15 @@ _ROOT = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True)
 class Device:
-    """One device.
+    """An InfiniBand or RoCE device.
 
     Attributes:
-        name: ``mlx5_0``, as NCCL_IB_HCA takes it.
-        active: whether a port is.
-        layer: ``InfiniBand``, or ``Ethernet`` for RoCE, and rate in Mbit/s, 0 where it is not
-            known: of its fastest port, if any is active of its active ones.
-        interfaces: its network interfaces.
+        name: As in NCCL_IB_HCA, for example ``mlx5_0``.
+        layer: ``InfiniBand``, or ``Ethernet`` for RoCE; that of the fastest active port, or of the
+            fastest port if none is active.
+        active: Whether any port is active.
+        rate: The rate of the same port in Mbit/s; 0 if unknown.
+        interfaces: The device's network interfaces.
     """
 
     name: str
@@ -30,25 +31,25 @@ class Device:
 
 
 def devices(root: Path = _ROOT) -> list[Device]:
-    """List the devices of this node, by name; empty where there are none."""
+    """List the devices of this node, sorted by name; empty if there are none."""
     return [_device(folder) for folder in sorted(root.glob("*"))]
 
 
 def with_interface(
     own: Sequence[Device], every: Sequence[Device]
 ) -> tuple[list[Device], list[Device]]:
-    """Choose the devices that NCCL is to use where a network interface is chosen.
+    """Choose the devices that NCCL uses once a network interface is chosen.
 
-    InfiniBand carries NCCL without an address, and often only one device has one: all of the best
-    rate are used. RoCE needs addresses, so a fast device without this interface may belong to
-    another network.
+    Over InfiniBand, NCCL needs no IP address, and often only one of several devices has one; so all
+    devices of the highest rate are used. RoCE needs addresses: a fast device without the chosen
+    interface may belong to another network.
 
     Args:
-        own: The active devices of the interface.
+        own: The active devices of the chosen interface.
         every: All active devices of the node.
 
     Returns:
-        The devices to use, and those of which it is not known whether they belong to the network.
+        The devices to use, and those that may or may not belong to the same network.
     """
     alike = [device for device in every if own and device.layer == own[0].layer]
     best = [device for device in alike if device.rate == max(each.rate for each in alike)]
@@ -59,16 +60,16 @@ def with_interface(
 
 def _device(folder: Path) -> Device:
     ports = sorted((folder / "ports").glob("*"))
-    # The file has "4: ACTIVE" or "1: DOWN".
+    # The file contains "4: ACTIVE" or "1: DOWN".
     active = [port for port in ports if "ACTIVE" in text_of(port / "state")]
-    # A device without ports is described by its own folder, which has none of these files: no
-    # layer, and rate 0.
+    # For a device without ports, use its own folder. It has no such files, so the layer is empty
+    # and the rate 0.
     port = max(active or ports, key=_rate, default=folder)
     interfaces = tuple(sorted(path.name for path in (folder / "device" / "net").glob("*")))
     return Device(folder.name, text_of(port / "link_layer"), bool(active), _rate(port), interfaces)
 
 
 def _rate(port: Path) -> int:
-    # "100 Gb/sec (4X EDR)".
+    # The file contains, for example, "100 Gb/sec (4X EDR)".
     rate = re.match(r"([0-9.]+) Gb/sec", text_of(port / "rate"))
     return int(float(rate[1]) * 1000) if rate else 0

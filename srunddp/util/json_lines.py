@@ -1,4 +1,4 @@
-"""Lines of JSON: how they arrive over a connection, and what is in one."""
+"""Lines of JSON: receiving them over a connection, and parsing one."""
 
 import errno
 import json
@@ -12,37 +12,37 @@ _LONGEST = 8192  # bytes
 
 
 class LineBuffer:
-    """Cuts what arrives in pieces into lines."""
+    """Collects pieces of a byte stream and cuts them into lines."""
 
     def __init__(self) -> None:
         self._unfinished = b""
 
     def __len__(self) -> int:
-        """Return how many bytes have come of the line that has no end yet."""
+        """Return how many bytes of the unfinished line have arrived."""
         return len(self._unfinished)
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Take what has arrived, and return the lines that it completes, without their ends."""
+        """Add a piece; return the lines that it completes, without line ends."""
         *lines, self._unfinished = (self._unfinished + piece).split(b"\n")
         return lines
 
 
 def receive_line(connection: socket.socket, deadline: float | None = None) -> bytes:
-    """Read one line.
+    """Read one line from a socket.
 
     Args:
-        connection: The next line stays in the socket.
-        deadline: A time of :func:`time.monotonic`; None for the socket's own limit.
+        connection: The socket; bytes after the line stay in it.
+        deadline: A time of :func:`time.monotonic`; None to keep the socket's own timeout.
 
     Raises:
-        OSError: The time is over, the connection broke, or the line is longer than any of ours.
+        OSError: The deadline has passed, the connection broke, or the line has more than 8 KiB.
     """
     text = bytearray()
     while not text.endswith(b"\n"):
         if deadline is not None:
-            # Not 0, which would make the socket non-blocking, nor less, which is a ValueError.
+            # 0 would make the socket non-blocking, and a negative timeout is a ValueError.
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-        piece = connection.recv(1)  # no more, as the next line stays in the socket
+        piece = connection.recv(1)  # a single byte, because the next line must stay in the socket
         if not piece or len(text) > _LONGEST:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         text += piece
@@ -50,7 +50,7 @@ def receive_line(connection: socket.socket, deadline: float | None = None) -> by
 
 
 def parse(text: bytes | str) -> dict[str, Any]:
-    """Return the object in a line of a file; empty where there is none."""
+    """Return the JSON object in a line; empty if the line is not a JSON object."""
     with suppress(ValueError, RecursionError):
         message = json.loads(text)
         if isinstance(message, dict):

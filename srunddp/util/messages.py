@@ -33,19 +33,17 @@ _PLAIN = (int, float, bool, str, types.NoneType)
 
 
 class Message:
-    """What one process tells another.
+    """Base class of what one process sends to another.
 
-    What arrives is checked by the fields' annotations. They may be ``int``, ``float``, ``bool``,
-    ``str``, ``object`` for any JSON, another dataclass of such fields, and unions, tuples and
-    ``dict[str, X]`` of these.
-
-    A kind's ``__post_init__`` may raise a ValueError where values of the right types are wrong all
-    the same.
+    :meth:`decode` checks the values against the fields' annotations. These may be ``int``,
+    ``float``, ``bool``, ``str``, ``object`` (any JSON), another dataclass of such fields, and
+    unions, tuples and ``dict[str, X]`` of these. A kind's ``__post_init__`` may raise a ValueError
+    for values that have the right types but are still wrong.
 
     Attributes:
-        kind: What the line calls this kind of message.
-        extensible: Whether the other end may be another version of srunddp, and send more fields;
-            they are ignored. A protocol says so, for all its kinds.
+        kind: The name of this kind of message in the line.
+        extensible: Whether unknown fields are ignored, because the sender may be another version of
+            srunddp. Set for a whole protocol.
     """
 
     kind: ClassVar[str] = ""
@@ -58,23 +56,23 @@ class Message:
             cls._kinds = {}
             cls.extensible = extensible
             return
-        for base in cls.__bases__:  # a kind may be of two protocols
+        for base in cls.__bases__:  # one kind may belong to two protocols
             assert issubclass(base, Message)
             base._kinds[kind] = cls
 
     def encode(self) -> bytes:
-        """Return the line that :meth:`decode` reads, with its end."""
-        # `default` is called for a field that is a dataclass of its own.
+        """Return the message as a line of JSON with its line end, for :meth:`decode`."""
+        # json calls `default` for a field that is itself a dataclass.
         return json.dumps({"kind": self.kind, **vars(self)}, default=vars).encode() + b"\n"
 
     @classmethod
     def decode(cls, line: bytes) -> Self | None:
-        """Return the message of this protocol that is in a line; None where there is none."""
+        """Return the message in a line; None if the line has no valid message of this protocol."""
         try:
             values = json.loads(line)
             kind = cls._kinds[values.pop("kind")]
             message = _dataclass_of(kind, values, ignoring_others=cls.extensible)
-        # No JSON, or too deep; no object; no such kind; no such values.
+        # Not JSON or nested too deeply; not an object; an unknown kind; values that do not fit.
         except (ValueError, RecursionError, OverflowError, AttributeError, KeyError, TypeError):
             return None
         assert isinstance(message, cls)
@@ -82,7 +80,7 @@ class Message:
 
 
 def _dataclass_of(wanted: type[D], values: object, *, ignoring_others: bool = False) -> D:
-    """Return a dataclass with these values; raise a TypeError where they do not fit its fields."""
+    """Make a dataclass from these values; raise a TypeError if they do not fit its fields."""
     if not isinstance(values, dict):
         raise TypeError(f"{wanted.__name__} is {values!r}")
     field_types = _field_types(wanted)  # type: ignore[arg-type]  # a class is hashable
@@ -92,31 +90,31 @@ def _dataclass_of(wanted: type[D], values: object, *, ignoring_others: bool = Fa
             checked[name] = _checked(field_types[name], value, ignoring_others)
         elif not ignoring_others:
             raise TypeError(f"{wanted.__name__} has no {name}")
-    # A field that is missing and has no default is the constructor's TypeError.
+    # If a field without a default is missing, the constructor raises the TypeError.
     return wanted(**checked)
 
 
 @functools.cache
 def _field_types(wanted: type) -> dict[str, Any]:
-    # Cached, since the annotations are strings (PEP 563), each of which is compiled and evaluated
-    # here.
+    # Cached because the annotations are strings (PEP 563): get_type_hints() compiles and evaluates
+    # each one.
     hints = typing.get_type_hints(wanted)
     return {field.name: hints[field.name] for field in fields(wanted)}
 
 
 def _checked(wanted: Any, value: Any, ignoring_others: bool) -> Any:
-    """Return the value of an annotation that JSON's value stands for, such as a tuple for a list.
+    """Convert a JSON value to the annotated type, for example a list to a tuple.
 
     Raises:
-        TypeError: It stands for none.
+        TypeError: The value does not fit the type.
     """
     if wanted is object:
         return value
-    # A sender that sets a float field to 5 writes an integer of JSON.
+    # JSON has no separate floats: a float field that is set to 5 arrives as an int.
     if wanted is float and type(value) is int:
         return float(value)
     if wanted in _PLAIN:
-        if type(value) is wanted:  # a bool is no int
+        if type(value) is wanted:  # `type() is`, because a bool must not pass as an int
             return value
         raise TypeError(f"{value!r} is no {wanted.__name__}")
     if isinstance(wanted, type) and is_dataclass(wanted):
@@ -137,7 +135,7 @@ def _checked(wanted: Any, value: Any, ignoring_others: bool) -> Any:
 
 
 def _checked_union(alternatives: tuple[Any, ...], value: Any, ignoring_others: bool) -> Any:
-    # The order of the annotation decides where a value fits several alternatives.
+    # If a value fits several alternatives, the first one in the annotation counts.
     for wanted in alternatives:
         with suppress(TypeError):
             return _checked(wanted, value, ignoring_others)
@@ -145,7 +143,7 @@ def _checked_union(alternatives: tuple[Any, ...], value: Any, ignoring_others: b
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Send a message. That the connection is broken is noticed by whoever reads from it."""
+    """Send a message. A broken connection is no error here: the next read from it fails."""
     with suppress(OSError):
         connection.sendall(message.encode())
 
@@ -153,14 +151,14 @@ def send(connection: socket.socket, message: Message) -> None:
 def receive(
     connection: socket.socket, protocol: type[M], deadline: float | None = None
 ) -> M | None:
-    """Read one message of a protocol; None where the line that came is none.
+    """Read one message of a protocol; None if the line is not a valid message.
 
     Args:
-        connection: The next message stays in the socket.
-        protocol: Whose kinds are understood.
-        deadline: A time of :func:`time.monotonic`; None for the socket's own limit.
+        connection: The socket; the next message stays in it.
+        protocol: The base class of the kinds that are accepted.
+        deadline: A time of :func:`time.monotonic`; None to keep the socket's own timeout.
 
     Raises:
-        OSError: The time is over, or the connection broke.
+        OSError: The deadline has passed, or the connection broke.
     """
     return protocol.decode(receive_line(connection, deadline))

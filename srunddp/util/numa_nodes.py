@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine, as sysfs has them."""
+"""The NUMA nodes of this machine, from sysfs."""
 
 from pathlib import Path
 
@@ -12,18 +12,18 @@ def numa_node_of_device(address: str, sysfs: Path = SYSFS) -> int:
     """Find the NUMA node of a PCI device.
 
     Args:
-        address: of the device, as ``0000:17:00.0``.
-        sysfs: where it is mounted.
+        address: The device's address, for example ``0000:17:00.0``.
+        sysfs: Where sysfs is mounted.
 
     Returns:
-        -1 where nothing tells, as on machines with one node.
+        -1 if it is not known, as on machines with a single node.
     """
-    # The kernel itself writes -1 for a device without a node; a container may not show the file.
+    # The kernel writes -1 for a device without a node. In a container the file may be missing.
     return int(text_of(sysfs / "bus/pci/devices" / address / "numa_node") or -1)
 
 
 def numa_nodes_of_cpus(cpus: set[int], sysfs: Path = SYSFS) -> list[int]:
-    """Find the NUMA nodes that have any of these CPUs."""
+    """Find the NUMA nodes that contain at least one of these CPUs, in ascending order."""
     nodes = (sysfs / "devices/system/node").glob("node[0-9]*")
     return sorted(
         int(each.name.removeprefix("node"))

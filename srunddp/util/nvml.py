@@ -1,4 +1,4 @@
-"""The GPUs of this node by NVML, which needs no CUDA context."""
+"""The GPUs of this node, asked through NVML, which needs no CUDA context."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 from srunddp.util.cuda_visible import VisibleDevice, visible
 from srunddp.util.numa_nodes import SYSFS, numa_node_of_device
 
-_READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
+_READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple by mistake, which ctypes rejects
 T = TypeVar("T")
 
 
 class Device(VisibleDevice):
-    """What is known of one.
+    """A GPU or MIG instance as NVML describes it.
 
     Attributes:
-        name: of the model.
-        total: bytes of memory, 0 where NVML does not tell.
-        free: bytes of it that nobody uses, 0 where NVML does not tell.
-        address: on the PCI bus, as in sysfs.
-        numa: its NUMA node, -1 where nothing tells.
+        name: The model.
+        total: Bytes of memory; 0 if unknown.
+        free: Bytes of unused memory; 0 if unknown.
+        address: The GPU's address on the PCI bus, written as in sysfs.
+        numa: The GPU's NUMA node; -1 if unknown.
     """
 
     name: str
@@ -34,20 +34,20 @@ class Device(VisibleDevice):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What one process sees.
+    """What one process sees through NVML.
 
     Attributes:
-        missing: why there is no NVML to ask, else empty.
-        error: NVML's own, else empty.
-        driver: the driver's version.
-        cuda: the version of CUDA that it supports.
-        count: GPUs that NVML shows, whatever ``CUDA_VISIBLE_DEVICES`` says.
-        models: their names, each once.
-        devices: that CUDA would show, in its order.
-        unknown: in ``CUDA_VISIBLE_DEVICES``, of no GPU or of one named before: CUDA heeds nothing
-            from there on.
-        separate: pairs of these devices that cannot read each other's memory, by UUID, with the
-            reason.
+        missing: Why NVML is not available; empty if it is.
+        error: NVML's own error; empty if there was none.
+        driver: The driver's version.
+        cuda: The newest CUDA version that the driver supports.
+        count: How many GPUs NVML shows, whatever ``CUDA_VISIBLE_DEVICES`` says.
+        models: The model names, each once.
+        devices: The devices that CUDA would show, in CUDA's order.
+        unknown: The entry of ``CUDA_VISIBLE_DEVICES`` at which CUDA stops reading, because no GPU
+            has this name or it was named before.
+        separate: Pairs of these devices (by UUID) that cannot read each other's memory, each with
+            the reason.
     """
 
     missing: str = ""
@@ -62,11 +62,11 @@ class View:
 
 
 def look(wanted: str | None, sysfs: Path = SYSFS) -> View:
-    """Ask NVML what it shows, and which of that CUDA would show.
+    """Ask NVML which GPUs there are, and work out which of them CUDA would show.
 
     Args:
-        wanted: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
-        sysfs: where it is mounted.
+        wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        sysfs: Where sysfs is mounted.
     """
     try:
         import pynvml
@@ -86,12 +86,12 @@ def look(wanted: str | None, sysfs: Path = SYSFS) -> View:
 
 def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    # Each as its MIG instances or as itself.
+    # Each entry lists a GPU's MIG instances, or the GPU itself.
     known = [
         [_device(nvml, each, gpu, sysfs) for each in instances(nvml, gpu) or [gpu]] for gpu in gpus
     ]
     devices, unknown = visible(wanted, known)
-    # 12040 is 12.4.
+    # NVML encodes version 12.4 as 12040.
     cuda = nvml.nvmlSystemGetCudaDriverVersion()
     return View(
         driver=nvml.nvmlSystemGetDriverVersion(),
@@ -107,7 +107,7 @@ def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
 def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
     memory = query_or(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device), None)
     address = nvml.nvmlDeviceGetPciInfo(gpu).busId
-    if isinstance(address, bytes):  # of older versions of its Python module
+    if isinstance(address, bytes):  # older versions of pynvml return bytes
         address = address.decode()
     address = address.lower()[-12:]  # NVML's domain has eight digits, sysfs's four
     uuid = nvml.nvmlDeviceGetUUID(device)
@@ -124,9 +124,9 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
 
 
 def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[list[str]]:
-    """Pairs without P2P. MIG instances have none at all, and are none of these GPUs."""
-    # pynvml has the name of one status twice, spelled SUPPORED and SUPPORTED, with the same number.
-    # Sorted, the right spelling comes later and is kept.
+    """List the pairs of devices without P2P, except MIG instances, which never have it."""
+    # pynvml has one status under two names, SUPPORED and SUPPORTED. sorted() puts the correct
+    # spelling last, so it wins.
     names = {
         getattr(nvml, name): name.removeprefix("NVML_P2P_STATUS_").replace("_", " ").lower()
         for name in sorted(vars(nvml))
@@ -136,7 +136,7 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
     whole = [device["uuid"] for device in devices if device["uuid"] in gpus]
     for one, other in combinations(whole, 2):
         ask = partial(nvml.nvmlDeviceGetP2PStatus, gpus[one], gpus[other], _READ)
-        # A driver that cannot tell gives no reason to report a pair.
+        # If the driver cannot tell, the pair counts as connected, so it is not reported.
         status = query_or(nvml, ask, nvml.NVML_P2P_STATUS_OK)
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
             found.append([one, other, names.get(status, str(status))])
@@ -144,7 +144,7 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
 
 
 def instances(nvml: Any, gpu: Any) -> list[Any]:
-    """List NVML's handles of the MIG instances of a GPU; empty where MIG is off."""
+    """List NVML's handles of a GPU's MIG instances; empty if MIG is off."""
     if query_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(gpu)[0], 0) != nvml.NVML_DEVICE_MIG_ENABLE:
         return []
     indices = range(query_or(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 0))
@@ -156,12 +156,12 @@ def instances(nvml: Any, gpu: Any) -> list[Any]:
 
 
 def query_or(nvml: Any, ask: Callable[[], T], default: T) -> T:
-    """Ask a GPU something that it need not know.
+    """Ask a GPU something that it may not support.
 
     Args:
-        nvml: the module.
-        ask: asks it.
-        default: the answer where the GPU, the driver or this user is not to ask that.
+        nvml: The module ``pynvml``.
+        ask: Makes the call.
+        default: The answer if the GPU, the driver or this user's permissions do not allow the call.
     """
     try:
         return ask()
@@ -170,6 +170,6 @@ def query_or(nvml: Any, ask: Callable[[], T], default: T) -> T:
 
 
 def unsupported_errors(nvml: Any) -> tuple[type[Exception], ...]:
-    """Return NVML's errors by which this GPU, driver or user cannot be asked that, now or later."""
+    """Return the NVML errors that mean: this call does not work here and need not be repeated."""
     names = ("NotSupported", "NotFound", "InvalidArgument", "FunctionNotFound", "NoPermission")
     return tuple(getattr(nvml, f"NVMLError_{name}") for name in names)

@@ -1,6 +1,4 @@
-"""Commands whose ``--help`` shows options by group, and which tell of their options behind
-SCRIPT.
-"""
+"""Commands whose ``--help`` groups the options, and a note on options that stand after SCRIPT."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +7,14 @@ import click
 
 
 class GroupedCommand(click.Command):
-    """A command that takes SCRIPT and its arguments; ``--help`` shows its options by group.
+    """A command that takes SCRIPT and its arguments; ``--help`` shows its options in groups.
 
-    ``groups`` has each heading and the names of its options' parameters: ``{"Network": "ifaces
-    channel port"}``. Options that no group names come last, under "Other", or "Options" if there
-    are no groups.
+    ``groups`` maps each heading to the parameter names of its options: ``{"Network": "ifaces
+    channel port"}``. Options in no group come last, under "Other", or under "Options" if there are
+    no groups.
     """
 
-    # Everything behind SCRIPT belongs to the script, even what is spelled like one of our options.
+    # Everything after SCRIPT belongs to the script, even if it looks like an option of srunddp.
     allow_interspersed_args = False
 
     def __init__(self, *args: Any, groups: Mapping[str, str] | None = None, **given: Any) -> None:
@@ -25,7 +23,7 @@ class GroupedCommand(click.Command):
         self.groups = groups or {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """See click; when a shell asks what may stand after SCRIPT, there are no options."""
+        """Return click's parameters; a shell that completes a word after SCRIPT gets no options."""
         params = super().get_params(ctx)
         after = ctx.resilient_parsing and ctx.params.get("script")
         return [each for each in params if not (after and isinstance(each, click.Option))]
@@ -47,18 +45,18 @@ class GroupedCommand(click.Command):
 
 
 def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
-    """Note each argument of SCRIPT that is spelled like an option of the command.
+    """Return a note for each argument of SCRIPT that looks like an option of the command.
 
-    One with a value that the command would not take is certainly the script's own.
+    An argument whose value the option would reject is certainly the script's own and gets no note.
 
     Args:
-        context: Of the command.
-        arguments: Those behind SCRIPT.
+        context: The command's context.
+        arguments: The words after SCRIPT.
     """
     known = {
         name: each for each in context.command.params for name in each.opts if name.startswith("--")
     }
-    # A user who wrote "--" has told the two apart already.
+    # After a "--" the user has marked the arguments as the script's.
     ending = arguments.index("--") if "--" in arguments else len(arguments)
     notes = []
     for argument in arguments[:ending]:

@@ -1,7 +1,7 @@
-"""The files that ``--monitor`` writes and ``report`` reads: their columns, each once.
+"""The columns of the files that ``--monitor`` writes and ``srunddp report`` reads.
 
-docs/reference/files.md says what is in them. A column may be added at the end of a file; a reader
-goes by the names.
+docs/reference/files.md describes them. New columns go at the end of a file; readers find columns by
+name.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from enum import Enum, auto
 
 
 class Use(Enum):
-    """What a column holds.
+    """What kind of value a column holds.
 
     Attributes:
-        TIME: Unix time.
-        KEY: what a row is about, where a file is about several things.
-        COUNTER: a number that grows, and begins anew after a restart.
-        GAUGE: a number that goes up and down.
-        WORD: a text, or a number of which the last one is enough.
+        TIME: Unix time in seconds.
+        KEY: Which rank, link or GPU the row is about, in a file that covers several.
+        COUNTER: A number that grows, and starts again after a restart.
+        GAUGE: A number that goes up and down.
+        WORD: A text, or a number of which the latest value is enough.
     """
 
     TIME = auto()
@@ -29,27 +29,27 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class SampleFile:
-    """One kind of file: what each of its columns holds, by name, in their order."""
+    """One kind of file; ``columns`` maps each column's name to its use, in file order."""
 
     columns: Mapping[str, Use]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns' names."""
+        """The names of the columns, in file order."""
         return tuple(self.columns)
 
     @property
     def header(self) -> str:
-        """The first line."""
+        """The file's first line, with its line end."""
         return ",".join(self.columns) + "\n"
 
     @property
     def key(self) -> str:
-        """The column that tells apart what rows are about; empty where all are about one thing."""
+        """The column that tells what a row is about; empty if all rows are about the same thing."""
         return next(iter(self.having(Use.KEY)), "")
 
     def having(self, *uses: Use) -> tuple[str, ...]:
-        """Return the columns that have one of these uses."""
+        """Return the names of the columns with one of these uses, in file order."""
         return tuple(name for name, use in self.columns.items() if use in uses)
 
 
@@ -100,8 +100,9 @@ LINKS = SampleFile(
         "sent_bytes": Use.COUNTER,
     }
 )
-THROTTLED = "throttled"  # reasons, as thermal+power_cap; a gauge of whether heat is one of them
-# What is asked of each GPU, in the order of the columns.
+# The reasons, joined as in thermal+power_cap; as a gauge, whether heat is among them.
+THROTTLED = "throttled"
+# The values sampled for each GPU, in the order of the columns.
 GPU_FIELDS = {
     "utilization_percent": Use.GAUGE,
     "memory_bytes": Use.GAUGE,
@@ -125,5 +126,5 @@ GPU_FIELDS = {
 GPUS = SampleFile(
     {"time": Use.TIME, "uuid": Use.KEY, "index": Use.WORD, "name": Use.WORD} | GPU_FIELDS
 )
-# Those of a node, by the names in those of the files: node01.gpus.csv.
+# The files of a node; the key is part of the file's name, for example node01.gpus.csv.
 OF_A_NODE = {"node": NODE, "tasks": TASKS, "links": LINKS, "gpus": GPUS}

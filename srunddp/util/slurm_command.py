@@ -1,6 +1,4 @@
-"""Ask one of Slurm's commands: in plain English, with nothing to read from a terminal, and within a
-limit of time.
-"""
+"""Run Slurm's commands: in plain English, without a terminal, and with a time limit."""
 
 import contextlib
 import os
@@ -9,15 +7,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WITHIN = 5.0  # seconds, after which Slurm is taken not to answer
-# ``4711``, a task of an array ``4711_3``, a step ``4711.0``.
+WITHIN = 5.0  # seconds, after which Slurm counts as not answering
+# A job ``4711``, a task of an array ``4711_3``, or a step ``4711.0``.
 JOB = re.compile(r"(?P<number>\d{1,18})(?:_(?P<task>\d{1,18}))?(?:\.(?P<step>\d{1,9}))?", re.ASCII)
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
-# Times in seconds since the epoch; messages that can be matched.
+# Makes Slurm print times in seconds since the epoch and messages in English.
 _FORMAT = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
-# A value may have spaces, as a job's name and comment do: it ends where the next "Name=" begins.
+# A value may contain spaces, as in a job's name or comment: it ends where the next "Name=" begins.
 _FIELD = re.compile(r"([\w:/]+)=(.*?)(?= +[\w:/]+=| *$)")  # of scontrol
-# What scontrol and what sacct call it.
+# Field names of scontrol, and the sacct names of the same fields.
 _NAMES = {
     "JobId": "JobIDRaw",
     "JobState": "State",
@@ -32,16 +30,18 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Job:
-    """What Slurm says of a job.
+    """What Slurm knows about a job.
 
     Attributes:
-        number: also of an array's task, which has one of its own.
-        folder: its working directory.
-        output: the file of its standard output, which the controller alone tells.
-        limit_s, lasted_s: its time limit, and how long it has lasted.
-        state: as ``TIMEOUT``.
-        exit_code: as ``1:0``, the second number is the signal's.
-        started, ended: of its newest start, in seconds since the epoch; None where that is to come.
+        number: The job's number; a task of an array has one of its own.
+        folder: The working directory.
+        limit_s: The time limit in seconds; None if there is none or it is unknown.
+        lasted_s: How many seconds the job has run; None if unknown.
+        state: For example ``TIMEOUT``.
+        exit_code: For example ``1:0``; the second number is the signal.
+        started, ended: Seconds since the epoch, of the latest start; None if this has not happened
+            yet or is unknown.
+        output: The file of standard output; only the controller knows it.
     """
 
     number: str
@@ -67,20 +67,23 @@ def run(
     """Run a command and wait for it.
 
     Args:
-        environ: for the command; this process's, unless given.
-        timeout: seconds, after which the command is killed; None for no limit.
-        input: for its standard input, which is empty unless given.
-        as_is: leave ``environ`` as it is, for a command that hands it on to a job.
-        start_new_session: so that a signal to this process's group is not for the command.
+        command: The command and its arguments.
+        environ: The command's environment; this process's if None.
+        timeout: Seconds after which the command is killed; None for no limit.
+        input: The text for standard input, which is empty by default.
+        as_is: Do not set language and time format, for a command that passes its environment on to
+            a job.
+        start_new_session: Keep signals to this process's group away from the command.
 
     Raises:
-        OSError: the command does not exist.
-        subprocess.TimeoutExpired: it took longer.
+        OSError: The command cannot be started.
+        subprocess.TimeoutExpired: The command took longer than the timeout.
     """
     return subprocess.run(
         command,
         env={**(os.environ if environ is None else environ), **({} if as_is else _FORMAT)},
-        # Never this process's own, which may be a terminal: the command would wait for it.
+        # Never pass on this process's own input: if it is a terminal, the command could wait for
+        # it.
         input=input or "",
         capture_output=True,
         encoding="utf-8",
@@ -91,14 +94,15 @@ def run(
 
 
 def outside(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
-    """Return variables as outside of any job, for a command that must not take this job's.
+    """Return the variables without those of the present job, for a command that must not act on it.
 
     Args:
-        environ: The variables.
-        kept: Names of Slurm's variables to keep, besides those by which its commands find it.
+        environ: The variables to start from.
+        kept: Names of Slurm variables to keep, in addition to those that Slurm's commands need to
+            find the cluster.
     """
-    # srun and sbatch read most of a job's variables as if they were options: with SLURM_JOB_ID set,
-    # srun would start a step in that job.
+    # srun and sbatch read most of a job's variables like options: if SLURM_JOB_ID is set, srun
+    # would start a step in that job.
     kept = (
         "SLURM_CONF",
         "SLURM_CONF_SERVER",
@@ -120,21 +124,20 @@ def output(
     timeout: float = WITHIN,
     any_status: bool = False,
 ) -> str:
-    """Run a command of Slurm for what it prints.
+    """Run a Slurm command and return what it prints.
 
     Args:
-        command: its words.
-        environ: its variables; this process's unless given.
-        timeout: seconds that it may take.
-        any_status: also what a command prints that fails, with its errors after it.
+        command: The command and its arguments.
+        environ: The command's environment; this process's if None.
+        timeout: The time limit in seconds.
+        any_status: Return the output of a failing command too, followed by its errors.
 
     Returns:
-        Nothing where it does not exist, takes longer or fails.
+        Empty if the command does not exist, takes too long or (without ``any_status``) fails.
     """
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         done = run(command, environ, timeout=timeout)
-        # For a caller that looks for a word of the error, such as scontrol's about a step that is
-        # gone.
+        # Some callers look for an error message, for example scontrol's about a step that is gone.
         if any_status:
             return done.stdout + done.stderr
         if done.returncode:
@@ -144,25 +147,26 @@ def output(
 
 
 def job(what: str) -> Job | None:
-    """Ask Slurm about a job: scontrol, which forgets a job soon after its end, then sacct.
+    """Ask Slurm about a job: first scontrol, then sacct, because scontrol soon forgets an ended
+    job.
 
     Args:
-        what: ``4711``, or an array's task ``4711_3``.
+        what: ``4711``, or a task of an array, ``4711_3``.
 
     Returns:
-        None where neither knows it.
+        None if neither command knows the job.
     """
     lines = output("scontrol", "--oneliner", "show", "job", what).splitlines()
     found = [dict(_FIELD.findall(line)) for line in lines if line.startswith("JobId=")]
     if not found:
-        # -X: the job's own line without those of its steps. WorkDir is last, as a path may have the
-        # "|" that separates the columns.
+        # -X leaves out the job's steps. WorkDir is the last column, because a path may contain the
+        # separator "|".
         printed = output("sacct", "-P", "-n", "-X", "-j", what, "-o", ",".join(_NAMES.values()))
         rows = (line.split("|", len(_NAMES) - 1) for line in printed.splitlines())
         found = [dict(zip(_NAMES, row, strict=True)) for row in rows if len(row) == len(_NAMES)]
     if not found:
         return None
-    # For an array scontrol prints a record for each task, whose JobId is the task's own.
+    # For an array scontrol prints one record per task, whose JobId is the task's own number.
     own = dict.fromkeys((*_NAMES, "StdOut"), "") | next(
         (each for each in found if each["JobId"] == what), found[0]
     )
@@ -170,7 +174,7 @@ def job(what: str) -> Job | None:
     limit = seconds(own["TimeLimit"])
     lasted = seconds(own["RunTime"])
     started = figure(own["StartTime"])
-    # Of a job that runs, Slurm names as its end what its limit gives.
+    # For a running job Slurm reports the end that its time limit gives.
     ended = None if state in RUNNING else figure(own["EndTime"])
     return Job(
         own["JobId"],
@@ -186,7 +190,7 @@ def job(what: str) -> Job | None:
 
 
 def seconds(text: str) -> float | None:
-    """Read a duration of Slurm's, ``[DD-[HH:]]MM:SS[.mmm]``; None for anything else."""
+    """Read a Slurm duration, ``[DD-[HH:]]MM:SS[.mmm]``, in seconds; None for anything else."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)
     if not match:
         return None
@@ -195,5 +199,5 @@ def seconds(text: str) -> float | None:
 
 
 def figure(text: str) -> float | None:
-    """Read a number; None for a text that is none, such as ``Unknown``."""
+    """Read a non-negative decimal number; None for any other text, such as ``Unknown``."""
     return float(text) if re.fullmatch(r"\d+(?:\.\d+)?", text) else None

@@ -1,31 +1,31 @@
-"""When a connection is lost: Linux's options of TCP."""
+"""TCP options of Linux that decide when a connection counts as lost."""
 
 import socket
 
-_PROBES = 6  # in the time
-# Linux's TCP_THIN_LINEAR_TIMEOUTS: what is lost is sent again every second or so, and not after 1,
-# 3, 7 and 15 s, or a network that loses one packet of twenty would now and then look like none.
+_PROBES = 6  # within the time limit
+# Linux's TCP_THIN_LINEAR_TIMEOUTS: lost data is sent again about every second, not after 1, 3, 7
+# and 15 s. Otherwise a network that loses one packet in twenty could now and then look dead.
 _THIN_LINEAR_TIMEOUTS = 16
 
 
 def limit_silence(connection: socket.socket, seconds: float) -> None:
-    """Let a connection fail when the other end's kernel has not answered for some seconds.
+    """Make a connection fail if the other end's kernel does not answer for some seconds.
 
     Args:
         connection: A connected TCP socket.
-        seconds: The limit. Keepalive's probes are whole seconds apart.
+        seconds: The limit. Keepalive probes are sent at intervals of whole seconds.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     every = max(1, round(seconds / _PROBES))
-    # Keepalive finds a silent peer while nothing is under way, TCP_USER_TIMEOUT one that does not
-    # acknowledge what was sent. Where both are set the latter decides when to give up (tcp(7)), so
-    # the seven intervals until the last probe do not make it later.
+    # Keepalive detects a silent peer on an idle connection, TCP_USER_TIMEOUT a peer that does not
+    # acknowledge sent data. If both are set, the latter decides when to give up (tcp(7)), so the
+    # time until the last probe does not extend the limit.
     for option, value in (
         (socket.TCP_KEEPIDLE, every),
         (socket.TCP_KEEPINTVL, every),
         (socket.TCP_KEEPCNT, _PROBES),
         (socket.TCP_USER_TIMEOUT, round(1000 * seconds)),
-        # Nagle's algorithm would hold a short message back until the one before is acknowledged.
+        # Nagle's algorithm would hold back a short message until the previous one is acknowledged.
         (socket.TCP_NODELAY, 1),
         (_THIN_LINEAR_TIMEOUTS, 1),
     ):

@@ -1,6 +1,4 @@
-"""What click refuses, in the form of all errors: found; expected -> hint. Imported when there is
-one.
-"""
+"""click's usage errors in the form of all errors: found; expected -> hint. Imported when needed."""
 
 import re
 from pathlib import Path
@@ -15,11 +13,12 @@ _FOREIGN = Path(__file__).with_name("foreign_options.yaml")
 
 
 def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
-    """Turn an error of click's into one of srunddp's; a ConfigError if a variable is wrong.
+    """Turn an error of click into one of srunddp: a ConfigError if an environment variable is
+    wrong, else a UsageError.
 
     Args:
         refused: What click raised.
-        command: The command's name, for errors of click that do not say of which they are.
+        command: The name of the command, used if click's error has no context.
     """
     context = refused.ctx
     path = context.command_path if context else f"srunddp {command}"
@@ -52,7 +51,7 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
 
 
 def _no_such_command(message: str, known: list[str], see: str) -> UsageError:
-    # click 8.2 and newer have the whole help as the message where no command was given.
+    # If no command was given, click 8.2 and newer use the whole help text as the message.
     match = re.match(r"No such command '(.+?)'", message)
     if match is None:
         return UsageError("no command", expected=one_of(known), hint=see)
@@ -62,10 +61,10 @@ def _no_such_command(message: str, known: list[str], see: str) -> UsageError:
 
 
 def foreign(option: str) -> tuple[str, str] | None:
-    """Find the launcher that an option belongs to, and what to write here instead.
+    """Find the launcher that has a given option, and a hint what to write for srunddp instead.
 
     Returns:
-        None where the option is no launcher's.
+        None if no known launcher has the option.
     """
     for launcher, rows in yaml.safe_load(_FOREIGN.read_text(encoding="utf-8")).items():
         for names, answer in rows.items():
@@ -95,7 +94,7 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
 
 
 def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) -> SrunddpError:
-    """Found: the option as it was written; or the environment variable that stands for it."""
+    """Report a bad value, naming the option as written, or the environment variable that set it."""
     value, _, expected = refused.message.rstrip(".").partition("; expected ")
     if choices := param.type.choices if isinstance(param.type, click.Choice) else ():
         value = value.partition(" is not one of")[0]

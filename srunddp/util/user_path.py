@@ -1,4 +1,4 @@
-"""Paths as users write them in a configuration, where no shell has expanded them."""
+"""Paths in a configuration, in which no shell has expanded ``~`` and variables."""
 
 import os
 import re
@@ -9,16 +9,16 @@ _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 
 
 def expanded(path: str | os.PathLike[str], name: str) -> str:
-    """Return a path with ``~`` and variables replaced, as a shell replaces them.
+    """Replace ``~`` and variables in a path, as a shell does.
 
     Args:
-        path: As in ``~/runs/$SLURM_JOB_ID``.
-        name: Of the setting or argument, for the message.
+        path: For example ``~/runs/$SLURM_JOB_ID``.
+        name: The setting or argument that holds the path, for the error message.
 
     Raises:
         ConfigError: A variable is not set, or there is no such user.
     """
-    # Both functions leave what they cannot replace as it is, so anything still there is an error.
+    # Both functions leave what they cannot replace, so a "$" or "~" that remains is an error.
     found = os.path.expanduser(os.path.expandvars(os.fspath(path)))
     if missing := _VARIABLE.search(found):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A YAML file, and where something stands in it."""
+"""Parse a YAML file, and tell where in the file something stands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from srunddp.errors import ConfigError
 if TYPE_CHECKING:
     import yaml
 
-# Parts of PyYAML's own words, what they mean to those who do not know YAML, and the hint.
+# Fragments of PyYAML's messages, each with an explanation for users who do not know YAML, and a
+# hint.
 _KNOWN = {
     r"character '\t'": ("a tab", "indent with spaces"),
     "alphabetic or numeric": ("a * or & without quotes", 'quote the whole value: "*"'),
@@ -23,20 +24,20 @@ _KNOWN = {
 
 
 def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
-    """Parse a YAML file into its root node.
+    """Parse a YAML file and return its root node.
 
     Args:
         text: The file's content.
-        path: Its name, for messages.
-        error: What else a ConfigError is to have.
+        path: The file's name, for messages.
+        error: More arguments for the ConfigError.
 
     Returns:
-        None for a file without content.
+        None for an empty file.
 
     Raises:
-        ConfigError: It is not YAML; with file, line and column.
+        ConfigError: The text is not YAML; the error names file, line and column.
     """
-    import yaml  # most ranks read none
+    import yaml  # imported here because most ranks read no YAML
 
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
@@ -51,12 +52,13 @@ def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
 
 
 def _error_position(error: Exception, text: bytes, path: str) -> str:
-    """File, line and column of what PyYAML raised; the file's first where it does not say."""
-    # PyYAML counts from 0, and editors from 1.
+    """Return FILE:LINE:COLUMN of a PyYAML error; line 1, column 1 if PyYAML does not say."""
+    # PyYAML counts lines and columns from 0, editors count from 1.
     if mark := getattr(error, "problem_mark", None):
         return f"{path}:{mark.line + 1}:{mark.column + 1}"
     position = getattr(error, "position", None) or 0
-    # In characters where one of them is not allowed, in bytes where they do not decode.
+    # The position counts characters if a character is not allowed, but bytes if they cannot be
+    # decoded.
     if "special" in str(error):
         whole = text.decode(errors="replace")
     else:
@@ -66,12 +68,12 @@ def _error_position(error: Exception, text: bytes, path: str) -> str:
 
 
 def yaml_position(path: str, node: yaml.Node) -> str:
-    """Return file, line and column of a node: ``FILE:3:7``."""
+    """Return where a node begins, as editors count: FILE:LINE:COLUMN, both from 1, not from 0."""
     return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def shown(node: yaml.Node) -> str:
-    """Describe a node that is not what it should be, for a message."""
+    """Describe a node of the wrong kind for a message: its text (80 characters) or its type."""
     if type(node).__name__ == "ScalarNode":
         return repr(node.value if len(node.value) <= 80 else node.value[:79] + "…")
     if type(node).__name__ == "SequenceNode":

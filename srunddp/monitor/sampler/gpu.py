@@ -1,4 +1,4 @@
-"""One GPU or MIG instance: what NVML says of it now."""
+"""What NVML reports about one GPU or MIG instance at the moment."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
 }
 _KIB = 1 << 10
 _MIB = 1 << 20
-_ALL_LINKS = 0xFFFFFFFF  # NVML's scope for the sum over all links
-# NVML takes 20 ms for each direction: not where samples are as close as that.
+_ALL_LINKS = 0xFFFFFFFF  # NVML's scope id for the sum over all links
+# NVML needs 20 ms to measure each direction, too long if samples are closer together than this.
 _NO_THROUGHPUT_BELOW = 1.0
 
 
 class Gpu:
-    """One that is asked again and again.
+    """A GPU or MIG instance that is sampled again and again.
 
-    What it does not know is left empty, and not asked again. One that fails leaves its row empty.
+    A value that the GPU does not support stays empty and is not asked for again. If a GPU fails,
+    all its fields stay empty.
 
     Args:
-        nvml: the module.
-        handle: of the GPU or the MIG instance, None for one that has failed already.
-        parent: the handle of the GPU that it is an instance of, else None.
-        label: what its rows begin with.
-        seconds: from one sample to the next.
+        nvml: The module ``pynvml``.
+        handle: NVML's handle of the GPU or MIG instance; None if the GPU had already failed.
+        parent: For a MIG instance, the handle of its GPU; None for a GPU.
+        label: The columns that its rows begin with.
+        seconds: The interval between samples.
     """
 
     def __init__(self, nvml: Any, handle: Any, parent: Any, label: str, seconds: float) -> None:
@@ -57,7 +58,7 @@ class Gpu:
     ) -> list[Callable[[], dict[str, str]]]:
         nvml = self._nvml
         handle = self._handle
-        # NVML has milliwatts and millijoules.
+        # NVML counts in milliwatts and millijoules.
         figures: dict[str, Callable[[], object]] = {
             "power_w": lambda: f"{nvml.nvmlDeviceGetPowerUsage(handle) / 1000:.3f}",
             "energy_j": lambda: f"{nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000:.3f}",
@@ -73,18 +74,18 @@ class Gpu:
             self._throttled,
             self._nvlink,
         ]
-        # Bound as defaults: otherwise each lambda would see the loop's last values when it is
-        # called.
+        # The default arguments bind field and ask now; otherwise every lambda would use the values
+        # of the loop's last round.
         own += [lambda field=field, ask=ask: {field: str(ask())} for field, ask in figures.items()]  # type: ignore[misc]
         if gpm:
             return [*own, gpm.ask]
-        # What a GPU's bus carries is not an instance's own.
+        # The PCIe counters are the whole GPU's, so they say nothing about one MIG instance.
         if is_instance or seconds < _NO_THROUGHPUT_BELOW:
             return own
         return [*own, self._pcie]
 
     def sample(self) -> str:
-        """Ask the GPU; return its fields, in the order of :data:`GPU_FIELDS`, with commas."""
+        """Ask the GPU and return the values of :data:`GPU_FIELDS`, separated by commas."""
         row = [""] * len(GPU_FIELDS)
         for ask in tuple(self._questions):
             try:
@@ -93,8 +94,8 @@ class Gpu:
             except self._unasked:
                 self._questions.remove(ask)
             except self._nvml.NVMLError as error:
-                # Nothing of the row, as what was read before the loss would look like a measurement
-                # of now.
+                # Leave the whole row empty: values read just before the GPU was lost would look
+                # like current measurements.
                 if isinstance(error, self._nvml.NVMLError_GpuIsLost):
                     return "," * (len(GPU_FIELDS) - 1)
         return ",".join(row)
@@ -108,7 +109,7 @@ class Gpu:
 
     def _memory(self) -> dict[str, str]:
         memory = self._first_known(
-            # As nvidia-smi says.
+            # Version 2 of the call excludes reserved memory, as nvidia-smi does.
             lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._handle, self._nvml.nvmlMemory_v2),
             lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._handle),
         )
@@ -117,7 +118,7 @@ class Gpu:
     def _throttled(self) -> dict[str, str]:
         reasons = self._first_known(
             lambda: self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
-            # Drivers before 535.
+            # Drivers before 535 know this name only.
             lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle),
         )
         return {"throttled": "+".join(name for bit, name in _REASONS.items() if reasons & bit)}
@@ -131,7 +132,7 @@ class Gpu:
         found = nvml.nvmlDeviceGetFieldValues(
             self._handle, [(field, _ALL_LINKS) for field in wanted]
         )
-        # Of several fields each has a code of its own, and pynvml raises none of them.
+        # NVML sets a return code for each field, and pynvml raises none of them.
         if any(each.nvmlReturn != nvml.NVML_SUCCESS for each in found):
             raise nvml.NVMLError_NotSupported
         received, sent = found
@@ -155,13 +156,14 @@ class Gpu:
         try:
             return newer()
         except (self._nvml.NVMLError_FunctionNotFound, AttributeError):
-            # Of an older driver, of an older package.
+            # The driver or the pynvml package is too old for the newer call.
             return older()
 
 
 class Gpm:
-    """The activity of one GPU or MIG instance since the last question; ``gpu``: its handle, or its
-    GPU's.
+    """Activity of one GPU or MIG instance between two calls of :meth:`ask`.
+
+    ``gpu`` is the handle of the GPU itself, or of the GPU that the instance is part of.
     """
 
     def __init__(self, nvml: Any, gpu: Any, instance: int | None) -> None:
@@ -187,15 +189,15 @@ class Gpm:
 
     @classmethod
     def of(cls, nvml: Any, handle: Any, parent: Any) -> Gpm | None:
-        """Begin to count for a GPU or a MIG instance.
+        """Start counting for a GPU or a MIG instance.
 
         Args:
-            nvml: the module.
-            handle: of the GPU or the instance.
-            parent: the handle of the instance's GPU; None for a GPU.
+            nvml: The module ``pynvml``.
+            handle: NVML's handle of the GPU or the instance.
+            parent: For a MIG instance, the handle of its GPU; None for a GPU.
 
         Returns:
-            None where that counts nothing.
+            None if the GPU has no such counters.
         """
         gpu = parent or handle
         with contextlib.suppress(nvml.NVMLError):
@@ -204,12 +206,12 @@ class Gpm:
         return None
 
     def ask(self) -> dict[str, str]:
-        """Return percentages, and bytes a second, by column; none the first time."""
+        """Return the activity since the last call by column (percent, bytes/s); empty at first."""
         if self._instance is None:
             self._nvml.nvmlGpmSampleGet(self._gpu, self._older)
         else:
             self._nvml.nvmlGpmMigSampleGet(self._gpu, self._instance, self._older)
-        # NVML compares two samples; the memory of the older one takes the next.
+        # NVML compares two samples; the buffer of the older one will hold the next sample.
         self._latest, self._older = self._older, self._latest
         had_before = self._has_before
         self._has_before = True
@@ -240,11 +242,13 @@ class _Known(VisibleDevice):
 
 
 class Gpus:
-    """Those that the tasks of this node see together. None where there is no NVML.
+    """The GPUs that the tasks of this node can see, taken together; none if NVML is missing.
 
-    NVML shows what the device rules of this process's control group let through: where Slurm gives
-    each task a GPU of its own, those of the other tasks are out of sight. It is ``seconds`` from
-    one sample to the next.
+    NVML shows only the GPUs that the device rules of this process's control group allow. If Slurm
+    gives each task a GPU of its own, the GPUs of the other tasks are out of sight.
+
+    Args:
+        seconds: The interval between samples.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -253,16 +257,17 @@ class Gpus:
         self._gpus: dict[str, Gpu] = {}
 
     def choose(self, wanted: Iterable[str | None]) -> bool:
-        """Ask from now on the GPUs that these values of ``CUDA_VISIBLE_DEVICES`` show.
+        """Add the GPUs that these values of ``CUDA_VISIBLE_DEVICES`` show to those that are
+        sampled.
 
         Returns:
-            Whether there are any.
+            Whether at least one GPU is sampled now.
         """
         for each in wanted:
             for device in visible(each, self._known)[0]:
                 if device["uuid"] not in self._gpus:
                     parent = device["gpu"] if device["parent"] else None
-                    # Nothing in the files is quoted.
+                    # The CSV files have no quoting, so a name must not contain a comma.
                     name = device["name"].replace(",", " ")
                     label = f"{device['uuid']},{device['index']},{name}"
                     self._gpus[device["uuid"]] = Gpu(
@@ -271,12 +276,12 @@ class Gpus:
         return bool(self._gpus)
 
     def rows(self, time: str) -> str:
-        """Ask all GPUs; return a line for each."""
+        """Sample every GPU and return one CSV line for each; ``time`` is the first column."""
         return "".join(f"{time},{gpu.label},{gpu.sample()}\n" for gpu in self._gpus.values())
 
 
 def _look() -> tuple[Any, list[list[_Known]]]:
-    """NVML, and the GPUs that it shows, each as its MIG instances or as itself."""
+    """Load NVML and list its GPUs; each entry lists a GPU's MIG instances, or the GPU itself."""
     try:
         import pynvml
     except ImportError:
@@ -295,7 +300,8 @@ def _as_known(nvml: Any, index: int) -> list[_Known]:
         name = nvml.nvmlDeviceGetName(gpu)
         found = [(nvml.nvmlDeviceGetUUID(each), each) for each in instances(nvml, gpu)]
     except nvml.NVMLError:
-        # One that is lost already keeps its place, for those that are named by their number.
+        # A GPU that is already lost keeps its place in the list, because the others are named by
+        # index.
         parent = f"GPU-{index}-failed"
         name = ""
         gpu = None

@@ -1,5 +1,5 @@
-"""The job's share of this node, from its control group where there is one, else from its processes;
-and its links.
+"""The job's use of this node (from its control group if it has one, else from its processes), and
+the traffic of the node's links.
 """
 
 import os
@@ -12,24 +12,24 @@ from srunddp.util.kernel_file import KernelFile, opened
 
 _NET = Path("/proc/self/net/dev")
 _RDMA = Path("/sys/class/infiniband")
-_WORD = 4  # what the data counters of an RDMA port count in
+_WORD = 4  # bytes; the unit of an RDMA port's data counters
 # Fields of a line of /proc/net/dev, after the interface's name.
 _RECEIVED = 0
-_SENT = 8  # behind eight on what was received
+_SENT = 8  # the eight fields before it count what was received
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1 << 20
 _IOWAIT = 5  # in the first line of /proc/stat
 
 
 class Node:
-    """What is written of the node as a whole.
+    """The file with one line per sample for the whole node.
 
     Args:
-        tasks: that are run here.
-        interface: the chosen one.
-        environ: with Slurm's variables.
-        groups: as in /proc/self/cgroup.
-        root: where the control groups are mounted.
+        tasks: The tasks that run on this node.
+        interface: Name of the network interface that the run uses.
+        environ: The environment with Slurm's variables.
+        groups: The content of /proc/self/cgroup; read if None.
+        root: Where the control groups are mounted.
     """
 
     def __init__(
@@ -50,16 +50,17 @@ class Node:
         self._cpus = ""
 
     def look(self) -> None:
-        """Take what changes rarely: the CPUs that the tasks may use. Their masks say that, and
-        where Slurm binds nothing they may use what others have asked for, so that its own numbers
-        do not.
+        """Count the CPUs that the tasks may use, which rarely changes.
+
+        The affinity masks tell this. Slurm's variables do not: if Slurm binds no tasks, they may
+        also run on CPUs that other jobs have asked for.
         """
         allowed = self._tasks.cpus()
         if allowed:
             self._cpus = f"{min(allowed, self._quota or allowed):g}"
 
     def rows(self, time: str) -> str:
-        """Return the node's line; the tasks must have been looked at before."""
+        """Return the node's CSV line; call ``look`` of the tasks first."""
         trees = self._tasks.trees
         group = self._group
         if group:
@@ -86,30 +87,30 @@ class Node:
 
 
 def requested_memory(environ: Mapping[str, str]) -> int | None:
-    """Read Slurm's variables for the memory that the job was given on this node.
+    """Read from Slurm's variables how much memory the job may use on this node.
 
     Returns:
-        Bytes; None for all of the node's.
+        Bytes; None if the job was not given a limit and may use all the node's memory.
     """
 
     def number(name: str) -> int:
         text = environ.get(name, "")
         return int(text) if text.isdecimal() else 0
 
-    # A job has one of the two variables: --mem is for the node, --mem-per-cpu for each of its CPUs
-    # here.
+    # Slurm sets one of the two variables: --mem counts for the whole node, --mem-per-cpu for each
+    # CPU that the job has on it.
     return (
         number("SLURM_MEM_PER_NODE") or number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
     ) * _MIB or None
 
 
 class NetworkCounters:
-    """Bytes over the links of this node's network namespace but loopback, and over its InfiniBand
-    and RoCE ports.
+    """Byte counters of the node's network interfaces (except loopback) and RDMA ports.
 
     Args:
-        chosen: the interface that the run uses.
-        net, rdma: where the kernel shows them.
+        chosen: The interface that the run uses.
+        net: The kernel's file with the counters of the interfaces.
+        rdma: The kernel's folder with the InfiniBand and RoCE devices.
     """
 
     def __init__(self, chosen: str, net: Path = _NET, rdma: Path = _RDMA) -> None:
@@ -121,12 +122,13 @@ class NetworkCounters:
             counters = [file for path in paths if (file := opened(path))]
             device = folder.parent.parent
             is_chosen = (device / "device" / "net" / chosen).exists()
-            # A port that shows one way alone would look as if it only received, or only sent.
+            # Skip a port with only one of the two counters: it would look as if it only sent or
+            # only received.
             if len(counters) == 2:
                 self._ports.append((f"{device.name}/{folder.name},rdma,{int(is_chosen)}", counters))
 
     def rows(self, time: str) -> str:
-        """Read the counters; return a line for each link and port."""
+        """Read the counters and return one CSV line for each interface and port."""
         rows: list[str] = []
         if self._net:
             titles = 2
@@ -135,7 +137,7 @@ class NetworkCounters:
         return "".join([*rows, *(_of_port(*port, time) for port in self._ports)])
 
     def _of_interface(self, line: bytes, time: str) -> str:
-        name, _, counters = line.rpartition(b":")  # in a name there may be one: eth0:1
+        name, _, counters = line.rpartition(b":")  # an alias such as eth0:1 has a colon in its name
         name = name.strip()
         fields = counters.split(None, _SENT + 1)
         if name == b"lo":
@@ -148,7 +150,7 @@ class NetworkCounters:
 
 
 def _of_port(label: str, counters: list[KernelFile], time: str) -> str:
-    """A port's counters go over the wire without the kernel's network."""
+    """Return the line of an RDMA port, whose traffic bypasses the kernel's network counters."""
     try:
         received, sent = (str(int(file.read()) * _WORD) for file in counters)
     except (OSError, ValueError):

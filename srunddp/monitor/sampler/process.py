@@ -1,8 +1,8 @@
-"""The sampler of a node as its local rank 0's supervisor has it: forked before the worker, ended
-before it leaves.
+"""The sampler of a node, as seen by the supervisor of local rank 0, which forks it before the
+worker and ends it before leaving.
 
-It takes one sample after the other, at fixed times. It never imports torch, asks the kernel and
-NVML alone, and appends to files that are complete to the last sample whatever ends it.
+The sampler takes one sample after another at fixed times. It never imports torch and asks only the
+kernel and NVML. Whatever ends it, its files are complete up to the last sample.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from srunddp.util.kernel_file import raise_open_files_limit
 from srunddp.util.sample_files import OF_A_NODE, SampleFile
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
-_GONE_WITHIN = 0.2  # after SIGKILL; in a kernel call that does not return it cannot be killed
-_THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
+_GONE_WITHIN = 0.2  # after SIGKILL; a process in an uninterruptible kernel call does not end
+_THOROUGH_AT_FIRST = 5  # samples, because the tasks of a node start one after another
 _THOROUGH_EVERY = 60.0  # seconds
 
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """What is to be watched on this node.
+    """What the sampler of this node watches.
 
     Attributes:
-        run: of the supervisor's own task; its folder exists.
-        interface: the chosen network interface.
-        rank_variable: that tells a task its rank; empty for a single process.
-        supervisor: process id of who forks the sampler.
-        launcher: process id of whose children the tasks of this node are; None or 0 where that is
-            not known.
+        run: The monitoring of the supervisor's own task; its folder exists.
+        interface: Name of the network interface that the run uses.
+        rank_variable: The environment variable that holds a task's rank; empty for a single
+            process.
+        supervisor: The pid of the supervisor that forks the sampler.
+        launcher: The pid of the process whose children are this node's tasks; None or 0 if unknown.
     """
 
     run: MonitorConfig
@@ -54,28 +54,31 @@ class SamplerConfig:
 
 @dataclass(frozen=True)
 class Sampler:
-    """A running one; ``pid`` is its process id."""
+    """A running sampler and the supervisor's end of the socket to it."""
 
     pid: int
     _end: socket.socket
 
     def in_worker(self) -> None:
-        """Leave the sampler to the supervisor, in a process that it forks later."""
+        """Close the socket to the sampler, in a process that the supervisor forks later."""
         self._end.close()
 
     def finish(self, limit: float) -> str:
-        """In the supervisor: have a last sample written, and see the sampler end; after ``limit``
-        seconds it is killed.
+        """Make the sampler write a last sample and end; kill it if that takes more than ``limit``
+        seconds.
+
+        Called in the supervisor.
 
         Returns:
-            Why it could not write its files, in one line; else nothing.
+            The one-line message in which the sampler said why it had to end early; empty if it said
+            none.
         """
         until = time.monotonic() + limit
         message = b""
         with self._end:
             with contextlib.suppress(OSError):
-                # The sampler sees the end of the stream, and its own end stays open for what it may
-                # have to say.
+                # The sampler reads the end of the stream and takes its last sample. The other
+                # direction stays open, so that it can still report an error.
                 self._end.shutdown(socket.SHUT_WR)
             with contextlib.suppress(OSError):
                 while select.select([self._end], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -83,23 +86,25 @@ class Sampler:
                         break
                     message += more
         if wait_for_child(self.pid, until - time.monotonic()) is None:
-            # It has not been collected, so that the number is still its own.
+            # The child has not been waited for yet, so its pid cannot belong to another process.
             os.kill(self.pid, signal.SIGKILL)
             wait_for_child(self.pid, _GONE_WITHIN)
         return message.decode(errors="replace")
 
 
 def start(config: SamplerConfig) -> Sampler:
-    """Fork the sampler of a node. To be called in the main thread, whose end is the sampler's as
-    well, with the signals blocked: those that Slurm sends to every process of a step are not for
-    this one.
+    """Fork the sampler of a node.
+
+    Call it in the main thread, because the kernel ends the sampler together with the thread that
+    forked it. All signals must be blocked: those that Slurm sends to every process of a step must
+    not end the sampler.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         try:
-            # Never back into the supervisor's code: its exit handlers and buffered output must not
-            # run twice.
+            # Never return into the supervisor's code: its exit handlers and buffered output must
+            # not run twice.
             _run_sampler(config, theirs)
         finally:
             os._exit(0)
@@ -109,7 +114,7 @@ def start(config: SamplerConfig) -> Sampler:
 
 def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
     signals.die_with_parent(config.supervisor)
-    # Also those that no one has blocked.
+    # Block the remaining signals too.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
@@ -125,27 +130,28 @@ def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
 
 
 def _close_inherited(kept: int) -> None:
-    """Nobody is to wait for the end of a pipe or a line that this process happens to have."""
+    """Close all inherited files but ``kept``: others may wait for the end of a pipe or socket."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         if standard != kept:
             os.dup2(nothing, standard)
     for opened in map(int, os.listdir("/proc/self/fd")):
         if opened > 2 and opened != kept:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the directory listing's own descriptor
                 os.close(opened)
 
 
 def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
-    """Write samples at once and every ``config.run.seconds``, and a last one when the other side of
-    ``end`` is closed.
+    """Take a sample now, another every ``config.run.seconds``, and a last one when ``end`` is
+    closed on the other side.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: A file cannot be written.
     """
     with contextlib.suppress(OSError, ValueError):
-        raise_open_files_limit()  # four of each process are kept open, of maybe hundreds
-    # Before the freeze below, as these objects live to the end.
+        # The sampler keeps four files open for each process, and there may be hundreds
+        raise_open_files_limit()
+    # Create these objects before the freeze below, because they live to the end.
     samples = Samples(config)
     gc.freeze()
     closed = select.poll()
@@ -154,21 +160,20 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
     while True:
         samples.take()
         now = time.monotonic()
-        # After a sample that took too long some times are left out, and the others stay as they
-        # were.
+        # If a sample took longer than the interval, skip the times that have passed; the later ones
+        # stay on the same grid.
         due += config.run.seconds * max(1, math.ceil((now - due) / config.run.seconds))
-        # The only sleep, so that the end is noticed at once.
+        # The sampler sleeps only here, so it notices the end at once.
         if closed.poll(1000 * (due - now)):
             break
     samples.take(last=True)
 
 
 class Samples:
-    """The sources of a node and their files. What one of them stumbles over leaves the others as
-    they are.
+    """The sources of a node's samples and their files. If one source fails, the others go on.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: A file cannot be written.
     """
 
     def __init__(self, config: SamplerConfig) -> None:
@@ -191,14 +196,14 @@ class Samples:
         return CsvWriter(path, OF_A_NODE[name])
 
     def take(self, *, last: bool = False) -> None:
-        """Write a sample of each source."""
+        """Read every source and write one sample of each; the last one is always thorough."""
         thorough = last or self._taken < _THOROUGH_AT_FIRST or time.monotonic() >= self._thorough_at
         if thorough:
             self._thorough_at = time.monotonic() + _THOROUGH_EVERY
         self._taken += 1
         seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
         has_gpus = False
-        # Whatever a kernel or a driver says that no one has thought of.
+        # A kernel or a driver may answer in a way that nobody foresaw.
         with contextlib.suppress(Exception):
             if self._tasks.look(thorough=thorough) or thorough:
                 self._node.look()
@@ -206,8 +211,8 @@ class Samples:
         if has_gpus and len(self._tables) == 3:
             self._tables.append((self._open("gpus"), self._gpus.rows))
         for table, rows in self._tables:
-            # A source may fail. A file that cannot be written ends the sampler instead, which says
-            # so: add() is outside of the try.
+            # A source may fail without harm, so rows() is guarded. add() is not: if a file cannot
+            # be written, the sampler ends and reports it.
             lines = ""
             with contextlib.suppress(Exception):
                 lines = rows(f"{seconds}.{milliseconds:03}")
@@ -216,26 +221,26 @@ class Samples:
 
 
 class CsvWriter:
-    """One file, emptied when it is opened. Each sample is one write, without a buffer.
+    """A CSV file that is emptied when it is opened. Each sample is one unbuffered write.
 
     Raises:
-        OSError: the file cannot be opened or written; it is named.
+        OSError: The file cannot be opened or written; the exception names it.
     """
 
     def __init__(self, path: Path, kind: SampleFile) -> None:
         self._path = path
-        # With O_APPEND the next write begins at the new end after append_whole() has taken a
-        # partial one back. At the descriptor's own offset it would leave a hole.
+        # append_whole() removes a partial write. With O_APPEND the next write then begins at the
+        # new end; at the descriptor's old offset it would leave a hole.
         self._file = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666
         )
         self.add(kind.header)
 
     def add(self, lines: str) -> None:
-        """Append whole lines.
+        """Append whole lines to the file.
 
         Raises:
-            OSError: There is no room, or the file system fails; what was written is taken back.
+            OSError: The disk is full or the file system fails; a partial write has been removed.
         """
         try:
             append_whole(self._file, lines.encode())

@@ -1,5 +1,5 @@
-"""The tasks of this node, that the launcher has started here, and their processes: what those of a
-task have taken together is kept when some of them end.
+"""The tasks that the launcher has started on this node, and their processes. What the processes of
+a task have used is kept when some of them end.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from srunddp.util.kernel_file import (
 
 _NANO = 1e-9
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_PASSES = 4  # what still ends then is complete in the next sample
-# The kernel rounds the CPU time of children that were waited for down to two ticks of 10 ms: that
-# is not lost.
+_PASSES = 4  # a process that ends during the last pass is accounted for in the next sample
+# The kernel rounds the CPU time of waited-for children down to ticks of 10 ms, twice per process. A
+# fall by this much (in ns) is no loss.
 _ROUNDING = 20_000_000
 
 
 class MonotonicCounter:
-    """A sum of counters whose owners come and go: ``value`` never falls, and keeps what no one has
-    taken over.
+    """A sum of counters whose owners come and go. ``value`` never falls: it keeps the count of
+    owners that have ended, unless another owner has taken it over.
 
     Args:
-        rounding: a fall by so much is no loss.
+        rounding: If the sum falls by at most this much, nothing counts as lost.
     """
 
     def __init__(self, rounding: int = 0) -> None:
@@ -38,7 +38,7 @@ class MonotonicCounter:
         self._rounding = rounding
 
     def update(self, total: int) -> None:
-        """Take the sum of the counters whose owners are there now."""
+        """Bring ``value`` up to date; ``total`` is the sum over the owners that exist now."""
         if self._last - total > self._rounding:
             self._kept += self._last - total
         self._last = total
@@ -46,21 +46,23 @@ class MonotonicCounter:
 
 
 class ProcessTree:
-    """A task's first process and all that descend from it. One that was found once is followed to
-    its end, whoever has adopted it meanwhile.
+    """A task's first process and all its descendants. Once found, a process is followed to its end,
+    even if another process has adopted it.
 
-    The resident sets are summed over the processes, as Slurm's jobacct_gather/linux does: pages
-    that they share count for each.
+    The resident sets are summed over the processes, as Slurm's jobacct_gather/linux does, so shared
+    pages count once for each process.
 
     Args:
-        rank: the task's.
-        root: its first process.
+        rank: The task's rank.
+        root: The pid of the task's first process.
 
     Attributes:
-        cpu: nanoseconds of CPU; resident: bytes; delay: nanoseconds that main threads waited for a
-            CPU.
-        bytes_read, bytes_written: of storage, a child's when it has been waited for as its
-            parent's.
+        cpu: Nanoseconds of CPU time.
+        resident: Bytes of memory.
+        delay: Nanoseconds that the main threads waited for a CPU.
+        bytes_read: Bytes read from storage. A child's bytes count as its parent's once the parent
+            has waited for it.
+        bytes_written: Bytes written to storage, counted in the same way.
     """
 
     def __init__(self, rank: int, root: int) -> None:
@@ -76,17 +78,18 @@ class ProcessTree:
 
     @property
     def processes(self) -> int:
-        """How many there are."""
+        """The number of processes that were alive at the last look."""
         return len(self._members)
 
     def look(self, *, thorough: bool) -> None:
-        """Take the numbers of now.
+        """Read the present numbers of all processes.
 
         Args:
-            thorough: Read all of each process, and what all of its threads have forked.
+            thorough: Read even processes that have not run since the last look, and find the
+                children that were forked by any of their threads, not only the main thread.
         """
-        # A parent is read before its children: nothing counts twice, but one that ended in between
-        # is missing until its parent is read once more.
+        # Read a parent before its children, so that nothing counts twice. If a child ends in
+        # between, its numbers are missing until its parent is read once more.
         for _ in range(_PASSES):
             if not self._pass(thorough=thorough):
                 break
@@ -98,11 +101,11 @@ class ProcessTree:
         self.bytes_written.update(sum(each.bytes_written for each in members))
 
     def _pass(self, *, thorough: bool) -> bool:
-        """Whether a process has ended since the last one."""
+        """Read all processes once and tell whether one of them has ended."""
         ended = []
         queue = list(self._members.values())
-        # The list grows while it is gone through: a new child is read in the same pass, and may
-        # have children.
+        # The loop appends to the list that it walks: a new child is read in the same pass, because
+        # it may have children itself.
         for process in queue:
             if not process.look(thorough=thorough):
                 ended.append(process)
@@ -125,7 +128,7 @@ class ProcessTree:
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of clock_getcpuclockid(3)
-# In /proc/PID/stat from the state on.
+# Fields of /proc/PID/stat, counted from the state.
 _REAPED_USER = 13
 _REAPED_SYSTEM = 14
 _THREADS = 17
@@ -133,23 +136,24 @@ _RESIDENT = 21
 
 
 class Process:
-    """One that may end at any time. Its numbers are those of the last look.
+    """A process that may end at any time. Its numbers are those of the last look.
 
     Attributes:
-        cpu: nanoseconds of CPU that its threads took; reaped: that children took which it has
-            waited for.
-        resident: bytes of its resident set.
-        delay: nanoseconds that its main thread waited for a CPU.
-        bytes_read, bytes_written: of storage; of the children that it has waited for as well.
+        cpu: Nanoseconds of CPU time that its threads have used.
+        reaped: Nanoseconds of CPU time of the children that it has waited for.
+        resident: Bytes of its resident set.
+        delay: Nanoseconds that its main thread has waited for a CPU.
+        bytes_read: Bytes read from storage, by it and by the children that it has waited for.
+        bytes_written: Bytes written to storage, by the same processes.
 
     Raises:
-        OSError: there is none.
+        OSError: The process does not exist.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        # The clock's number as clock_getcpuclockid(3) makes it: reading it takes one call, and no
-        # file.
+        # Compute the id of the process's CPU clock as clock_getcpuclockid(3) does: reading that
+        # clock takes one system call and no file.
         self._clock = (~pid << 3) | _PROCESS_CLOCK
         self._stat = KernelFile(f"/proc/{pid}/stat")
         self._children = opened(f"/proc/{pid}/task/{pid}/children")
@@ -158,19 +162,20 @@ class Process:
         self._known = b""
         self._ran = True
         self._threads = 1
-        # No clock shows this: the first look reads all.
+        # No clock ever shows -1, so the first look reads everything.
         self.cpu = -1
         self.reaped = self.resident = self.delay = self.bytes_read = self.bytes_written = 0
 
     def look(self, *, thorough: bool) -> bool:
-        """Read what has changed; False where it has ended, and its numbers are then those from
-        before.
+        """Read the numbers that have changed. If the process has ended, keep the old ones and
+        return False.
 
-        A process that has not run since has neither waited for children nor read anything: its
-        clock tells that for a tenth of the cost.
+        If its CPU clock stands still, the process has neither waited for children nor read
+        anything. Reading the clock costs a tenth of reading its files.
 
         Args:
-            thorough: read all in any case, for what others do to it, such as taking its memory.
+            thorough: Read everything in any case, because others can change a process that does not
+                run, for example by taking its memory.
         """
         try:
             cpu = time.clock_gettime_ns(self._clock)
@@ -186,7 +191,7 @@ class Process:
 
     def _read_stat(self) -> None:
         line = self._stat.read()
-        # The name, in parentheses, may itself have blanks and parentheses.
+        # The process name, in parentheses, may itself contain blanks and parentheses.
         fields = line[line.rindex(b")") + 2 :].split(b" ", _RESIDENT + 1)
         self.reaped = (int(fields[_REAPED_USER]) + int(fields[_REAPED_SYSTEM])) * _TICK
         self._threads = int(fields[_THREADS])
@@ -201,17 +206,20 @@ class Process:
                 self.bytes_read = number_after(text, b"\nread_bytes: ") or 0
                 self.bytes_written = number_after(text, b"\nwrite_bytes: ") or 0
         except OSError:
-            self._io = None  # it has changed its user, or has ended, which the next look finds
+            # The process has changed its user, or has ended, which the next look finds out
+            self._io = None
 
     def new_children(self, *, of_all_threads: bool) -> list[int]:
-        """List its children where they are others than those of the last call, else none.
+        """List the pids of the children if the list has changed since the last call; else return
+        none.
 
         Args:
-            of_all_threads: Also those that another than the main thread has forked.
+            of_all_threads: Include children that were forked by a thread other than the main
+                thread.
         """
         before = self._known
         with contextlib.suppress(OSError):
-            # /proc/PID/task/TID/children has what this one thread has forked.
+            # /proc/PID/task/TID/children lists only the children that this thread has forked.
             if self._ran and of_all_threads and self._threads > 1:
                 self._known = self._of_threads()
             elif self._ran:
@@ -230,18 +238,18 @@ class Process:
 
 
 class Tasks:
-    """All that is run on this node for the job's step.
+    """All tasks of the job step that run on this node.
 
     Args:
-        rank: of the task that the supervisor belongs to.
-        supervisor: its process id.
-        launcher: process id of who has started the tasks; None or 0 where that is not known: then
-            there is the supervisor's alone.
-        rank_variable: that tells a task its rank.
+        rank: The rank of the supervisor's own task.
+        supervisor: The supervisor's pid.
+        launcher: The pid of the process that started the tasks. If it is None or 0 (unknown), only
+            the supervisor's own task is watched.
+        rank_variable: The environment variable that holds a task's rank.
 
     Attributes:
-        trees: of the tasks found so far, also when they have ended.
-        visible: what ``CUDA_VISIBLE_DEVICES`` says to each of them, None where it is not set.
+        trees: One for each task found so far, even if it has ended.
+        visible: The values of ``CUDA_VISIBLE_DEVICES`` among the tasks; None stands for unset.
     """
 
     def __init__(
@@ -254,33 +262,37 @@ class Tasks:
         else:
             self._started = None
         self._before = b""
-        # Its ancestor, or itself, that is the launcher's child; itself where the launcher is none.
+        # The root is the supervisor's ancestor (or the supervisor itself) that is a child of the
+        # launcher. If the launcher is no ancestor, the root is the supervisor.
         line = [each for each, _ in ancestors(supervisor)]
         if self._launcher in line[1:]:
-            # Upwards from the supervisor, so that the one before the launcher is its child.
+            # ancestors() goes upwards from the supervisor, so the entry before the launcher is its
+            # child.
             root = line[line.index(self._launcher) - 1]
         else:
             root = supervisor
         self.trees = [ProcessTree(rank, root)]
-        # Another one where the ranks of a lost node have come here.
+        # The ranks of this node differ from the variable if they have replaced those of a lost
+        # node.
         own = os.environ.get(rank_variable, "")
         self._moved_by = rank - int(own) if own.isdecimal() else 0
         self.visible = {os.environ.get(_VISIBLE)}
         self._known = {root}
 
     def look(self, *, thorough: bool) -> bool:
-        """Take the numbers of now.
+        """Read the present numbers of all tasks and look for new tasks.
 
         Args:
-            thorough: Look for new tasks in any case, and as of :meth:`ProcessTree.look`.
+            thorough: Look for new tasks even if the launcher has no new children; also passed on to
+                :meth:`ProcessTree.look`.
 
         Returns:
-            Whether more tasks have been found.
+            Whether new tasks have been found.
         """
         before = len(self.trees)
         if self._started and (thorough or self._has_started_others()):
-            # A task that is not exec'ed yet has not been told its rank: those without one are
-            # looked at again.
+            # A process has no rank in its environment before it executes the task's program. Those
+            # without one stay unknown, so the next look sees them again.
             for pid in set(children_of(self._launcher)) - self._known:
                 self._add_task(pid)
         for tree in self.trees:
@@ -289,7 +301,7 @@ class Tasks:
 
     def _has_started_others(self) -> bool:
         before = self._before
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the launcher has ended
             if self._started:
                 self._before = self._started.read(whole=True)
             else:
@@ -298,7 +310,7 @@ class Tasks:
 
     def _add_task(self, pid: int) -> None:
         variables: dict[str, str] = {}
-        with contextlib.suppress(OSError):  # another user's
+        with contextlib.suppress(OSError):  # the process has ended or belongs to another user
             variables = environ_of(pid)
         rank = variables.get(self._variable, "")
         if rank.isdecimal():
@@ -307,7 +319,7 @@ class Tasks:
             self.trees.append(ProcessTree(int(rank) + self._moved_by, pid))
 
     def rows(self, time: str) -> str:
-        """Return a line for each task that has a process."""
+        """Return one CSV line for each task that still has a process."""
         return "".join(
             f"{time},{tree.rank},{tree.cpu.value * _NANO:.3f},{tree.resident},{tree.processes},"
             f"{tree.delay * _NANO:.3f}\n"
@@ -316,7 +328,7 @@ class Tasks:
         )
 
     def cpus(self) -> int:
-        """Count the CPUs that the affinity masks of the tasks name together."""
+        """Count the CPUs that occur in the affinity mask of at least one task."""
         union: set[int] = set()
         for tree in self.trees:
             with contextlib.suppress(OSError):
