@@ -13,6 +13,9 @@ import pytest
 from tests.cluster.cluster import Cluster, ClusterError, Settings, requirements
 from tests.conftest import missing
 from tests.slurm.conftest import SlurmJobRunner, data_network
+from tests.slurm.spare_nodes import training
+
+ENDS_WITHIN = 150.0  # seconds
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +25,15 @@ def runner() -> Iterator[SlurmJobRunner]:
     with Cluster(Settings(interactive_step=True, accounting=True, slurmd_timeout=20)) as cluster:
         data_network(cluster)
         yield SlurmJobRunner(cluster)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(runner: SlurmJobRunner) -> str:
+    """The weights of a training with spare nodes in which nothing is lost."""
+    with training(runner, "undisturbed") as run:
+        assert run.finish(ENDS_WITHIN) == 0, run.said()
+        (found,) = run.weights()
+    return found
 
 
 @pytest.fixture(autouse=True)

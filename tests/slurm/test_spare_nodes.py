@@ -37,19 +37,10 @@ RESTARTED = 60.0  # ten times what six ranks on two cores take to import torch, 
 ENDS_WITHIN = 150.0
 
 
-@pytest.fixture(scope="module")
-def whole(runner: SlurmJobRunner) -> str:
-    """The weights of a training in which nothing is lost."""
-    with training(runner, "whole-spare") as run:
-        assert run.finish(ENDS_WITHIN) == 0, run.said()
-        (found,) = run.weights()
-    return found
-
-
-def went_on(run: SpareRun, whole: str, codes: Collection[int] = (0,)) -> None:
+def went_on(run: SpareRun, undisturbed: str, codes: Collection[int] = (0,)) -> None:
     """To the same bits, by one start alone at a time, and Slurm agrees."""
     code = run.finish(ENDS_WITHIN)
-    assert run.weights() == {whole}, run.said()
+    assert run.weights() == {undisturbed}, run.said()
     assert code in codes, run.said()
     assert run.overlaps() == []
     assert "srunddp: ended with 0 after 1 restart" in run.said()
@@ -80,12 +71,12 @@ def lost(name: str, run: SpareRun) -> None:
 
 @pytest.mark.parametrize("name", ["node02", "node01"])
 def test_a_training_survives_the_loss_of_a_node(
-    name: str, whole: str, runner: SlurmJobRunner
+    name: str, undisturbed: str, runner: SlurmJobRunner
 ) -> None:
     """Rank 0's node as well, where srun is on a login node."""
     with training(runner, f"lost-{name}") as run:
         began = lose(run, name)
-        went_on(run, whole)
+        went_on(run, undisturbed)
         assert run.gap(began) < FENCE + RESTARTED
         completed(run)
     rank = NODES.index(next(node for node in NODES if node.name == name))
@@ -130,14 +121,14 @@ def test_without_torch_the_ranks_of_rank_0_s_lost_node_start_on_the_spare_one(
     assert starts() == first + second
 
 
-def test_a_lost_spare_node_costs_nothing(whole: str, runner: SlurmJobRunner) -> None:
+def test_a_lost_spare_node_costs_nothing(undisturbed: str, runner: SlurmJobRunner) -> None:
     with training(runner, "lost-spare") as run:
         lose(run, "node06")
         assert run.finish(ENDS_WITHIN) == 0, run.said()
-        assert run.weights() == {whole}
+        assert run.weights() == {undisturbed}
 
 
-def test_a_node_that_comes_back_writes_nothing(whole: str, runner: SlurmJobRunner) -> None:
+def test_a_node_that_comes_back_writes_nothing(undisturbed: str, runner: SlurmJobRunner) -> None:
     """Its ranks were ended before others had them. That its srunddp has ended so is srun's own exit
     code.
     """
@@ -145,7 +136,7 @@ def test_a_node_that_comes_back_writes_nothing(whole: str, runner: SlurmJobRunne
         until(run.training)
         with cut("node03"):
             until(lambda: run.training(start=1, step=0))
-        went_on(run, whole, codes=(69, 137))
+        went_on(run, undisturbed, codes=(69, 137))
         last = max(note.at for note in run.notes() if note.node == "node03")
         assert last < min(note.at for note in run.notes() if note.start == 1)
 
@@ -195,13 +186,13 @@ def _kill_supervisor(run: SpareRun, name: str) -> None:
     ],
 )
 def test_the_ranks_of_a_killed_process_go_elsewhere(
-    harm: Callable[[SpareRun, str], None], name: str, whole: str, runner: SlurmJobRunner
+    harm: Callable[[SpareRun, str], None], name: str, undisturbed: str, runner: SlurmJobRunner
 ) -> None:
     with training(runner, f"killed{harm.__name__}-{name}") as run:
         until(run.training)
         began = time.monotonic()
         harm(run, name)
-        went_on(run, whole, codes=(0, 137))
+        went_on(run, undisturbed, codes=(0, 137))
         assert run.gap(began) < RESTARTED
 
 

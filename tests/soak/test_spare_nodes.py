@@ -26,7 +26,6 @@ from tests.slurm.test_spare_nodes import (
     lose,
     requeued,
     went_on,
-    whole,  # noqa: F401
 )
 from tests.soak.conftest import Show
 from tests.support.starting import until
@@ -43,7 +42,7 @@ HARMS = ("lose", "cut", "step", "supervisor", "worker", "cancel")
 
 @pytest.mark.parametrize("name", [node.name for node in NODES])
 def test_the_loss_of_each_node_again_and_again(
-    name: str, whole: str, runner: SlurmJobRunner, show: Show
+    name: str, undisturbed: str, runner: SlurmJobRunner, show: Show
 ) -> None:
     """Training goes on within the detection and 1.5 times a restart after a killed worker, in the
     same minutes.
@@ -55,15 +54,15 @@ def test_the_loss_of_each_node_again_and_again(
             until(run.training)
             began = time.monotonic()
             os.kill(worker("node03"), signal.SIGKILL)
-            went_on(run, whole)
+            went_on(run, undisturbed)
             restarts.append(run.gap(began))
     for number in range(TIMES):
         with training(runner, f"each-{name}-{number}") as run:
             began = lose(run, name)
             if name == "node06":
-                assert (run.finish(150.0), run.weights()) == (0, {whole}), run.said()
+                assert (run.finish(150.0), run.weights()) == (0, {undisturbed}), run.said()
                 continue
-            went_on(run, whole)
+            went_on(run, undisturbed)
             gaps.append(run.gap(began))
             completed(run)
     show(
@@ -101,16 +100,16 @@ def harm(run: SpareRun, what: str, name: str, stack: ExitStack, draw: random.Ran
 
 
 def problems(
-    run: SpareRun, harms: list[tuple[str, str]], code: int | None, whole: str
+    run: SpareRun, harms: list[tuple[str, str]], code: int | None, undisturbed: str
 ) -> list[str]:
     """What is not as it should be."""
     said = run.said()
     found = []
     harmed = {name for _, name in harms}
-    over = "srunddp: ended with 0" in said or run.weights() == {whole}
+    over = "srunddp: ended with 0" in said or run.weights() == {undisturbed}
     if overlaps := run.overlaps():
         found.append(f"two starts at once: {overlaps[:3]}")
-    if run.weights() - {whole}:
+    if run.weights() - {undisturbed}:
         found.append("other bits")
     named = set(re.findall(r"srunddp: ranks? .* on (\w+) (?:lost|failed)", said))
     if wrong := named - harmed:
@@ -131,7 +130,7 @@ def problems(
 
 @pytest.mark.parametrize("seed", range(CAMPAIGNS))
 def test_losses_at_random_moments_of_each_other(
-    seed: int, whole: str, runner: SlurmJobRunner
+    seed: int, undisturbed: str, runner: SlurmJobRunner
 ) -> None:
     done = Path(RESULTS, f"spare-{seed}.json") if RESULTS else None
     if done and done.exists():
@@ -158,7 +157,7 @@ def test_losses_at_random_moments_of_each_other(
         )
         stack.close()
         code = run.finish(ENDS_WITHIN)
-        whole_spare = whole if spare == 1 else next(iter(run.weights()), "")
-        assert problems(run, harms, code, whole_spare) == [], (harms, code, run.said())
+        expected = undisturbed if spare == 1 else next(iter(run.weights()), "")
+        assert problems(run, harms, code, expected) == [], (harms, code, run.said())
     if done:
         done.write_text(json.dumps({"harms": harms, "code": code, "said": run.said()}))
