@@ -1,4 +1,4 @@
-"""The commands for before a job: they may print and exit, as ``cli`` does."""
+"""The command ``srunddp explain``, which prints for the user and sets the exit code."""
 
 import os
 import re
@@ -27,9 +27,8 @@ from srunddp.util.click_types import (
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.option_groups import GroupedCommand
 
-# A line of `env` that begins a variable, such as `HOME=/root` or bash's `BASH_FUNC_module%%=() {`.
-# A shell's exported functions have odd names; all else that does not begin so belongs to the value
-# before it.
+# The beginning of a line of `env` that has a new variable, such as `HOME=/root`, or bash's
+# `BASH_FUNC_module%%=() {` for an exported function. Any other line continues the value before it.
 _BEGINS = re.compile(r"[A-Za-z_][\w.%()-]*=")
 # A line of `srun --label env`, such as ` 3: HOME=/root`; srun pads the ranks to one width.
 _LABEL = re.compile(r"( *\d+): (.*)")
@@ -72,12 +71,12 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         env_file: the file with the variables of processes elsewhere; None for this process.
 
     Raises:
-        SrunddpError: an option is wrong.
+        SrunddpError: an option is wrong, or the file cannot be read.
     """
     from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain.explain import ExplainOptions, explain
 
-    # The copies are on this node; for a rank of another one they say nothing.
+    # The staged copies are on this node, so they say nothing about a rank of another node.
     if given["staged"] and env_file is None:
         staged = enter()
     else:
@@ -97,7 +96,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     else:
         found = [explain(variables, asked, None) for variables in read_environments(env_file)]
     records = json_text(*(one.record for one in found), indent=None)
-    # One write, so that the ranks' tables do not mix.
+    # Write all lines at once, so that the tables of several ranks do not mix.
     click.echo(
         f"{records}\n" if given.get("as_json") else "".join(one.text for one in found), nl=False
     )
@@ -105,7 +104,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """Return each time limit, and the option or variable that set it."""
+    """Return by name each time limit in seconds, and the option or variable that set it."""
     context = click.get_current_context()
     limits = {}
     for name in ("timeout", "stall_timeout"):
@@ -119,33 +118,35 @@ def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 
 
 def read_environments(path: str) -> list[dict[str, str]]:
-    """Read the environments in a file, in its order; each is a rank's where several wrote there.
+    """Read the environments of one or several processes from a file, see
+    :func:`parse_environments`.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or has no line with a variable.
     """
     expected = "what env or env -0 printed"
     hint = "srun --label env > FILE"
     with file_errors(f"--env: {path}", expected=expected, hint=hint):
         content = Path(path).read_bytes()
-    # As os.environ has what is not UTF-8.
+    # Decode bytes that are not UTF-8 as os.environ does.
     if environments := parse_environments(content.decode(errors="surrogateescape")):
         return environments
     raise ConfigError(f"--env: {path}: no line with a variable", expected=expected, hint=hint)
 
 
 def parse_environments(text: str) -> list[dict[str, str]]:
-    """Read the environments in a text.
+    """Read the environments of one or several processes from the output of ``env``.
 
-    A variable that comes again begins the next one. Where each line has its rank before it, as
-    after ``srun --label env``, lines may come in any order.
+    A variable that occurs again begins the next environment. If each line begins with a rank, as
+    after ``srun --label env``, the lines may have any order, and the result is sorted by rank.
     """
     if "\0" in text:
         return _split(text.split("\0"))
-    # Not splitlines(), which also splits at other separators that a value may have.
+    # Not splitlines(), which also splits at other separators that a value may contain.
     lines = text.removesuffix("\n").split("\n")
     labelled = [_LABEL.fullmatch(line) for line in lines]
-    # If one line has no label, this is not from srun --label: lines that fit do so by chance.
+    # If any line has no label, the text is not from srun --label, and other lines look like it only
+    # by chance.
     if all(labelled):
         by_label = group_by_key((int(found[1]), found[2]) for found in labelled if found)
         return [
@@ -157,7 +158,7 @@ def parse_environments(text: str) -> list[dict[str, str]]:
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
-    """Lines without a name are a value's further ones."""
+    """Join the lines of each variable: a line that begins no variable continues the one before."""
     items: list[str] = []
     for line in lines:
         if items and not _BEGINS.match(line):
@@ -169,7 +170,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
 
 def _split(items: Iterable[str]) -> list[dict[str, str]]:
     environments: list[dict[str, str]] = []
-    # A text without `=` is no variable: the task has printed something else before.
+    # Skip an item without `=`: it is no variable, but something that the task has printed before.
     for name, equals, value in (item.partition("=") for item in items):
         if equals and (not environments or name in environments[-1]):
             environments.append({})

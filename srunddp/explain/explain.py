@@ -1,7 +1,7 @@
-"""Every value that srunddp decides for a rank, what decided it, and what was not chosen.
+"""Explain every value that srunddp decides for a rank: what decided it, and what was not chosen.
 
-It prints the decisions that the steps of a run return, as far as they can be taken: what follows
-from a decision that is wrong is left out.
+The decisions are those of the steps of a run. If one of them fails, the values that depend on it
+are left out.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _OFFLINE_RULE = (
 
 @dataclass(frozen=True)
 class Row:
-    """One value.
+    """One value of a rank, and its explanation.
 
     Attributes:
-        name, value: as text; the value is ``?`` where nothing decides it yet.
-        why: the variable, line or rule that decided it.
-        not_chosen: what else could have decided it, and why it did not.
+        name, value: as text; the value is ``?`` if it is not known.
+        why: the variable, line or rule that decided the value.
+        not_chosen: what else could have decided it, each with the reason why it did not.
     """
 
     name: str
@@ -77,11 +77,12 @@ class Row:
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """What the command line says; None where it does not.
+    """The options of the command line; None for an option that was not given.
 
     Attributes:
-        limits: seconds of each time limit, and whether that is the default.
-        offline: whether ``--offline`` was given; staged: what this node has copies of.
+        limits: by name, the seconds of each time limit, and what set it.
+        offline: whether ``--offline`` was given.
+        staged: what ``stage push`` has copied to this node; None without ``--staged``.
     """
 
     backend: str | None = None
@@ -97,14 +98,14 @@ class ExplainOptions:
 def explain(
     variables: Mapping[str, str], asked: ExplainOptions, links: Links | None
 ) -> Explanation:
-    """Explain one rank.
+    """Explain the values of one rank.
 
     Args:
-        variables: its environment variables.
-        asked: what the command line says.
-        links: the interfaces of its node; None for the variables of a process of another machine.
+        variables: the rank's environment variables.
+        asked: the options of the command line.
+        links: the interfaces of the rank's node; None if the rank is on another machine.
     """
-    # The lines of a rank that detect() refuses have its number, too.
+    # Guess the rank first, so that the lines have its number even if detect() fails.
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
     found.rows += found.decide()
     if asked.offline:
@@ -114,13 +115,16 @@ def explain(
 
 @dataclass
 class Explanation:
-    """What is explained of one rank.
+    """The explanation of one rank.
 
     Attributes:
-        variables: its environment; asked: what the command line says.
-        links: the interfaces of its node; None for the environment of a process of another machine.
-        rank: as far as it is known; rows: all values that could be decided.
-        notes: what is no error, but worth a line; errors: that would end the run.
+        variables: the rank's environment variables.
+        asked: the options of the command line.
+        links: the interfaces of the rank's node; None if the rank is on another machine.
+        rank: the rank's number, as far as it is known.
+        rows: all values that could be decided.
+        notes: remarks for the user that are no errors.
+        errors: the errors that would end the run.
     """
 
     variables: Mapping[str, str]
@@ -133,13 +137,13 @@ class Explanation:
 
     @property
     def exit_code(self) -> int:
-        """That of the first error, 0 without one."""
+        """The exit code of the first error; 0 if there is none."""
         return self.errors[0].exit_code if self.errors else 0
 
     @property
     def text(self) -> str:
-        """For people: a line for each value and for each thing that was not chosen, each with the
-        rank.
+        """The explanation for people: a line for each value, each alternative that was not chosen,
+        each note and each error; each line begins with the rank.
         """
         lines = []
         for row in self.rows:
@@ -151,7 +155,7 @@ class Explanation:
 
     @property
     def record(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """The explanation as the object that ``--json`` prints."""
         errors = [
             {name: getattr(each, name) for name in ("found", "expected", "hint")}
             for each in self.errors
@@ -164,8 +168,9 @@ class Explanation:
         return {**found, "notes": self.notes, "errors": errors}
 
     def decide(self) -> Iterator[Row]:
-        """Decide all values, each with its reason; what is found out on the way is added to the
-        notes and errors.
+        """Decide all values, and yield each with its reason.
+
+        This sets :attr:`rank`, and adds to :attr:`notes` and :attr:`errors` on the way.
         """
         try:
             found = self._detect()
@@ -193,14 +198,15 @@ class Explanation:
         yield from self._offline_and_staged()
 
     def _set(self, *names: str) -> list[str]:
-        """Return those of these variables that are set, with their values."""
+        """Return ``NAME=value`` for each of these variables that is set."""
         return [f"{name}={self.variables[name]}" for name in names if name in self.variables]
 
     def _detect(self) -> Environment:
         if self.links is not None:
             return detect(self.variables, channel=self.asked.channel)
-        # Process 0 is nobody's: of another machine's process it is not known whether srun itself
-        # started it, and a terminal would be this machine's.
+        # The variables are of a process on another machine. Leave out _PTY, because its terminal
+        # cannot be looked at from here. No process has the number 0, which means that it is unknown
+        # whether srun itself started the process.
         known = {name: value for name, value in self.variables.items() if name != _PTY}
         self.notes += [
             f"{each}: taken for a step, not for a shell of srun --pty" for each in self._set(_PTY)
@@ -211,7 +217,9 @@ class Explanation:
         )
 
     def _identity(self, found: Environment) -> Iterator[Row]:
-        """Show the launcher, who it says that the rank is, the way to rank 0 and the proof."""
+        """Explain the launcher, the numbers that it gives the rank, the way to rank 0, the token
+        and the proof.
+        """
         self.notes += found.notes
         values = {
             "launcher": found.launcher,
@@ -238,8 +246,8 @@ class Explanation:
             yield Row("proof", kind, auth.CHOICE)
 
     def _network(self, found: Environment | None) -> Iterator[Row]:
-        """Show the file of interface entries, this node's interface, and what is exported for it;
-        then rank 0's address.
+        """Explain the file of interface entries, the interface of the rank's node with what is
+        exported for it, and rank 0's address.
         """
         try:
             config = load(self.asked.ifaces, self.variables)
@@ -275,11 +283,13 @@ class Explanation:
     def _interface(
         self, found: Environment, config: IfacesConfig
     ) -> tuple[IfacesEntry | None, SelectedInterface | None]:
-        """Choose this node's entry and interface; where that is wrong, or the node another one, the
-        one that it would be.
+        """Return the entry of ifaces.conf for the rank's node, and the interface of the rank.
+
+        If the node is another machine, or the choice is refused, return the interface that would be
+        chosen if all interfaces that are named were up. Each of the two is None if it is unknown.
         """
         alone = found.world_size == 1
-        # Without a name of the node only an entry for all nodes is certain to count.
+        # If the node's name is unknown, only a first entry for all nodes is certain to count.
         if config.entries[0].nodes == "*" and not found.node:
             entry = config.entries[0]
         else:
@@ -296,10 +306,10 @@ class Explanation:
         names = list(entry.interfaces if entry.exact else ())
         for variable in (GLOO, NCCL):
             exported = self.variables.get(variable, "")
-            if not exported.startswith("^"):  # which excludes, and names none to use
+            if not exported.startswith("^"):  # ^ excludes interfaces, and names none to use
                 names += [name.lstrip("=") for name in exported.split(",")]
-        # Of another node only names are known: each interface that is wanted counts as up, with an
-        # unknown address.
+        # Only the names are known: assume that each of these interfaces is up, with an unknown
+        # address.
         links = tuple(
             NetworkInterface(name, True, 0, (_UNKNOWN,), ())
             for name in dict.fromkeys(names)
@@ -308,17 +318,17 @@ class Explanation:
         try:
             return entry, select_interface((entry,), found, self.variables, links)
         except ConfigError:
-            return entry, None  # which only the node itself can decide
+            return entry, None  # only the node itself can choose the interface
 
     def _rank_zero(
         self, found: Environment, entries: Entries, chosen: SelectedInterface | None
     ) -> Iterator[Row]:
-        """Show rank 0's addresses, and the ports that it tries.
+        """Explain where the others look for rank 0, and which ports rank 0 tries.
 
         Args:
-            found: Who the explained rank is.
-            entries: Of ifaces.conf.
-            chosen: The explained rank's interface, as far as it is known.
+            found: The environment of the explained rank.
+            entries: The entries of ifaces.conf.
+            chosen: The interface of the explained rank; None if it is unknown.
         """
         if found.discovery.publishes:
             yield Row(
@@ -352,23 +362,24 @@ class Explanation:
         name: str,
         chosen: SelectedInterface | None,
     ) -> Sequence[object]:
-        """Work out where the others look for rank 0; by its name where this is not that node.
+        """Return the addresses and ports at which the others look for rank 0; with rank 0's name
+        instead of its addresses if the explained rank is on another machine.
 
         Args:
-            found: Who the explained rank is.
-            entries: Of ifaces.conf.
-            entry: The one for rank 0's node.
-            name: By which the others look for rank 0.
-            chosen: The explained rank's interface, as far as it is known.
+            found: The environment of the explained rank.
+            entries: The entries of ifaces.conf.
+            entry: The entry for rank 0's node.
+            name: The name by which the others look for rank 0.
+            chosen: The interface of the explained rank; None if it is unknown.
 
         Raises:
-            ConfigError: They do not find it there.
+            ConfigError: The others would not find rank 0 there.
         """
         forced = self.asked.ports
         if self.links is None:
             return [f"{name}:{port}" for port in discovery.rendezvous_ports(found, entry, forced)]
         interface = chosen if chosen and chosen.address != _UNKNOWN else None
-        # So does a start, in rank_setup.bind().
+        # A start makes the same check, in rank_setup.bind().
         if interface and found.rank == 0 and not found.one_node:
             discovery.check_reachable(found, interface, entry, self.links)
         return discovery.candidate_addresses(found, interface, entries, forced)
@@ -382,8 +393,11 @@ class Explanation:
         )
 
     def _ports_of_publisher(self, found: Environment, entries: Entries) -> Row:
-        """Show the ports where rank 0 tells its own: those that the entry of its node leaves it."""
-        # Rank 0 binds before it knows which way works, so on ports that all ranks can work out.
+        """Explain the ports of a rank 0 that publishes its address: those that the entry for its
+        node allows.
+        """
+        # Rank 0 binds before it knows which way works. If the ranks may have to work out its ports,
+        # it uses the ports that they would try.
         if not discovery.working_out(found).publishes:
             with contextlib.suppress(ConfigError):
                 entry, _ = discovery.rank_zero_name(found, entries)
@@ -397,7 +411,7 @@ class Explanation:
             return Row("device", _UNKNOWN, f"torch counts, as {_VISIBLE} is not set; {_CUDA_RULE}")
         shown = self._set(_VISIBLE)[0]
         local_size = found.local_world_size if found else None
-        # CUDA heeds nothing after an entry that names no device.
+        # CUDA ignores all entries after one that names no device.
         visible = len(list(takewhile(_DEVICE.fullmatch, self.variables[_VISIBLE].split(","))))
         if not visible:
             return Row("device", "cpu", f"{shown}: no GPU")
@@ -429,7 +443,7 @@ class Explanation:
         exported = offline(self.variables)
         staged = self.asked.staged
         if self.asked.offline:
-            # All that --offline sets, also what the user has set already.
+            # List all variables of --offline, even those that the user has already set.
             for name in offline({}):
                 value = exported.get(name) or self.variables[name]
                 yield Row(name, value, "--offline" if name in exported else "exported")
@@ -446,12 +460,12 @@ class Explanation:
 def _chosen_interface(
     chosen: SelectedInterface, others: Sequence[str], unsure: str
 ) -> Iterator[Row]:
-    """Show this node's interface, its address, and the variables that are exported for it.
+    """Explain the rank's interface, its address, and the variables that are exported for it.
 
     Args:
-        chosen: The interface.
-        others: Entries of ifaces.conf that match this node, too, and why they do not count.
-        unsure: Why the address is not known, where it is not.
+        chosen: The interface of the rank.
+        others: Further entries of ifaces.conf that match the node, and why they do not count.
+        unsure: Why the address is unknown, if it is.
     """
     if chosen.address == _UNKNOWN:
         yield Row(

@@ -1,10 +1,10 @@
-"""What ``multiprocessing`` starts below a rank, by ``spawn`` or from a fork server, is no rank of
-MPI.
+"""Keep MPI out of the processes that ``multiprocessing`` starts below a rank, by ``spawn`` or from
+a fork server.
 
-Such a process imports the script. If ``from mpi4py import MPI`` is among its imports, mpi4py would
-start MPI there, as the rank from which the process has the launcher's variables: Open MPI then ends
-the process, or the job hangs. So mpi4py is told not to start MPI. The variables stay, as a script
-may read its rank from them in these processes as well.
+Such a process is not a rank of MPI, but it imports the script and has the rank's variables. If the
+script has ``from mpi4py import MPI``, mpi4py would start MPI as that rank a second time: Open MPI
+then ends the process, or the job hangs. So this module tells mpi4py not to start MPI there. The
+launcher's variables stay, because a script may read its rank from them in these processes too.
 """
 
 import sys
@@ -15,44 +15,46 @@ from typing import Any
 from srunddp.bootstrap.environment import mpi
 
 _FORK_SERVER = "from multiprocessing.forkserver import"
-# How the code begins that processes run which are to import the script: multiprocessing starts
-# them as `python -c CODE`. The resource tracker's is not among them. Such a code is:
+# multiprocessing starts a process as `python -c CODE`. If the process will import the script, CODE
+# begins with one of these, as in
 #   from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)
+# The resource tracker imports no script, and its CODE begins differently.
 _IMPORTERS = (_FORK_SERVER, "from multiprocessing.spawn import")
 
-# Whether MPI belongs to another process: this one was started below a rank that has it.
+# Whether this process was started below a rank, so that only the rank may start MPI.
 _below_rank = False
 _fork_server_calls: list[str] = []
 _plain_start: Callable[[Any, Sequence[Any], Any], int] | None = None
 
 
 def keep_mpi_out(util: ModuleType) -> None:
-    """Have ``multiprocessing.util`` start processes that do not start MPI.
+    """Make ``multiprocessing.util`` start processes in which mpi4py does not start MPI.
 
-    As long as this process neither has MPI nor may not start it, they start as in plain Python: the
-    script may mean to start MPI in one of them.
+    As long as a rank has not started MPI and still may, its processes start as in plain Python:
+    the script may intend to start MPI in one of them.
     """
     global _plain_start
-    # A second replacement would take our own function for the plain one, which then calls itself
-    # without end.
+    # If this were done twice, _plain_start would be our own function, which would call itself
+    # endlessly.
     if _plain_start is None:
         _plain_start = util.spawnv_passfds
         util.spawnv_passfds = _start  # type: ignore[attr-defined]  # not known of a module
 
 
 def call_in_fork_server(module: str, function: str) -> None:
-    """Have a fork server that starts from now on call a function before it imports the script.
+    """Make every fork server that starts after this call run a function before it imports the
+    script.
 
     Args:
-        module: the function's, which the server imports.
-        function: its name; it is called without arguments.
+        module: the module that has the function; the fork server imports it.
+        function: the name of the function, which takes no arguments.
     """
     from multiprocessing import util
 
     keep_mpi_out(util)
     call = f"import {module}; {module}.{function}()"
-    # The server runs the code once, when it starts; what the call changes is inherited by all
-    # processes that the server forks.
+    # The server runs this code once, when it starts. All processes that it forks inherit what the
+    # call has changed.
     if call not in _fork_server_calls:
         _fork_server_calls.append(call)
 
@@ -63,7 +65,9 @@ def _start(path: Any, command: Sequence[Any], descriptors: Any) -> int:
 
 
 def _prepared(word: Any) -> Any:
-    """Code of Python that does first what we want of the process; other words as they are."""
+    """Return a word of a command line with our own code before it, if the word is code that will
+    import the script; else the word unchanged.
+    """
     if not isinstance(word, str) or not word.startswith(_IMPORTERS):
         return word
     first = []
@@ -73,19 +77,21 @@ def _prepared(word: Any) -> Any:
         first += _fork_server_calls
     if not first:
         return word
-    # `python -c` begins with the path of a fresh interpreter, in which srunddp need not be found.
-    # It gets the rank's own path, which multiprocessing sets a moment later in any case.
+    # The default sys.path of `python -c` may not lead to srunddp. So set this process's own path,
+    # which multiprocessing would set a moment later anyway.
     path = [str(folder) for folder in sys.path]
     return "; ".join(["import sys", f"sys.path[:] = {path}", *first, word])
 
 
 def enter(*, mpi_blocked: bool) -> None:
-    """Begin a process below a rank, before it imports the script: mpi4py starts no MPI in it, nor
-    in what it starts itself.
+    """Prepare a process below a rank before it imports the script: mpi4py does not start MPI in
+    this process, nor in the processes that it starts.
 
-    ``mpi_blocked`` says that the rank refuses the import; so does this process then.
+    Args:
+        mpi_blocked: whether the rank refuses the import of ``mpi4py.MPI``; this process then does
+            too.
     """
-    # _prepared() goes by it: what this process starts keeps MPI out as well.
+    # This flag makes _prepared() keep MPI out of the processes that this one starts.
     global _below_rank
     _below_rank = True
     if mpi_blocked:

@@ -1,5 +1,5 @@
-"""Which CPUs the launcher and the cgroups leave this rank, its share of them, and what is said
-where they are few.
+"""How many CPUs the launcher and the cgroups leave to a rank, what its share of them is, and advice
+to the user if they are few.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that i
 
 @dataclass(frozen=True)
 class Cpus:
-    """Numbers of CPUs, of which each hardware thread is one.
+    """Counts of CPUs; each hardware thread counts as one.
 
     Attributes:
-        allowed: in this process's affinity mask.
-        machine: that the machine has.
-        core: that one core has.
+        allowed: the CPUs in this process's affinity mask.
+        machine: the CPUs of the machine.
+        core: the CPUs (hardware threads) of one core.
     """
 
     allowed: int
@@ -33,10 +33,11 @@ class Cpus:
 
     @classmethod
     def here(cls) -> Cpus:
-        """Count the CPUs of this process."""
+        """Count the CPUs of this process, of its machine and of a core."""
         allowed = os.sched_getaffinity(0)
-        # A mask in hexadecimal with a comma between 32 bits each, such as `00000001,00000001` for
-        # CPUs 0 and 32. Where the kernel has no such file, a core counts as one CPU.
+        # The file holds a hexadecimal mask with a comma after every 32 bits, such as
+        # `00000001,00000001` for CPUs 0 and 32. If the kernel has no such file, a core counts as
+        # one CPU.
         siblings = Path(f"/sys/devices/system/cpu/cpu{min(allowed)}/topology/thread_siblings")
         return cls(
             len(allowed),
@@ -46,8 +47,8 @@ class Cpus:
 
 
 def usable() -> int:
-    """CPUs of this process's affinity mask, or of its cgroups' quota where that is less; 0 for less
-    than one.
+    """Return the number of CPUs in this process's affinity mask, or its cgroups' CPU quota if that
+    is less, rounded down; 0 for a quota below one CPU.
     """
     allowed = len(os.sched_getaffinity(0))
     return int(min(allowed, cpu_quota() or allowed))
@@ -55,35 +56,37 @@ def usable() -> int:
 
 def mask() -> str:
     """Return a checksum of this process's affinity mask, to compare it with another process's."""
-    # A hello carries this, and rank 0 refuses a hello with a text of more than 256 letters, as a
-    # list of many CPUs would be.
+    # A hello carries this text, and rank 0 refuses a hello with a text of more than 256 letters: a
+    # list of many CPUs would be too long.
     return f"{zlib.crc32(str(sorted(os.sched_getaffinity(0))).encode()):08x}"
 
 
 def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
     """Return how many CPUs a rank may use for itself, at least 1.
 
-    mpirun without binding gives all ranks of a node one mask, and Slurm each task its own; Slurm
-    without a plugin for affinity binds nothing, and what was asked for is in the environment alone.
+    mpirun without binding gives all ranks of a node the same mask. Slurm gives each task its own
+    mask; but without an affinity plugin it binds nothing, and only the environment then says how
+    many CPUs were asked for.
 
     Args:
-        cpus: that it may use together with others, as :func:`usable` says.
-        sharers: ranks of its node that have the same mask, itself included.
-        environ: of the rank, with what was asked for each task.
+        cpus: the number of CPUs that the rank may share with others, from :func:`usable`.
+        sharers: the number of ranks on the node with the same mask, this rank included.
+        environ: the rank's environment, which may say how many CPUs each task asked for.
     """
     own = cpus // sharers
     return max(1, min(own, asked(environ) or own))
 
 
 def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
-    """Return ``OMP_NUM_THREADS`` as :func:`share` says, to be exported before torch is imported.
+    """Return ``OMP_NUM_THREADS`` with the number of :func:`share`, to export before torch is
+    imported.
 
     Args:
-        environ: of the rank.
-        sharers: ranks of its node that have the same mask, itself included.
+        environ: the rank's environment.
+        sharers: the number of ranks on the node with the same mask, this rank included.
 
     Returns:
-        The variable; nothing where the user has set one of ``THREADS``.
+        The variable and its value; empty if the user has set one of ``THREADS``.
     """
     if any(name in environ for name in THREADS):
         return {}
@@ -91,31 +94,31 @@ def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
 
 
 def asked(environ: Mapping[str, str]) -> int:
-    """CPUs that Slurm was asked for, for each task; 0 where nothing says so."""
+    """Return how many CPUs per task Slurm was asked for; 0 if no variable says so."""
     names = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
     return _known_to_srun(environ) or max(_number(environ, name) for name in names)
 
 
 def _known_to_srun(environ: Mapping[str, str]) -> int:
-    """CPUs for each task that srun itself has heard of; 0 where nothing says so.
+    """Return how many CPUs per task srun itself was asked for; 0 if no variable says so.
 
-    Since Slurm 23.11 sbatch's ``--cpus-per-task`` is in ``SLURM_TRES_PER_TASK``, too, and srun
-    takes it over; what its own command line says replaces it there. srun of 22.05 and 23.02 reads
-    ``SRUN_CPUS_PER_TASK`` alone, which later ones do not.
+    Since Slurm 23.11, sbatch's ``--cpus-per-task`` is also in ``SLURM_TRES_PER_TASK``, which srun
+    reads; an option of srun's own command line replaces the value. srun of 22.05 and 23.02 reads
+    only ``SRUN_CPUS_PER_TASK``, which later versions do not read.
     """
     return tres_count(environ.get("SLURM_TRES_PER_TASK", ""), "cpu")
 
 
 def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
-    """Return a line for each sign that the launcher gave this rank fewer CPUs than it could.
+    """Return lines of advice for the user if the launcher gave this rank fewer CPUs than it could
+    have.
 
     Args:
-        environ: of the rank.
-        cpus: the rank's.
+        environ: the rank's environment.
+        cpus: the counts that :meth:`Cpus.here` returned in the rank.
     """
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
-        # Under mpirun Slurm's tasks are daemons and not ranks: CPUs per task mean something else
-        # there.
+        # Under mpirun, Slurm's tasks are mpirun's daemons, so CPUs per task are not CPUs per rank.
         return _of_mpirun(environ, cpus)
     wanted = asked(environ)
     if wanted <= cpus.allowed:
@@ -140,14 +143,14 @@ def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
 
 
 def _of_mpirun(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
-    """Open MPI binds each of up to two ranks to a core unless told otherwise, and its loader
-    workers with it.
+    """Advise against Open MPI's default of binding each rank to one core, which it uses for one or
+    two ranks; the rank's loader workers share that core.
     """
-    # Slurm may have given the job a part of the machine only.
+    # Slurm may have given the job only a part of the machine.
     there = min(cpus.machine, _number(environ, "SLURM_CPUS_ON_NODE") or cpus.machine)
     ranks = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    # A rank with more than one core has been bound by somebody's choice, and where the ranks fill
-    # the node no CPU is idle: in neither case is there anything to advise.
+    # If a rank has more than one core, somebody chose the binding. If the ranks fill the node, no
+    # CPU is idle. In both cases there is nothing to advise.
     if cpus.allowed > cpus.core or ranks * cpus.allowed >= there:
         return []
     return [

@@ -1,12 +1,12 @@
-"""Who am I? Ordered detectors read the environment; the innermost launcher wins and is
-cross-checked.
+"""Find out from the environment variables which rank a process is, and how it finds rank 0.
 
-Order: an MPI launcher, a step of Slurm, explicit variables, a single process. A real step is told
-from an allocation, a batch body and an interactive shell, which inherit Slurm's variables and are
-no ranks.
+The first of these decides: an MPI launcher, a step of Slurm, explicit variables; without any of
+them the process is single. The variables of other launchers must agree with the one that decides.
+A process in an allocation, a batch script or an interactive shell has Slurm's variables, but is not
+a rank.
 
-:func:`detect` goes three steps, of which each returns what it has decided and why: who this process
-is, what else names a rank here, and by which ways rank 0 can be found.
+:func:`detect` takes three steps, and each returns what it decided and why: who this process is,
+which other variables name a rank, and by which ways rank 0 can be found.
 """
 
 import os
@@ -41,7 +41,7 @@ USER = LauncherVariables(
 KNOWN_LATER = "known after the rendezvous"
 _ALL_LAUNCHERS = (*mpi.LAUNCHERS, SRUN, USER)
 _NUMBERS = ("rank", "local_rank", "world_size", "local_world_size")
-# A variable with the job's number of tasks, which is not the step's.
+# The number of tasks of the job; a step of the job may have another number.
 _OF_THE_JOB = "SLURM_NTASKS"
 
 
@@ -52,13 +52,13 @@ def detect(
 
     Args:
         variables: the environment variables of the process.
-        channel: one of ``CHANNELS``, to use that way alone; None for all that are there.
-        pid: the process id, which tells what srun started itself; 0 for a process of another
-            machine, None for this one.
+        channel: one of ``CHANNELS``, to use only that way to rank 0; None for all usable ways.
+        pid: the id of the process, by which one that srun itself started is recognised; 0 for a
+            process of another machine, None for this process.
 
     Raises:
         ConfigError: launchers disagree, variables are incomplete or contradict each other, or the
-            channel is not there.
+            channel cannot be used.
     """
     if discovery_named(channel).overrides_launcher:
         identity = _explicit(variables)
@@ -66,7 +66,8 @@ def detect(
     else:
         identity, notes = _identify(variables, os.getpid() if pid is None else pid)
     objections = _objections_to_discoveries(identity, variables)
-    # A rank's own exports are no contradiction, in what it starts.
+    # In a process that a rank started, RANK and the others do not contradict the launcher: the rank
+    # itself has exported them.
     if not identity.master and RANK_PROCESS not in variables:
         _reject_contradictions(identity, variables)
         notes = (*notes, *_note_on_master(identity, variables))
@@ -92,8 +93,8 @@ def detect(
 
 
 def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return rank and local rank by the first variables that name them, for when :func:`detect` has
-    failed; 0 where none does.
+    """Return the first rank and the first local rank that any launcher's variables give, each 0 if
+    none does; for when :func:`detect` has failed.
     """
 
     def first(*names: str) -> int:
@@ -110,25 +111,25 @@ def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[str, ...]]:
-    """Find out who the innermost launcher says that this process is, unchecked, and what to say
-    about it.
+    """Return the identity that the innermost launcher gives this process, and notes for the
+    user.
     """
-    if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
+    if pid and is_below_rank(variables, pid):  # 0 stands for a process of another machine
         return _single(variables), _single_notes("a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
-    # One variable alone proves nothing: `srun --mpi=pmi2` sets PMI_RANK as Hydra does.
+    # A launcher must have set all three: `srun --mpi=pmi2` sets PMI_RANK as Hydra does.
     launchers = [
         each
         for each in mpi.LAUNCHERS
         if {each.rank, each.local_rank, each.world_size} <= {*variables}
     ]
-    # Before the step: mpirun within a step hands the variables of its daemon's task on to all of
-    # its ranks.
+    # MPI launchers come before the step: if mpirun runs within a step, its ranks inherit the
+    # variables of the task that is mpirun's daemon.
     if launchers:
         return _from_mpi(variables, launchers, step), ()
     if step and not step.typed:
         return _from_slurm(variables, step), ()
-    # Not earlier: beside PMIX_RANK, mpirun and a step have variables that tell all that is needed.
+    # Not before mpirun and a step: these set PMIX_RANK too, but also all other numbers.
     mpi.reject_prterun(variables)
     if any(name in variables for name in EXPLICIT):
         return _explicit(variables), ()
@@ -142,40 +143,40 @@ def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[s
 def _from_mpi(
     variables: Mapping[str, str], launchers: list[LauncherVariables], step: SlurmStep | None
 ) -> Identity:
-    """Read who the first of these launchers says that this process is.
+    """Return the identity that the first of these launchers gives this process.
 
     Raises:
-        ConfigError: another of them says something else, or Slurm, where srun started this very
-            process.
+        ConfigError: another of these launchers gives another rank or world size; so does Slurm, and
+            srun itself started this process.
     """
     identity = _from_variables(variables, launchers[0])
-    # If srun has started this very process, SLURM_PROCID is its own and has to agree.
-    # Otherwise it is that of mpirun's daemon on this node, and may differ.
+    # If srun itself started this process, SLURM_PROCID is this process's and has to agree.
+    # Otherwise it is the number of mpirun's daemon on this node, and may differ.
     others = launchers[1:]
     if step and step.direct:
         others = [*others, SRUN]
     for other in others:
         _require_agreement(variables, identity, other.rank, other.world_size)
     if "I_MPI_HYDRA_UUID" in variables:
-        # Its Hydra sets the same variables as MPICH's.
+        # Intel MPI's Hydra sets the same variables as MPICH's.
         return replace(identity, launcher="Intel MPI")
     return identity
 
 
 def _from_slurm(variables: Mapping[str, str], step: SlurmStep) -> Identity:
     identity = _from_variables(variables, SRUN, step=step)
-    # srun --mpi=pmi2 sets the same rank and size for PMI. If they differ, PMI_FD is that of another
-    # launcher, and leads to other ranks.
+    # srun --mpi=pmi2 sets the same rank and size for PMI. If they differ, PMI_FD belongs to another
+    # launcher, and connects to other ranks.
     if all(name in variables for name in PMI):
         _require_agreement(variables, identity, "PMI_RANK", "PMI_SIZE")
     return identity
 
 
 def _explicit(variables: Mapping[str, str]) -> Identity:
-    """Read who the user's own variables say that this process is.
+    """Return the identity that the user's explicit variables give this process.
 
     Raises:
-        ConfigError: some of them are missing, or impossible.
+        ConfigError: some of these variables are missing, or have an impossible value.
     """
     there = [name for name in EXPLICIT if variables.get(name)]
     missing = [name for name in EXPLICIT if name not in there]
@@ -204,7 +205,7 @@ def _master_port(variables: Mapping[str, str]) -> int:
 
 
 def _incomplete(there: list[str], missing: list[str], variables: Mapping[str, str]) -> ConfigError:
-    """Return the error where only some of the explicit variables are set."""
+    """Return the error for explicit variables of which some, or all, are missing."""
     found = f"{one_of(missing, 'and')} missing"
     if there:
         found = f"{one_of(there, 'and')} set, {found}"
@@ -235,7 +236,9 @@ def _single(variables: Mapping[str, str]) -> Identity:
 
 
 def _single_notes(where: str) -> tuple[str, ...]:
-    """Return what to say where somebody may have wanted more than one process."""
+    """Return the note for a process that runs alone although the user may have wanted several
+    ranks; ``where`` says what kind of process it is.
+    """
     return (
         f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task",
     )
@@ -247,25 +250,25 @@ def _from_variables(
     *,
     step: SlurmStep | None = None,
 ) -> Identity:
-    """Read who a launcher's variables say that this process is.
+    """Return the identity that a launcher's variables give this process.
 
     Args:
         variables: the environment variables of the process.
-        names: those of them in which the launcher tells its numbers.
-        step: Slurm's view, where Slurm is the launcher.
+        names: the launcher's name, and the names of the variables that it sets.
+        step: the task as Slurm describes it, if the launcher is Slurm.
     """
     set_by = {
         "rank": names.rank,
         "local_rank": names.local_rank,
         "world_size": names.world_size,
     }
-    # os.environ takes texts alone.
+    # The name may be None, and `None in os.environ` is a TypeError.
     if names.local_world_size and names.local_world_size in variables:
         set_by["local_world_size"] = names.local_world_size
     numbers = {field: slurm.parse_uint(variables, name) for field, name in set_by.items()}
     local_world_size = numbers.get("local_world_size")
     if step and step.ranks_here:
-        # Slurm has no variable with their number, but one with the ranks themselves.
+        # Slurm has no variable for the number of ranks on a node, but one that lists them.
         set_by["local_world_size"] = slurm.RANKS_HERE
         local_world_size = len(step.ranks_here)
     sources = {field: f"{name}={variables[name]}" for field, name in set_by.items()}
@@ -287,8 +290,8 @@ def _from_variables(
 
 
 def _node_name(variables: Mapping[str, str]) -> str:
-    # Slurm's name is right inside a step on this node only; under mpirun it is the daemon's, which
-    # is the same node.
+    # In a step, Slurm sets the variable on each node. Under mpirun the ranks have it from mpirun's
+    # daemon, which runs on the same node.
     return variables.get(slurm.NODE_NAME) or socket.gethostname()
 
 
@@ -298,21 +301,21 @@ def _source_of_node(variables: Mapping[str, str]) -> str:
     return "hostname"
 
 
-# What else names a rank here.
+# Other variables that name a rank.
 
 
 def _require_agreement(
     variables: Mapping[str, str], identity: Identity, rank: str, world_size: str
 ) -> None:
-    """Refuse a second launcher, told by these variables, that says something else.
+    """Require that a second launcher gives this process the same rank and world size.
 
     Args:
         variables: the environment variables of the process.
         identity: what the first launcher says.
-        rank, world_size: the variables of the second one.
+        rank, world_size: the names of the second launcher's variables.
 
     Raises:
-        ConfigError: they disagree.
+        ConfigError: the two launchers disagree.
     """
     if str(identity.rank) == variables[rank] and str(identity.world_size) == variables[world_size]:
         return
@@ -326,10 +329,10 @@ def _require_agreement(
 
 
 def _reject_contradictions(identity: Identity, variables: Mapping[str, str]) -> None:
-    """Refuse explicit variables beside a launcher that say something else than it does.
+    """Require that ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``, if set, agree with the launcher.
 
     Raises:
-        ConfigError: one of them does.
+        ConfigError: one of them has another value.
     """
     for name, value in (
         ("RANK", identity.rank),
@@ -345,7 +348,7 @@ def _reject_contradictions(identity: Identity, variables: Mapping[str, str]) -> 
                 f"remove `export {name}` from the job script, or let explicit variables rule"
                 " with --channel env"
             ),
-            # All ranks have one world size; of the ranks one may be right by chance.
+            # A wrong WORLD_SIZE is wrong on all ranks; a wrong RANK may be right on one rank.
             scope=Scope.JOB if name == "WORLD_SIZE" else Scope.RANK,
         )
 
@@ -357,14 +360,16 @@ def _set_master(variables: Mapping[str, str]) -> list[str]:
 
 
 def _ignored_master(identity: Identity, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """``MASTER_*`` beside a launcher, which tells itself where rank 0 is."""
+    """Return a line for each ``MASTER_*`` variable that is set but does not count, because the
+    launcher tells where rank 0 is.
+    """
     if identity.master:
         return ()
     return tuple(f"{each}: ignored under {identity.launcher}" for each in _set_master(variables))
 
 
 def _note_on_master(identity: Identity, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the note for the user on what :func:`_ignored_master` finds."""
+    """Return the note for the user about ``MASTER_*`` variables that a launcher overrides."""
     ignored = _set_master(variables)
     if not ignored:
         return ()
@@ -377,7 +382,9 @@ def _note_on_master(identity: Identity, variables: Mapping[str, str]) -> tuple[s
 def _others_that_name_a_rank(
     identity: Identity, variables: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Find what else in the variables names the launcher or its numbers, and did not count."""
+    """Return the variables that also give the launcher or one of its numbers, but did not decide;
+    by ``launcher`` and the names of the numbers.
+    """
     not_chosen = {
         "launcher": tuple(
             f"{each.name}: {each.rank}={variables[each.rank]}"
@@ -397,7 +404,7 @@ def _others_that_name_a_rank(
 
 
 def _names_of(number: str) -> Iterator[str]:
-    """Return the variables in which any launcher tells one of the numbers."""
+    """Yield the names of all launchers' variables for one of ``_NUMBERS``."""
     for each in _ALL_LAUNCHERS:
         if name := getattr(each, number):
             yield name
@@ -413,8 +420,8 @@ class _ChosenDiscoveries(NamedTuple):
 
     Attributes:
         discoveries: the ways, the preferred one first; empty for a single process.
-        source: what decided the first of them, and which follow where that does not work.
-        not_chosen: the ways that are not the first of them, and why.
+        source: what decided the first way, and which ways follow if it does not work.
+        not_chosen: all other ways, and why each is not the first.
     """
 
     discoveries: tuple[Discovery, ...]
@@ -428,17 +435,17 @@ def _choose_discoveries(
     variables: Mapping[str, str],
     channel: str | None,
 ) -> _ChosenDiscoveries:
-    """Choose among the ways to rank 0: the one that was asked for, or all that can be used.
+    """Choose the ways to rank 0: the one that ``--channel`` asks for, or all that this rank can
+    use.
 
     Args:
         identity: who this process is.
-        objections: the ways that are considered, and why this rank cannot use each; empty where it
-            can.
+        objections: for each way, why this rank cannot use it; empty if it can.
         variables: the environment variables of the process.
-        channel: the name of the one that was asked for; None where none was.
+        channel: the way's name that ``--channel`` gives; None without the option.
 
     Raises:
-        ConfigError: the one that was asked for is not there, or none is.
+        ConfigError: this rank cannot use the way that was asked for, or any way at all.
     """
     usable = sorted(
         (each for each, objection in objections.items() if not objection),
@@ -472,7 +479,9 @@ def _choose_discoveries(
 def _objections_to_discoveries(
     identity: Identity, variables: Mapping[str, str]
 ) -> dict[Discovery, str]:
-    """For each way to rank 0, why this rank cannot use it; a single process needs none."""
+    """Return for each way to rank 0 why this rank cannot use it, or an empty text if it can; no
+    ways at all for a single process.
+    """
     if identity.is_single:
         return {}
     return {each: each.why_unavailable(identity, variables) for each in DISCOVERIES}

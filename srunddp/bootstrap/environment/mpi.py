@@ -1,7 +1,7 @@
-"""MPI launchers: what their processes are told, and one broadcast over MPI itself.
+"""MPI launchers: the variables that they set in their processes, and one broadcast over MPI itself.
 
-mpi4py is imported inside functions only: its import starts MPI, which ends the process where it has
-no world.
+Only functions import mpi4py.MPI: the import starts MPI, which ends a process if it has no world
+there.
 """
 
 import contextlib
@@ -15,8 +15,9 @@ from types import ModuleType
 from srunddp.bootstrap.environment.types import LauncherVariables
 from srunddp.errors import ConfigError, RendezvousError, Scope
 
-# Innermost first. Hydra's processes (MPICH, Intel MPI) are told from srun --mpi=pmi2, which sets
-# PMI_RANK as well, by the local rank.
+# If a process has the variables of several launchers, the first of this list is the innermost.
+# Hydra (MPICH, Intel MPI) is recognised by the local rank's variable, because srun --mpi=pmi2 sets
+# PMI_RANK too.
 LAUNCHERS = (
     LauncherVariables(
         "Open MPI",
@@ -33,8 +34,8 @@ LAUNCHERS = (
     LauncherVariables("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
 )
 
-# How each library names itself, and the variables of which one at least proves that it has a world
-# here.
+# The beginning of each library's name for itself, and variables of which at least one is set if the
+# library has a world in this process.
 _WORLDS = {
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK"),
     "MPICH": ("PMI_FD", "PMI_PORT", "PMI_RANK", "PMIX_RANK"),
@@ -45,14 +46,14 @@ _WORLDS = {
 
 def is_installed() -> bool:
     """Whether mpi4py can be imported."""
-    # This looks at the package's place alone; MPI starts when mpi4py.MPI is imported.
+    # find_spec() only locates the package; MPI starts when mpi4py.MPI is imported.
     return importlib.util.find_spec("mpi4py") is not None
 
 
-# Started by srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash
-# at the first message that reaches them there (open-mpi/ompi#12495). Nothing says when all are out:
-# all wait, longer on a busy node.
-_PAUSE = 0.5  # seconds, to which twice the time of MPI_Init is added
+# Under srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash if a
+# message reaches them there (open-mpi/ompi#12495). Nothing tells when all ranks have left MPI_Init,
+# so each waits for this time, and longer if MPI_Init was slow.
+_PAUSE = 0.5  # seconds; twice the time of MPI_Init is added
 
 
 class MpiNotLaunchedError(Exception):
@@ -60,14 +61,14 @@ class MpiNotLaunchedError(Exception):
 
 
 def broadcast(message: str | None, world_size: int, interface: str | None) -> str:
-    """Send rank 0's message to all ranks over MPI, initialising MPI where the script has not.
+    """Send rank 0's message to all ranks over MPI; initialise MPI if the script has not done so.
 
-    MPI stays initialised, for the script may use it too, and is finalised when Python exits.
+    MPI stays initialised, because the script may use it too. It is finalised when Python exits.
 
     Args:
-        message: rank 0's; None on the others.
-        world_size: what the launcher has told.
-        interface: which MPI is to use for TCP; None for its own choice.
+        message: the text on rank 0; None on the other ranks.
+        world_size: the number of ranks by the launcher's variables.
+        interface: the network interface that MPI is to use for TCP; None for MPI's own choice.
 
     Returns:
         Rank 0's message, on all ranks.
@@ -76,29 +77,28 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
         MpiNotLaunchedError: initialising MPI here would end the process.
         RendezvousError: MPI's world has another size than the launcher's.
     """
-    # MPI_Init reads these variables. For an MPI that the script has started already they come too
-    # late, and do nothing.
+    # MPI_Init reads these variables. If the script has already started MPI, they have no effect.
     if interface:
         os.environ.update(interface_variables(os.environ, interface))
     import mpi4py
 
     mpi4py.rc.initialize = False
-    # By default mpi4py finalises only what its import has initialised. Without MPI_Finalize Open
-    # MPI's mpirun reports a failure.
+    # By default mpi4py finalises MPI only if the import of mpi4py.MPI initialised it. Without
+    # MPI_Finalize, Open MPI's mpirun reports a failure.
     mpi4py.rc.finalize = True
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        # mpi4py's wheels look for a library at import: a RuntimeError says that there is none.
+        # mpi4py's wheels look for an MPI library at import, and raise a RuntimeError without one.
         raise MpiNotLaunchedError(f"mpi4py does not find its MPI library: {error}") from None
 
-    # The script may have started MPI itself, which is possible once in a process.
+    # The script may have started MPI already, and MPI can start only once in a process.
     if not MPI.Is_initialized():
         library = MPI.Get_library_version()
         require_world(library, os.environ)
         before = time.monotonic()
         MPI.Init_thread()
-        # mpirun sets that variable, srun does not.
+        # mpirun sets this variable and srun does not, and only srun makes the pause necessary.
         if library.startswith("Open MPI") and "OMPI_COMM_WORLD_RANK" not in os.environ:
             time.sleep(_PAUSE + 2 * (time.monotonic() - before))
     # An MPI that does not know this launcher may make each process a world of its own.
@@ -115,10 +115,12 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
 
 
 def interface_variables(variables: Mapping[str, str], interface: str) -> dict[str, str]:
-    """Return what Open MPI and MPICH read when they are initialised, so that they use an interface.
+    """Return the environment variables that make Open MPI and MPICH use an interface; they read
+    these in MPI_Init.
 
     Args:
-        variables: the rank's; what the user has set of these stays, and is left out.
+        variables: the rank's environment variables. A variable that is set here is left out of the
+            result, so that the user's value stays.
         interface: the name of the interface.
     """
     names = ["MPICH_NETWORK_IFACE", "FI_TCP_IFACE"]
@@ -129,11 +131,11 @@ def interface_variables(variables: Mapping[str, str], interface: str) -> dict[st
 
 
 def require_world(library: str, variables: Mapping[str, str]) -> None:
-    """Refuse an MPI that would make no world here, or end the process.
+    """Refuse an MPI library that would form no world here, or would end the process.
 
     Args:
-        library: how it names itself, ``MPI.Get_library_version()``.
-        variables: the rank's, by which its launcher is known.
+        library: the library's name for itself, from ``MPI.Get_library_version()``.
+        variables: the rank's environment variables, which show what launched it.
 
     Raises:
         MpiNotLaunchedError: nothing shows that this MPI has a world here.
@@ -149,21 +151,21 @@ def require_world(library: str, variables: Mapping[str, str]) -> None:
 
 
 def is_running() -> bool:
-    """Whether the script has started MPI by mpi4py."""
+    """Whether mpi4py has initialised MPI in this process, and MPI is not yet finalised."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized()) and not module.Is_finalized()
 
 
 def was_started() -> bool:
-    """Whether MPI was started in this process by mpi4py, also if it is over; it cannot start
-    twice.
+    """Whether mpi4py has initialised MPI in this process, even if MPI is finalised by now; it
+    cannot start again.
     """
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
 
 
 def do_not_start() -> None:
-    """Let the script import mpi4py.MPI without starting MPI; nothing happens without mpi4py."""
+    """Let the script import mpi4py.MPI without starting MPI; do nothing if mpi4py is missing."""
     with contextlib.suppress(ImportError):
         import mpi4py
 
@@ -171,16 +173,16 @@ def do_not_start() -> None:
 
 
 def finalize() -> None:
-    """Finalise MPI where it runs, as mpi4py does when Python ends."""
+    """Finalise MPI if it is running, as mpi4py does when Python exits."""
     if is_running():
         sys.modules["mpi4py.MPI"].Finalize()
 
 
 class Mpi4pyImportBlocker:
-    """Refuses ``from mpi4py import MPI`` after a rendezvous over PMI: MPI would end the process on
-    that used socket.
+    """An import hook that refuses ``from mpi4py import MPI`` after a rendezvous over PMI: MPI would
+    find the PMI socket used, and end the process.
 
-    An ImportError, so that a script for which MPI is optional goes on without it.
+    It raises an ImportError, so that a script for which MPI is optional goes on without MPI.
     """
 
     def find_spec(
@@ -203,16 +205,16 @@ def is_blocked() -> bool:
 
 
 def reject_prterun(variables: Mapping[str, str]) -> None:
-    """Refuse prterun and prun, whose processes are told a rank and nothing else.
+    """Refuse a rank that prterun or prun started: these tell a process its rank and nothing else.
 
     Args:
-        variables: the rank's.
+        variables: the rank's environment variables.
 
     Raises:
-        ConfigError: it was started by one of them.
+        ConfigError: one of them started the rank.
     """
-    # srun --mpi=pmix sets the first alone. Open MPI's mpirun sets both, and OMPI_* by which it has
-    # been recognised before.
+    # srun --mpi=pmix sets only PMIX_RANK. Open MPI's mpirun sets both of these, but its OMPI_*
+    # variables are looked at before this check.
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
         raise ConfigError(
             f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local"

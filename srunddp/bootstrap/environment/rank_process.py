@@ -1,7 +1,7 @@
-"""The mark that a rank exports, by which the processes that it starts are told from ranks.
+"""The mark that a rank exports, so that the processes it starts are not taken for ranks.
 
-They inherit the launcher's variables, and are not that rank. A launcher in between starts ranks of
-its own.
+Such processes inherit the launcher's variables, but they are not the rank. If a rank starts another
+launcher, that launcher's processes are ranks again.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.rank_zero_discovery import EXPLICIT
 
 RANK_PROCESS = "_SRUNDDP_RANK_PROCESS"
-# One of these changes where a launcher starts processes below a rank.
+# If a launcher is started below a rank, at least one of these is different in its processes.
 _LAUNCHER_VARIABLES = (
     *("SLURM_JOB_ID", slurm.STEP_ID, slurm.RANK, "SLURM_TASK_PID"),
     *("PMIX_NAMESPACE", "PMI_PORT", "OMPI_MCA_ess_base_jobid", "PALS_APID", "FLUX_JOB_ID"),
@@ -23,29 +23,32 @@ _LAUNCHER_VARIABLES = (
 
 
 def rank_mark(variables: Mapping[str, str], pid: int) -> str:
-    """Return the mark of a rank.
+    """Return the text that a rank exports as its mark: its process id, a checksum of the launcher's
+    variables, and its PMI socket.
 
     Args:
-        variables: the rank's, with all that it exports: the mark has a checksum of them.
-        pid: the rank's process.
+        variables: the rank's environment variables, with all that the rank itself exports.
+        pid: the rank's process id.
     """
     return f"{pid},{_launcher_checksum(variables)},{_pmi_socket(variables)}"
 
 
 def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
-    """Tell whether a rank has started a process, and no launcher in between.
+    """Tell whether a rank started a process, directly or through other processes, without another
+    launcher in between.
 
     Args:
-        variables: the process's own.
+        variables: the environment variables of the process.
         pid: its process id.
     """
     if not (found := variables.get(RANK_PROCESS, "")):
         return False
-    # A mark that lacks parts is nobody's: no checksum is empty.
+    # A mark with missing parts gets empty ones, and an empty checksum never matches.
     rank, checksum, pmi = (*found.split(","), "", "")[:3]
-    # A rank that has become another program by exec keeps its process id, and is still the rank. A
-    # closed PMI_FD says nothing, as `subprocess` closes it in what it starts.
-    # Hydra's processes may have the same numbers again, but a socket of their own.
+    # A rank that runs another program by exec keeps its process id, and is still the rank.
+    # If PMI_FD is closed it proves nothing, because `subprocess` closes it in the processes that it
+    # starts. If it is open it must be the rank's: the processes of another Hydra may have the same
+    # rank numbers, but they have a socket of their own.
     return (
         rank != str(pid)
         and checksum == _launcher_checksum(variables)
@@ -54,7 +57,7 @@ def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
 
 
 def _launcher_checksum(variables: Mapping[str, str]) -> str:
-    # A value that is not UTF-8 has surrogates in os.environ, which encode() refuses by default.
+    # In os.environ, a value that is not UTF-8 has surrogates, which encode() refuses by default.
     return str(
         zlib.crc32(
             repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode(
@@ -65,7 +68,7 @@ def _launcher_checksum(variables: Mapping[str, str]) -> str:
 
 
 def _pmi_socket(variables: Mapping[str, str]) -> str:
-    """Name PMI's socket, where it is open."""
+    """Return the kernel's name for the socket at PMI_FD; empty if none is open."""
     # The link reads `socket:[48213]`, with a number that no two open sockets share.
     with contextlib.suppress(OSError, ValueError):
         return os.readlink(f"/proc/self/fd/{int(variables.get('PMI_FD', ''))}")

@@ -1,12 +1,12 @@
 """How the ranks learn where rank 0 listens: one class for each way, the preferred one first in
 ``DISCOVERIES``.
 
-Over PMI-1 and MPI rank 0 publishes its address. From ``SLURM_*`` and explicit variables each rank
-works it out. A new way is a class like these and its place in that list.
+Over PMI-1 and MPI, rank 0 publishes its address. From ``SLURM_*`` or explicit variables, each rank
+works the address out. To add a way, write a class like these and put it into that list.
 
-PMI-1 needs the standard library alone: Slurm (``srun --mpi=pmi2``), MPICH's and Intel MPI's Hydra
-and Flux speak it on ``PMI_FD``. Each message is one line of ``key=value`` words. Whoever has said
-``init`` must say ``finalize``, or Hydra ends the job.
+PMI-1 needs only the standard library. Slurm (``srun --mpi=pmi2``), Hydra (MPICH, Intel MPI) and
+Flux speak it on the socket ``PMI_FD``. Each message is one line of ``key=value`` words. A process
+that has sent ``init`` must send ``finalize``, or Hydra ends the job.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from srunddp.errors import ConfigError, RendezvousError, Scope
 EXPLICIT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PMI = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 _PMI_KEY = "srunddp"
-# Below Linux's ephemeral range (32768 and up), where the kernel hands ports out to anyone.
+# Below Linux's ephemeral range (32768 and up), from which the kernel gives ports to any process.
 _DERIVED_PORTS = range(20480, 32768)
-# Every rank that looks for rank 0 tries all of them in turn: their number bounds that search.
+# Every other rank tries all of rank 0's ports in turn, so their number limits how long that takes.
 _MOST_PORTS = 24
 
 
 class PmiDiscovery(Discovery):
-    """PMI-1 on ``PMI_FD``."""
+    """Rank 0 publishes its address by PMI-1, on the socket ``PMI_FD``."""
 
     name = "pmi"
     hint = "start with `srun --mpi=pmi2` or MPICH's mpirun"
@@ -48,13 +48,15 @@ class PmiDiscovery(Discovery):
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
         if identity.master:
             return "explicit variables rule"
-        # In a step all three have to be there: detect() has compared their rank and size with
-        # Slurm's. Elsewhere a launcher may have other names for these, as Flux has.
+        # In a step of Slurm all three variables must be set, so that detect() could compare PMI's
+        # rank and size with Slurm's. Another launcher may have other names for rank and size, as
+        # Flux has.
         if missing := [
             name for name in (PMI if identity.step else PMI[:1]) if name not in variables
         ]:
             return f"{missing[0]} is not set"
-        # Open MPI has no PMI-1: below it, PMI_FD is that of a daemon which srun started.
+        # Open MPI has no PMI-1: if its ranks have a PMI_FD, it belongs to a daemon that srun
+        # started.
         others = identity.step is None and "OMPI_COMM_WORLD_RANK" in variables
         if others:
             return f"PMI_FD={variables['PMI_FD']} is of a process around {identity.launcher}"
@@ -69,8 +71,8 @@ class PmiDiscovery(Discovery):
 
 
 class SlurmDiscovery(Discovery):
-    """The first node of ``SLURM_STEP_NODELIST``, and ports that follow from job, step and restart
-    count.
+    """Rank 0 is on the first node of ``SLURM_STEP_NODELIST``, and its ports follow from job, step
+    and restart count.
     """
 
     name = "slurm"
@@ -103,14 +105,14 @@ class SlurmDiscovery(Discovery):
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:
         assert environment.step
         if allowed:
-            # What the firewall leaves open outranks what Slurm has reserved, which may be closed.
+            # The firewall may block the ports that Slurm has reserved, so use only allowed ones.
             reserved = []
         else:
             reserved = list(environment.step.reserved_ports)
         within = allowed or _DERIVED_PORTS
-        # Not hash(), which differs from process to process: all ranks have to come to the same
-        # ports. Two steps on one node most likely begin at different ones; where they do not, rank
-        # 0 goes on to the next port, and the token tells the steps apart.
+        # Not hash(), which differs from process to process: all ranks must arrive at the same
+        # ports. Two steps on one node most likely begin at different ports. If they begin at the
+        # same one, the later rank 0 takes the next port, and the token tells the steps apart.
         start = zlib.crc32(environment.step.id.encode()) % len(within)
         return reserved + [
             within[(start + more) % len(within)] for more in range(min(len(within), _MOST_PORTS))
@@ -118,8 +120,8 @@ class SlurmDiscovery(Discovery):
 
 
 class MpiDiscovery(Discovery):
-    """A broadcast over MPI with mpi4py. It costs MPI_Init, which can crash where MPI and Slurm do
-    not match.
+    """Rank 0 broadcasts its address over MPI with mpi4py. This needs an MPI_Init, which can crash
+    if MPI and Slurm do not match.
     """
 
     name = "mpi"
@@ -131,7 +133,7 @@ class MpiDiscovery(Discovery):
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
         if identity.master:
             return "explicit variables rule"
-        # Without srun's PMIx each task would be a world of its own for MPI, or MPI_Init would end
+        # Without PMIx from srun, MPI would make each task a world of its own, or MPI_Init would end
         # the process.
         if identity.step and "PMIX_RANK" not in variables:
             return "PMIX_RANK is not set, as without srun --mpi=pmix"
@@ -146,7 +148,7 @@ class MpiDiscovery(Discovery):
 
 
 class EnvDiscovery(Discovery):
-    """``MASTER_ADDR`` and ``MASTER_PORT`` of explicit variables."""
+    """Rank 0 is at ``MASTER_ADDR`` and ``MASTER_PORT``, which the user has set."""
 
     name = "env"
     hint = "set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
@@ -178,7 +180,7 @@ DISCOVERIES: tuple[Discovery, ...] = (
 
 
 def discovery_named(name: str | None) -> Discovery:
-    """Return the way of a name that ``--channel`` takes; that of a single process for any other."""
+    """Return the way with a name of ``--channel``; ``NO_DISCOVERY`` for None or any other name."""
     return next((each for each in DISCOVERIES if each.name == name), NO_DISCOVERY)
 
 
@@ -186,8 +188,8 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
     """Send rank 0's message to all ranks through the launcher's key-value space.
 
     Args:
-        message: rank 0's, without blanks; None on the others.
-        descriptor: the launcher's socket, ``PMI_FD``.
+        message: a text without spaces on rank 0; None on the other ranks.
+        descriptor: the file descriptor of the launcher's socket, ``PMI_FD``.
         timeout: seconds to wait for the slowest rank.
 
     Returns:
@@ -197,7 +199,7 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
         RendezvousError: a rank did not come, or the launcher does not answer.
     """
     try:
-        # The descriptor itself stays open: the mark of a rank (rank_process.py) is made of its
+        # Use a duplicate, so that PMI_FD stays open: rank_mark() in rank_process.py names its
         # socket later.
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.settimeout(timeout)
@@ -221,7 +223,7 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
 
 def _exchange(connection: socket.socket, message: str | None) -> str:
     _ask(connection, "cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
-    # PMI-1 wants init first. The values of a job are in a space that the launcher names.
+    # PMI-1 requires init first. The launcher then names the job's key-value space.
     space = _ask(connection, "cmd=get_my_kvsname", "my_kvsname", "kvsname")
     if message is not None:
         _ask(connection, f"cmd=put kvsname={space} key={_PMI_KEY} value={message}", "put_result")

@@ -1,7 +1,7 @@
-"""Slurm at the edge: host lists, task counts, and the variables of a job step.
+"""Read the variables that Slurm sets for a task of a job step.
 
-Only the step's variables are read. The job's (``SLURM_NODELIST``, ``SLURM_NTASKS``) describe the
-allocation, and a step may run on a part of it.
+Nodes and tasks are taken from the step's variables, not the job's (``SLURM_NODELIST``,
+``SLURM_NTASKS``): these describe the whole allocation, and a step may run on a part of it.
 """
 
 import os
@@ -26,42 +26,46 @@ RANKS_HERE = "SLURM_GTIDS"
 NODE_NAME = "SLURMD_NODENAME"
 _BINDING = "SLURMD_TRES_BIND"  # as in gres/gpu:per_task:2; in Slurm 22.05 it begins with gpu:
 
-# Slurm counts the batch script, the interactive shell and the extern step down from here; some
-# versions print them as negative numbers.
+# The batch script, the interactive shell and the extern step have ids from here on; some versions
+# of Slurm print these ids as negative numbers.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 _REWRITTEN = "something rewrote Slurm's variables; start srunddp directly with srun"
 
 
 def in_allocation(variables: Mapping[str, str]) -> bool:
-    """Whether a Slurm job is around at all, be it a step, a batch body or a shell."""
+    """Whether a process is in a Slurm job at all: in a step, a batch script or a shell."""
     return "SLURM_JOB_ID" in variables
 
 
 def in_step(variables: Mapping[str, str]) -> bool:
-    """Whether these are the variables of a task of a real step, not of a batch body or a shell."""
+    """Whether these variables are those of a task of a real step, not of a batch script or a
+    shell.
+    """
     step = variables.get(STEP_ID, "")
-    # The id has 32 bits; one that is printed as negative is reserved, and does not match.
+    # An id has 32 bits, at most 10 digits. A negative number is a reserved id, and does not match.
     real = bool(re.fullmatch("[0-9]{1,10}", step)) and int(step) < _FIRST_RESERVED_STEP
     return real and all(name in variables for name in (RANK, LOCAL_RANK, WORLD_SIZE))
 
 
 def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -> bool:
-    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not
-    the node's to all.
+    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, instead
+    of showing all ranks the same GPUs.
 
     Args:
-        variables: the rank's.
-        local_world_size: ranks of this node.
-        visible: GPUs that the rank sees.
+        variables: the rank's environment variables.
+        local_world_size: the number of ranks on this node.
+        visible: the number of GPUs that the rank sees.
     """
     if visible < 2 or local_world_size < 2:
         return False
     tasks_here = variables.get(RANKS_HERE, "")
     if tasks_here and len(tasks_here.split(",")) != local_world_size:
-        return False  # mpirun's ranks within fewer tasks of Slurm: a task's GPUs are for them all
+        # mpirun has started several ranks in one task of Slurm, which share the task's GPUs.
+        return False
     if visible in _gpus_per_task(variables):
         return True
-    # SLURM_STEP_GPUS is the step's on this node, of which something after Slurm shows each its own.
+    # For example SLURM_STEP_GPUS=0,1,2,3 and two ranks that see two GPUs each: then no GPU is seen
+    # by both.
     step = variables.get("SLURM_STEP_GPUS", "")
     if step and len(step.split(",")) == visible * local_world_size:
         return True
@@ -70,11 +74,11 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
 
 
 def _gpus_per_task(variables: Mapping[str, str]) -> Iterator[int]:
-    """Each number of GPUs that a variable gives every task for its own.
+    """Yield each number of GPUs per task that a variable tells.
 
-    ``SLURM_GPUS_PER_TASK`` has what sbatch and salloc were asked for up to Slurm 23.02,
-    ``SLURM_TRES_PER_TASK`` what srun was asked for, too, since Slurm 23.11. What srun has made of
-    it is in ``SLURMD_TRES_BIND`` of all versions.
+    Up to Slurm 23.02, ``SLURM_GPUS_PER_TASK`` has the option of sbatch and salloc. Since 23.11,
+    ``SLURM_TRES_PER_TASK`` has that of srun as well. In all versions ``SLURMD_TRES_BIND`` has what
+    srun made of the option.
     """
     asked = variables.get("SLURM_GPUS_PER_TASK", "")
     yield tres_count(",".join(f"gres/gpu:{part}" for part in asked.split(",") if part), "gres/gpu")
@@ -84,8 +88,8 @@ def _gpus_per_task(variables: Mapping[str, str]) -> Iterator[int]:
 
 
 def _masks(binding: str, tasks: int) -> list[int]:
-    """The GPUs of each task on this node, as ``gres/gpu:mask:0x3,0xc`` gives them; empty where
-    they are not told in this way.
+    """Return the GPUs of each task on this node as bit masks, from ``gres/gpu:mask:0x3,0xc``; empty
+    if the binding is of another form.
     """
     listed = re.search(r"gpu:(?:verbose,)?mask(?:_gpu)?:([^+]+)", binding)
     if not listed:
@@ -103,8 +107,8 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
     """Read the variables of a step.
 
     Args:
-        variables: for which :func:`in_step` holds.
-        pid: of the process whose they are; 0 for one of another machine.
+        variables: the environment variables of a process, for which :func:`in_step` is true.
+        pid: the id of this process; 0 if it is on another machine.
 
     Raises:
         ConfigError: a variable does not parse, or two of them contradict each other.
@@ -120,16 +124,17 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         nodes=nodes,
         tasks_per_node=tuple(task_counts(variables.get(TASKS_PER_NODE, ""))),
         ranks_here=tuple(_numbers(variables.get(RANKS_HERE, ""), where=RANKS_HERE)),
-        # A host file means -m arbitrary, also where the option was not given.
+        # A host file means -m arbitrary, even if the option was not given.
         distribution="arbitrary"
         if "SLURM_HOSTFILE" in variables
         else variables.get("SLURM_DISTRIBUTION", "block"),
         reserved_ports=tuple(
             _numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")
         ),
-        # Every step of a heterogeneous job has the variable, also one within a component.
+        # Every step of a heterogeneous job has SLURM_HET_SIZE, even a step within one component.
         heterogeneous="SLURM_HET_SIZE" in variables and not _in_one_component(variables, nodes),
-        # slurmstepd names its own child there. A daemon of mpirun and its ranks inherit the number.
+        # slurmstepd sets SLURM_TASK_PID to the id of its own child. If that is a daemon of mpirun,
+        # the daemon's ranks inherit the number.
         direct=variables.get("SLURM_TASK_PID") == str(pid),
         typed="SLURM_PTY_PORT" in variables
         and is_interactive_shell(variables.get("SLURM_TASK_PID", "")),
@@ -139,7 +144,7 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
 
 
 def _in_one_component(variables: Mapping[str, str], nodes: tuple[str, ...]) -> bool:
-    """Whether a step of a heterogeneous job is within one component, as after ``srun
+    """Whether all nodes of a step of a heterogeneous job are in one component, as with ``srun
     --het-group=0``.
     """
     lists = {
@@ -147,20 +152,21 @@ def _in_one_component(variables: Mapping[str, str], nodes: tuple[str, ...]) -> b
         for name, value in variables.items()
         if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")
     }
-    # If several components fit, or none as without these lists, nothing shows that the step is
-    # within one.
+    # If several components have all nodes, or none has (or no list is set), nothing proves that the
+    # step is within one component.
     return [{*nodes} <= {*expand(value, where=name)} for name, value in lists.items()].count(
         True
     ) == 1
 
 
 def is_interactive_shell(task: str) -> bool:
-    """Whether a task, by its process id, is a shell that this process was typed into.
+    """Whether the task with this process id is an interactive shell, and the user typed the command
+    of this process into it.
 
-    Such a shell has a terminal, and gives each command a process group. A script that srun started
-    has no job control; where it comes from a step within that shell it has no terminal either,
-    though the shell's variables. In a container the task's process id means nothing, and whether we
-    have a terminal must do.
+    Such a shell has a terminal, and starts each command in its own process group. A script that
+    srun started as the task has no job control. If the user starts another step from the shell, the
+    step's tasks inherit the shell's variables, but they have no terminal. In a container the
+    process id may mean nothing; then the answer is whether this process has a terminal.
     """
     try:
         return _has_terminal(task) and os.getpgid(int(task)) != os.getpgrp()
@@ -186,22 +192,22 @@ def _check(step: SlurmStep) -> None:
 
 
 def parse_uint(variables: Mapping[str, str], name: str) -> int:
-    """Return the value of a variable that holds a number from 0 up.
+    """Return the value of an environment variable that holds a whole number from 0 up.
 
     Args:
-        variables: the rank's.
-        name: of the variable; without it the value is 0.
+        variables: the rank's environment variables.
+        name: the variable's name; if it is not set, the result is 0.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: the value is something else, or has more than 9 digits.
     """
     return int(_digits(variables, name, 9))
 
 
 def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
     value = variables.get(name, "0")
-    # Not \d, which takes the digits of all scripts. With a longer value int() would raise a
-    # ValueError of its own (4,300 digits), and not our error.
+    # Not \d, which also matches the digits of other scripts. The length is limited because int()
+    # raises a ValueError for more than 4,300 digits.
     if not re.fullmatch(f"[0-9]{{1,{most}}}", value):
         raise ConfigError(
             f"{name}={shortened(value)!r}",
@@ -215,14 +221,13 @@ def task_counts(counts: str) -> list[int]:
     """Expand Slurm's compressed counts: ``3,1(x2)`` gives ``[3, 1, 1]``.
 
     Raises:
-        ConfigError: the text has another form, or stands for too many.
+        ConfigError: the text has another form, or stands for more than ``LONGEST_LIST`` counts.
     """
     expanded: list[int] = []
     if counts:
         for part in counts.split(","):
             match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
-            # Checked before anything is expanded: `1(x999999)` many times over would fill the
-            # memory.
+            # Check the length before expanding: `1(x999999)` many times over would fill the memory.
             repeated = int(match[2] or 1) if match else 0
             if not match or len(expanded) + repeated > LONGEST_LIST:
                 raise ConfigError(
@@ -237,7 +242,7 @@ def task_counts(counts: str) -> list[int]:
 
 def _numbers(text: str, where: str) -> Iterator[int]:
     if text:
-        # Slurm writes these without brackets, as in `12000-12003,12010`; with them they are a host
-        # list whose names have no letters.
+        # Slurm writes these numbers without brackets, as in `12000-12003,12010`. In brackets they
+        # are a host list whose names have no letters, which expand() reads.
         return (int(number) for number in expand(f"[{text}]", where=where))
     return iter(())

@@ -1,5 +1,6 @@
-"""What the launcher says of this process, and a way to rank 0, as data: the modules beside this one
-find them out.
+"""Data classes for what the launcher tells a process, and for the ways to find rank 0.
+
+The other modules of this package fill them in.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NO_LAUNCHER = "none"
 
 @dataclass(frozen=True)
 class LauncherVariables:
-    """The names under which one launcher tells its processes who they are."""
+    """The names of the variables by which one launcher tells a process its rank and the like."""
 
     name: str
     rank: str
@@ -27,17 +28,18 @@ class LauncherVariables:
 
 @dataclass(frozen=True)
 class SlurmStep:
-    """One task of a running job step, in Slurm's words.
+    """One task of a running job step, as Slurm's variables describe it.
 
     Attributes:
         job: ``SLURM_JOB_ID``; step: ``SLURM_STEP_ID``; restarts: ``SLURM_RESTART_COUNT``.
         nodes: the step's nodes in Slurm's order, expanded from ``SLURM_STEP_NODELIST``.
-        tasks_per_node: how many tasks each of them runs, ``SLURM_STEP_TASKS_PER_NODE``.
-        ranks_here: the ranks on this node, ``SLURM_GTIDS``; empty where Slurm does not say.
+        tasks_per_node: how many tasks each of these nodes runs, ``SLURM_STEP_TASKS_PER_NODE``.
+        ranks_here: the ranks on this node, ``SLURM_GTIDS``; empty if Slurm does not say.
         distribution: ``SLURM_DISTRIBUTION``; reserved_ports: ``SLURM_STEP_RESV_PORTS``, expanded.
         heterogeneous: whether the step spans components of a heterogeneous job.
-        direct: ``SLURM_TASK_PID`` is this very process: srun started it, not something in between.
-        typed: somebody typed the command into the shell of ``srun --pty``.
+        direct: whether srun itself started this process, so that ``SLURM_TASK_PID`` is its process
+            id; False if a program in between, such as mpirun's daemon, started it.
+        typed: whether the user typed the command into the shell of ``srun --pty``.
     """
 
     job: str
@@ -56,12 +58,12 @@ class SlurmStep:
 
     @property
     def id(self) -> str:
-        """Job, step and restart count, which no other step has."""
+        """Job id, step id and restart count; no other step has the same three."""
         return f"{self.job}.{self.step}.{self.restarts}"
 
     @property
     def why_rank0_unknown(self) -> str:
-        """Why rank 0 need not be on the first node of the list; empty where it is."""
+        """Why rank 0 may not be on the first node of :attr:`nodes`; empty if it is there."""
         if self.heterogeneous:
             return "a heterogeneous step"
         # A host file may begin with any node of the step.
@@ -72,14 +74,12 @@ class SlurmStep:
         return "SLURM_STEP_NODELIST is empty"
 
     def layout(self) -> dict[int, str]:
-        """Tell which node each rank runs on, as far as the distribution tells; empty where it does
-        not.
-        """
-        # Who is where then depends on the components, on the host file, or on the size of a plane.
+        """Return the node of each rank, by rank; empty if the variables do not determine it."""
+        # Where a rank runs then depends on the components, the host file or the size of a plane.
         if self.heterogeneous or self.distribution.startswith(("arbitrary", "plane")):
             return {}
-        # The variables contradict each other, and a layout that is wrong is worse than none:
-        # messages would name the wrong node.
+        # If the variables contradict each other, no layout is better than a wrong one: messages
+        # would name the wrong node.
         if len(self.tasks_per_node) != len(self.nodes):
             return {}
         if sum(self.tasks_per_node) != self.world_size:
@@ -87,8 +87,7 @@ class SlurmStep:
         slots = [
             [node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)
         ]
-        # In each turn every node gets a rank, until its tasks are used up: a node with fewer drops
-        # out.
+        # In each turn, every node that still has a free task gets one rank.
         if self.distribution.startswith("cyclic"):
             return dict(
                 enumerate(node for turn in itertools.zip_longest(*slots) for node in turn if node)
@@ -96,23 +95,26 @@ class SlurmStep:
         return dict(enumerate(itertools.chain.from_iterable(slots)))
 
 
-# Every start pays for what a dataclass generates, and Environment has both for itself.
+# A dataclass generates __eq__ and __repr__ anew at every start, which takes time: leave them out
+# here, because the subclass Environment has its own.
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Identity:
     """Who this process is, and which launcher said so.
 
     Attributes:
-        launcher: its name: Slurm, Open MPI, Hydra, …, ``explicit variables``, or ``none``.
-        rank: torch's term, as the next two are.
-        local_rank: among the ranks of this node.
-        world_size: how many ranks there are.
-        local_world_size: ranks on this node; None before the rendezvous, where nothing tells.
+        launcher: the launcher's name: Slurm, Open MPI, Hydra, …, ``explicit variables``, or
+            ``none``.
+        rank: this process's number among all ranks, from 0.
+        local_rank: its number among the ranks of this node, from 0.
+        world_size: the number of ranks.
+        local_world_size: the number of ranks on this node; None if the launcher does not tell it,
+            so that only the rendezvous will.
         node: this node's name, ``SLURMD_NODENAME`` or the hostname.
-        sources: for ``launcher``, ``rank``, ``local_rank``, ``world_size``, ``node`` and, where it
-            is known, ``local_world_size``: the variable that decided it, with its value, or a
-            sentence where none did.
-        step: Slurm's view, where a step of Slurm is the launcher.
-        master: ``MASTER_ADDR`` and ``MASTER_PORT`` where explicit variables rule.
+        sources: what decided ``launcher``, ``rank``, ``local_rank``, ``world_size``, ``node`` and,
+            if known, ``local_world_size``: the variable with its value, or a sentence if no
+            variable did.
+        step: the task as Slurm describes it, if the launcher is Slurm.
+        master: host and port in ``MASTER_ADDR`` and ``MASTER_PORT``, if explicit variables decide.
     """
 
     launcher: str
@@ -127,29 +129,30 @@ class Identity:
 
     @property
     def rank_variable(self) -> str:
-        """The variable that tells the rank; a sentence where none does."""
+        """The name of the variable that gave the rank; a sentence if no variable did."""
         # A source reads `SLURM_PROCID=3`.
         return self.sources["rank"].partition("=")[0]
 
     @property
     def is_single(self) -> bool:
-        """Whether nothing says that this process is a rank."""
+        """Whether no launcher says that this process is a rank."""
         return self.launcher == NO_LAUNCHER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(Identity):
-    """Who this process is, how it finds rank 0, and what there is to say about both.
+    """Who this process is, how it finds rank 0, and what to tell the user about both.
 
     Attributes:
-        discoveries: the ways to learn where rank 0 is that can be used, the preferred one first;
-            empty for a single process.
-        not_chosen: for each of :attr:`sources`, and for ``master``, what else named the value, and
-            why that does not count where it is not plain.
-        notes: lines to be said once, such as what was ignored and why.
-        node_sizes: with spare nodes, the ranks of each other node, in their order.
-        spares: tasks of the spare nodes, which have the numbers from ``world_size`` on in place of
-            a rank.
+        discoveries: the usable ways to learn where rank 0 is, the preferred one first; empty for a
+            single process.
+        not_chosen: for each key of :attr:`sources`, and for ``master``, what else gave a value, and
+            the reason why it does not count unless that is obvious.
+        notes: lines for the user, such as what was ignored and why.
+        node_sizes: with spare nodes, the number of ranks on each node that is not spare, in the
+            order of the nodes.
+        spares: the number of tasks on spare nodes; instead of a rank they have the numbers from
+            ``world_size`` on.
     """
 
     discoveries: tuple[Discovery, ...] = ()
@@ -169,31 +172,32 @@ class Environment(Identity):
         # A restart may move ranks to a spare node, and they must reach rank 0 from there.
         if self.spares:
             return False
-        # From any other node such an address does not lead to rank 0.
+        # A loopback address leads to rank 0 only from rank 0's own node.
         if self.master and self.master[0].startswith(("127.", "localhost", "::1")):
             return True
         return self.world_size in (1, self.local_world_size)
 
     @property
     def discovery(self) -> Discovery:
-        """The way that is tried first."""
+        """The way to rank 0 that is tried first; ``NO_DISCOVERY`` for a single process."""
         if self.discoveries:
             return self.discoveries[0]
         return NO_DISCOVERY
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The names of the ways, as ``--channel`` takes them."""
+        """The names of :attr:`discoveries`, as ``--channel`` takes them."""
         return tuple(each.name for each in self.discoveries)
 
 
 @dataclass(frozen=True)
 class RankZero:
-    """Where rank 0 is, as far as all ranks can work it out: the name of its node, or the host that
-    the user named.
+    """The host of rank 0, as every rank works it out for itself.
 
-    ``is_node``: for a node ifaces.conf may have another address; ``here``: whether it is this
-    rank's.
+    Attributes:
+        name: the name of rank 0's node, or the host in ``MASTER_ADDR``.
+        is_node: whether ``name`` is a node's name; ifaces.conf may give a node another address.
+        here: whether rank 0 is on this rank's node.
     """
 
     name: str
@@ -204,21 +208,20 @@ class RankZero:
 class Discovery(ABC):
     """One way in which the ranks learn where rank 0 listens.
 
-    A way that publishes has :meth:`exchange`; one by which the ranks work the address out has
-    :meth:`rank_zero` and :meth:`ports`.
-
     Attributes:
-        name: as ``--channel`` takes it; hint: how to start so that it is there.
-        variable: for which it is there; empty where that is the one that tells the rank.
-        publishes: whether rank 0 tells its address over it, by :meth:`exchange`, and a secret with
-            it. Else the ranks work the address out, by :meth:`rank_zero` and :meth:`ports`.
-        waits_in: where the ranks wait for each other meanwhile.
-        starts_mpi: :meth:`exchange` starts MPI. So it is done by the worker, and returns only when
-            all ranks take part.
-        rules_out_mpi: MPI cannot be started in the ranks afterwards.
-        overrides_launcher: ``--channel`` with its name lets explicit variables rule, whatever the
-            launcher.
-        ports_rule: how rank 0 comes to its port, for people.
+        name: as ``--channel`` takes it.
+        hint: how the user has to start the ranks to make this way available.
+        variable: the environment variable that makes this way available; empty if it is the
+            variable that gives the rank.
+        publishes: whether rank 0 sends its address and a secret to the others by :meth:`exchange`.
+            If not, each rank works the address out by :meth:`rank_zero` and :meth:`ports`.
+        waits_in: the call in which :meth:`exchange` waits for all ranks, for messages.
+        starts_mpi: whether :meth:`exchange` starts MPI. If it does, only the worker may call it,
+            and it does not return before all ranks have called it.
+        rules_out_mpi: whether the ranks cannot start MPI after :meth:`exchange`.
+        overrides_launcher: whether ``--channel`` with this name makes explicit variables decide,
+            whatever a launcher says.
+        ports_rule: how rank 0's port is chosen, for messages.
     """
 
     name: ClassVar[str]
@@ -233,7 +236,7 @@ class Discovery(ABC):
 
     @abstractmethod
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
-        """Tell why this rank cannot use this way; empty where it can.
+        """Return why this rank cannot use this way; empty if it can.
 
         Args:
             identity: who the rank is.
@@ -241,7 +244,7 @@ class Discovery(ABC):
         """
 
     def source(self, identity: Identity, variables: Mapping[str, str]) -> str:
-        """Return the variable for which this rank can use this way, with its value; for people.
+        """Return the variable that makes this way available, with its value, for messages.
 
         Args:
             identity: who the rank is.
@@ -252,54 +255,53 @@ class Discovery(ABC):
         return identity.sources["rank"]
 
     def is_last_resort(self, identity: Identity) -> bool:
-        """Tell whether all other ways come first for this rank."""
+        """Tell whether this rank should try this way only after all others."""
         return False
 
     def exchange(
         self, message: str | None, environment: Environment, timeout: float, interface: str = ""
     ) -> str:
-        """Publish rank 0's message, and wait for it on the other ranks.
+        """Publish a message on rank 0, and wait for it on the other ranks.
 
         Args:
-            message: rank 0's, without blanks: where it listens, or that it has failed; None on the
-                others. Only the former bears the run's name.
+            message: on rank 0, a text without spaces that says where rank 0 listens or that it has
+                failed (see ``rendezvous/protocol.py``); None on the other ranks.
             environment: this rank's.
             timeout: seconds to wait for the slowest rank.
-            interface: the network interface to use; empty for the way's own choice.
+            interface: the network interface to use; empty if the library may choose it.
 
         Returns:
             Rank 0's message, on all ranks.
 
         Raises:
-            MpiNotLaunchedError: it does not work here, and the next way is to be tried.
+            MpiNotLaunchedError: this way does not work here, so the next one should be tried.
             RendezvousError: a rank did not come, or the launcher does not answer.
         """
         raise NotImplementedError
 
     def rank_zero(self, environment: Environment) -> RankZero:
-        """Work out where rank 0 is.
+        """Work out which host rank 0 is on.
 
         Args:
             environment: this rank's.
 
         Raises:
-            ConfigError: that cannot be known.
+            ConfigError: the launcher's variables do not determine it.
         """
         raise NotImplementedError
 
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:
-        """Return the ports on which rank 0 may listen, in the order in which it tries them; none
-        where it publishes its own.
+        """Return the ports that rank 0 tries, in this order; empty if rank 0 publishes its port.
 
         Args:
             environment: this rank's.
-            allowed: those that a firewall leaves open; None for any.
+            allowed: the ports that a firewall leaves open; None for any.
         """
         return []
 
 
 class NoDiscovery(Discovery):
-    """The way of a single process, which looks for nobody."""
+    """The way of a single process, which has no other rank to find."""
 
     name = "none"
 

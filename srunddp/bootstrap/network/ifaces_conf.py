@@ -1,7 +1,7 @@
-"""The site's file: which network interface each node uses. Found, parsed and checked, with file,
-line and column.
+"""Find, parse and check ifaces.conf, the site's file that says which network interface each node
+uses.
 
-The file is YAML, a list of entries; the first whose ``nodes`` match a node counts for it.
+The file is YAML, a list of entries. For a node, the first entry whose ``nodes`` match it counts.
 """
 
 import os
@@ -20,11 +20,12 @@ VARIABLE = "SRUNDDP_IFACES"
 
 @dataclass(frozen=True)
 class IfacesConfig:
-    """The entries, and why they count.
+    """The entries of one file, and why this file is used.
 
     Attributes:
-        path: the file that they are from; empty for the default.
-        source: who named it; passed_over: the other files, and why.
+        path: the file that has the entries; empty for the default entry.
+        source: what named this file: an option, a variable, or the rule for default files.
+        passed_over: the other files, each with the reason why it is not used.
     """
 
     entries: Entries = (DEFAULT,)
@@ -37,16 +38,18 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
     """Read the entries of the first file that has any, and say why it is that one.
 
     Args:
-        named: a file that comes before ``$SRUNDDP_IFACES`` and the default ones; None for none.
+        named: the file that the option names, which comes before ``$SRUNDDP_IFACES`` and the
+            default files; None without the option.
         variables: the environment variables.
-        option: by which it was named, for messages.
+        option: the option's name, for messages.
 
     Raises:
-        ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's
-            in a default place.
+        ConfigError: the option or the variable names a file that does not exist, a file has an
+            error, or a file in a default place may have been written by another user.
     """
     asked = {
-        # The option comes last: if both name one file, messages name the option.
+        # The option comes last: if option and variable name the same file, messages name the
+        # option.
         Path(path): origin
         for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, option))
         if path
@@ -54,8 +57,8 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
     files = list(dict.fromkeys([*reversed(asked), *default_files()]))
     passed_over = []
     for number, path in enumerate(files):
-        # os.path says False where Path raises: for a name that is too long, below a folder that is
-        # closed.
+        # Not Path.exists(), which raises an error if a name is too long, or a folder may not be
+        # entered.
         if path not in asked and not os.path.lexists(path):
             passed_over.append(f"{path}: not there")
         elif entries := parse(_read(path, asked.get(path, "")), str(path)):
@@ -68,22 +71,22 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
 
 
 def default_files() -> list[Path]:
-    """Return the files that are looked at after ``--ifaces`` and ``$SRUNDDP_IFACES``: the
-    checkout's or prefix's, /etc's.
+    """Return the default files, which are tried after ``--ifaces`` and ``$SRUNDDP_IFACES``: that of
+    the checkout or of the installation's prefix, then that in /etc.
     """
     above = Path(__file__).resolve().parents[3:]  # the checkout, or site-packages
     if os.path.isfile(above[0] / "setup.py"):
         own = [above[0] / "etc"]
     else:
-        # PREFIX/lib/python3.11/site-packages; another prefix than Python's after pip install --user
-        # or --prefix.
+        # srunddp is in PREFIX/lib/python3.11/site-packages. After pip install --user or --prefix,
+        # PREFIX is not Python's own prefix.
         prefixes = dict.fromkeys((above[min(3, len(above) - 1)], Path(sys.prefix)))
         own = [prefix / "etc" / "srunddp" for prefix in prefixes]
     return [folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp"))]
 
 
 def _read(path: Path, origin: str) -> bytes:
-    # Before it is opened: to open a named pipe would wait for a writer.
+    # Check this before opening the file: opening a named pipe would wait for a writer.
     if not os.path.isfile(path):
         if os.path.islink(path):
             missing = "a link that leads nowhere"
@@ -101,25 +104,24 @@ def _read(path: Path, origin: str) -> bytes:
     found = f"{path}: cannot be read"
     hint = "correct its permissions"
     with file_errors(found, expected="a readable file", hint=hint, scope=Scope.NODE):
-        # Whoever names a file has chosen to trust it, such as one in a project folder of another
-        # account.
+        # A user who names a file trusts it, for example a file in another account's project folder.
         if not origin:
             _check_owner(path)
         return path.read_bytes()
 
 
 def _check_owner(path: Path) -> None:
-    """Refuse a file that nobody named and somebody else may have written: its ``env`` reaches every
-    rank.
+    """Refuse a file in a default place if another user may have written it, because its ``env``
+    reaches every rank.
 
     Raises:
-        ConfigError: its owner, or its folder's, is neither root, the user nor the owner of srunddp;
-            all may write.
-        OSError: it cannot be looked at.
+        ConfigError: the file or its folder belongs neither to root, nor to the user, nor to the
+            owner of srunddp; or everybody may write to it.
+        OSError: the owner of the file or of its folder cannot be read.
     """
-    # In a user namespace root appears as another number, the one that the root folder has.
+    # In a user namespace root may have another number, which is that of the owner of "/".
     trusted = {os.geteuid(), *(os.stat(place).st_uid for place in ("/", __file__))}
-    # The folder as well: who may write there can put another file in the place of this one.
+    # Check the folder too: a user who may write there can replace the file.
     for place in (path.resolve(), path.resolve().parent):
         status = place.stat()
         if status.st_uid in trusted and not status.st_mode & stat.S_IWOTH:
@@ -140,15 +142,15 @@ def parse(text: bytes, path: str) -> Entries:
     """Parse the text of an ifaces.conf.
 
     Args:
-        text: what is in the file.
-        path: where it is, for messages.
+        text: the content of the file.
+        path: the path of the file, for messages.
 
     Returns:
-        Its entries; none where the file has nothing but comments.
+        The entries; none if the file has nothing but comments.
 
     Raises:
-        ConfigError: with file, line and column, what was found, what was expected and the hint, for
-            all that is wrong.
+        ConfigError: something in the file is wrong. The error names all that is wrong, each with
+            file, line and column, what was found, what was expected, and a hint.
     """
     root = compose(
         text,
@@ -157,9 +159,9 @@ def parse(text: bytes, path: str) -> Entries:
         hint="see the example in the shipped etc/ifaces.conf",
         scope=Scope.NODE,
     )
-    # Nothing but comments, or nothing after a `---`.
+    # The file has nothing but comments, or nothing after a `---`.
     if root is None or root.value == "":
         return ()
-    from srunddp.bootstrap.network.ifaces_reader import Reader  # which most ranks do not need
+    from srunddp.bootstrap.network.ifaces_reader import Reader  # most ranks do not need it
 
     return Reader(path).entries(root)

@@ -11,7 +11,8 @@ from srunddp.util.hostlist import expand
 
 AUTO = "auto"
 NEAREST = "nearest"
-# What every rank is given anyway; torch's names, and the interface in Gloo's and NCCL's spelling.
+# Variables that srunddp sets for every rank: torch's, torchrun's, and the interface for Gloo and
+# NCCL.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 _TORCHRUNS = (
     "GROUP_WORLD_SIZE",
@@ -31,14 +32,15 @@ class IfacesEntry:
 
     Attributes:
         nodes: a Slurm host list; ``*`` and ``?`` are allowed.
-        interfaces: names or shell patterns, to be used by local rank in turn; or ``auto`` or
-            ``nearest`` alone.
-        networks: such as ``10.20.0.0/16``, by local rank in turn, instead of interfaces.
-        address: how other nodes reach the node, with ``{node}`` for its name; empty for its
-            hostname.
+        interfaces: names or shell patterns, which the local ranks use in turn; or only ``auto``, or
+            only ``nearest``.
+        networks: networks such as ``10.20.0.0/16``, which the local ranks use in turn; an entry has
+            these or interfaces.
+        address: the name by which other nodes reach the node, with ``{node}`` for the node's name;
+            empty if it is the node's name.
         env: further variables for the ranks of these nodes.
         ports: the ports that a firewall leaves open, inclusive; None for any.
-        where: file, line and column, for messages.
+        where: file, line and column of the entry, for messages.
     """
 
     nodes: str
@@ -51,42 +53,42 @@ class IfacesEntry:
 
     @property
     def exact(self) -> bool:
-        """Whether the interfaces are names, which say the same on every node."""
+        """Whether the interfaces are names, so that they are known without looking at the node."""
         named = not self.networks and self.interfaces[0] not in (AUTO, NEAREST)
         return named and not any(is_pattern(name) for name in self.interfaces)
 
     @property
     def rule(self) -> str:
-        """What decides the interface, for people."""
+        """The part of the entry that decides the interface, for messages."""
         if self.networks:
             return f"network {' '.join(self.networks)}"
         return f"interface {' '.join(self.interfaces)}"
 
     @property
     def file(self) -> str:
-        """Where the entry is, without line and column."""
+        """The path of the file that has the entry: :attr:`where` without line and column."""
         # A position reads `/etc/srunddp/ifaces.conf:12:3`.
         return self.where.rsplit(":", 2)[0]
 
     @cached_property
     def items(self) -> dict[str, None]:
-        """The names in ``nodes``, and patterns with ``*`` or ``?``, in their order."""
+        """The names and patterns (with ``*`` or ``?``) in the host list ``nodes``, in its order."""
         return dict.fromkeys(expand(self.nodes, where=self.where))
 
     @cached_property
     def patterns(self) -> list[str]:
-        """Those of the items that are patterns."""
+        """Those of :attr:`items` that are patterns."""
         return [item for item in self.items if "*" in item or "?" in item]
 
     def matches(self, node: str) -> bool:
-        """Whether the entry is for this node, by its whole name or the part before the first dot.
+        """Whether the entry covers a node, by its whole name or the part before the first dot.
 
-        For a pattern: for all nodes that it fits. Its ``*`` may stand for nothing, or for more than
-        a ``?`` here can.
+        ``node`` may be a pattern itself, such as ``gpu*``; the entry must then cover every node
+        that fits this pattern.
         """
         names = {node, node.split(".")[0]}
-        # The node may be a pattern itself, such as `gpu*`: a ? stands for one letter of a name, and
-        # must not match that *.
+        # A ? of the entry stands for exactly one letter. So it must not match a * in ``node``,
+        # which may stand for none or several.
         patterns = [pattern.replace("?", "[!*]") for pattern in self.patterns]
         return any(
             name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns)
@@ -112,12 +114,12 @@ def entry_for(
 
     Args:
         entries: of ifaces.conf.
-        node: its name.
-        or_default: take ``DEFAULT`` where none matches.
-        interfaces: those of the node, for the error.
+        node: the node's name.
+        or_default: return ``DEFAULT`` if no entry matches.
+        interfaces: the node's interfaces as text, for the error message.
 
     Raises:
-        ConfigError: none matches.
+        ConfigError: no entry matches.
     """
     for entry in (*entries, DEFAULT) if or_default else entries:
         if entry.matches(node):
@@ -136,14 +138,14 @@ def entry_for(
 
 
 def later_entries(entries: Entries, chosen: IfacesEntry | None, node: str) -> list[str]:
-    """Return the other entries that match a node, and why they do not count; for people.
+    """Return a line for the user about each further entry that matches a node but does not count.
 
-    A start does without: it would have to expand every host list of the file.
+    A start does not call this, because it would have to expand every host list of the file.
 
     Args:
         entries: of ifaces.conf.
-        chosen: the one that counts; None where none does.
-        node: its name.
+        chosen: the entry that counts; None if none does.
+        node: the node's name.
     """
     return [
         f"{each.where}: matches too, but the first entry counts"
@@ -153,15 +155,15 @@ def later_entries(entries: Entries, chosen: IfacesEntry | None, node: str) -> li
 
 
 def port_range(text: str, *, where: str) -> range:
-    """Read ``40000-40100``.
+    """Read a range of ports, such as ``40000-40100``.
 
     Args:
-        text: of that form.
-        where: it stands, for messages.
+        text: first and last port, joined by a hyphen.
+        where: where the text was found, for messages: ``--port``, or a position in a file.
 
     Raises:
-        ConfigError: the text has another form, or is not within 1024 to 65535; a UsageError where
-            it was given by ``--port``.
+        ConfigError: the text has another form, or the ports are not within 1024 to 65535; it is a
+            UsageError if the text was found in ``--port``.
     """
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
     low = 0
@@ -169,7 +171,7 @@ def port_range(text: str, *, where: str) -> range:
     if match:
         low = int(match[1])
         high = int(match[2])
-    # Two at least: rank 0 listens on one for the rendezvous and on one for the store.
+    # At least two ports: rank 0 listens on one for the rendezvous and on another for the store.
     if not 1024 <= low < high <= 65535:
         one = int(text) if re.fullmatch("[0-9]{1,5}", text) else 0
         if 1024 <= one < 65535:

@@ -1,5 +1,6 @@
-"""The entries of an ifaces.conf, read from its YAML. All that is wrong is told at once, each with
-line and column.
+"""Read the entries of an ifaces.conf from its YAML.
+
+All errors are reported together, each with line and column.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ class Reader:
         """Read all entries of the file.
 
         Raises:
-            ConfigError: something is wrong; a ConfigFileError where several things are.
+            ConfigError: the file has an error; a ConfigFileError if it has several.
         """
         if not isinstance(root, yaml.SequenceNode):
             raise self._wrong(
@@ -142,8 +143,8 @@ class Reader:
         children = self._several(node)
         names = tuple(self._scalar(child) for child in children)
         for child, name in zip(children, names, strict=True):
-            # Linux has 16 bytes for a name with its final zero byte (IFNAMSIZ). A pattern such as
-            # `en[op][0-9]*` may be longer than the names that it fits.
+            # In Linux an interface's name has at most 15 bytes and a zero byte (IFNAMSIZ). A
+            # pattern such as `en[op][0-9]*` may be longer than the names that it matches.
             length = 60 if is_pattern(name) else 15
             if (
                 not re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name)
@@ -165,12 +166,13 @@ class Reader:
         found = []
         for child in self._several(node):
             text = self._scalar(child)
-            # ip_network() takes a text without a prefix length for a single address; an empty one
-            # it refuses.
+            # ip_network() would accept a text without a prefix length, as a single address. It
+            # refuses an empty text.
             network = text if "/" in text else ""
             with self._collecting():
                 try:
-                    # Not strict: `ip address` shows a node's own address with the prefix length.
+                    # Not strict, so that a node's own address with the prefix length is accepted,
+                    # as `ip address` shows it.
                     found.append(str(ipaddress.ip_network(network, strict=False)))
                 except ValueError:
                     raise self._wrong(
@@ -194,7 +196,7 @@ class Reader:
         address = self._scalar(node)
         try:
             parts = string.Formatter().parse(address)
-            # What format() would do with the name: anything but a plain {node}, such as
+            # The fields that format() would replace. Anything but a plain {node}, such as
             # {node.upper}, is refused.
             fields = {
                 f"{name}{form}{kind or ''}" for _, name, form, kind in parts if name is not None
@@ -248,7 +250,7 @@ class Reader:
 
 
 def _meant(name: str) -> tuple[str, str]:
-    """Return what is expected instead of something that is no interface, and the hint."""
+    """Return the expectation and the hint for the error about a text that names no interface."""
     if name.startswith("^"):
         return (
             "names to use, not to exclude",

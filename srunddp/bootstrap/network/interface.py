@@ -1,8 +1,8 @@
-"""Which network interface this rank uses, checked before any socket opens.
+"""Choose the network interface of this rank, and check it before any socket opens.
 
 An interface that the user exported (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``) wins over the
-entry of ifaces.conf. Gloo wants exact names; NCCL takes a list of prefixes in which ``=`` means
-exact and a leading ``^`` excludes. One choice is exported in both spellings.
+entry of ifaces.conf. Gloo wants exact names. NCCL takes a list of prefixes; a leading ``=`` makes
+them exact names, and a leading ``^`` excludes them. The choice is exported in both spellings.
 """
 
 import fnmatch
@@ -26,8 +26,8 @@ from srunddp.errors import ConfigError, Scope
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
-# How the names of loopback begin, and of links that containers (docker, podman, cni, lxc, veth),
-# Kubernetes' networks (flannel, calico) and virtual machines (virbr, vnet) make on a node.
+# The beginnings of the names of loopback, and of links that containers (docker, podman, cni, lxc,
+# veth), Kubernetes' networks (flannel, calico) and virtual machines (virbr, vnet) make on a node.
 _VIRTUAL = (
     "lo",
     "docker",
@@ -47,8 +47,13 @@ _VIRTUAL = (
 
 @dataclass(frozen=True)
 class NetworkInterface:
-    """A network interface of this node: its name, addresses that others can use, speed in
-    Mbit/s.
+    """A network interface of this node.
+
+    Attributes:
+        name: as ``ip link`` shows it.
+        up: whether the interface is up.
+        speed: in Mbit/s; 0 if the kernel does not know it.
+        ipv4, ipv6: its numeric addresses, without link-local addresses of IPv6.
     """
 
     name: str
@@ -59,7 +64,7 @@ class NetworkInterface:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """IPv4 first; no link-local ones."""
+        """All addresses of the interface, IPv4 first."""
         return self.ipv4 + self.ipv6
 
     def __str__(self) -> str:
@@ -72,12 +77,12 @@ Links = tuple[NetworkInterface, ...]
 
 
 class _Choice(NamedTuple):
-    """An interface that is chosen by name, and not looked at yet.
+    """An interface that is chosen by its name, but not yet checked.
 
     Attributes:
-        name: the interface's.
-        source: what decided it.
-        passed_over: what else could be it, and why it was not taken.
+        name: the name of the interface.
+        source: the line of ifaces.conf, the variable or the rule that decided it.
+        passed_over: the other candidates, each with the reason why it was not taken.
     """
 
     name: str
@@ -87,16 +92,18 @@ class _Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class SelectedInterface:
-    """The choice for this rank.
+    """The interface of this rank, and the variables to export for it.
 
     Attributes:
-        name: the interface.
-        address: its numeric address, by which the others know this node if it has several.
+        name: the name of the interface.
+        address: its numeric address; if it has several, the one by which other nodes know this
+            node.
         exports: ``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME`` and the entry's ``env``.
-        source: the line of ifaces.conf or the variable that decided it.
-        kept: the variables among ``exports`` that the user had exported, and that stay.
-        passed_over: what else names an interface, or could be it, and why it was not taken.
-        export_sources: for each of ``exports`` what decided it.
+        source: the line of ifaces.conf, the variable or the rule that decided the interface.
+        kept: the names among ``exports`` whose values are the user's own.
+        passed_over: what else names an interface, and the other candidates, each with the reason
+            why it was not taken.
+        export_sources: for each name in ``exports``, what decided its value.
     """
 
     name: str
@@ -111,22 +118,24 @@ class SelectedInterface:
 def select_interface(
     entries: Entries, environment: Environment, variables: Mapping[str, str], links: Links
 ) -> SelectedInterface:
-    """Choose and check this rank's interface among the node's, by ifaces.conf's entries and what
-    the user exported.
+    """Choose this rank's interface by the user's exports, or else by the entry of ifaces.conf, and
+    check it.
 
     Args:
         entries: of ifaces.conf.
         environment: this rank's.
-        variables: the environment variables, of which some name an interface.
+        variables: the environment variables; the user's may name an interface.
         links: the node's interfaces.
 
     Raises:
-        ConfigError: the interface is not there, down or without an address; loopback between nodes.
+        ConfigError: no entry matches the node; or the interface does not exist, is down, has no
+            address, or is loopback although there are several nodes.
     """
     alone = environment.world_size == 1
     entry = entry_for(entries, environment.node, or_default=alone, interfaces=_listed(links))
     exported = _exported(variables, links)
-    # Also one that does not decide here is checked: it stays exported, and Gloo or NCCL goes by it.
+    # Check every exported interface, even one that does not decide here: it stays exported, and
+    # Gloo or NCCL will use it.
     for each in exported:
         _checked(
             each.name,
@@ -148,7 +157,8 @@ def select_interface(
         choice = _automatic(links, environment, entry.where)
     else:
         choice = _listed_for(entry, links, environment)
-    # With several names to an entry, one rank of a node may be wrong and another right.
+    # If the entry has several interfaces, it may be wrong for one rank of the node and right for
+    # another.
     if len(entry.interfaces + entry.networks) > 1:
         scope = Scope.RANK
     else:
@@ -158,14 +168,14 @@ def select_interface(
 
 
 class _Exported(NamedTuple):
-    """An interface that the user has chosen, and by which variable."""
+    """An interface that the user has chosen, and the variable that names it."""
 
     name: str
     variable: str
 
 
 def _of_user(exported: _Exported, entry: IfacesEntry, variables: Mapping[str, str]) -> _Choice:
-    """Return the choice of the user's variable, which comes before the entry."""
+    """Return the interface that the user's variable names, which comes before the entry."""
     return _Choice(
         exported.name,
         f"{exported.variable}={variables[exported.variable]}",
@@ -174,7 +184,7 @@ def _of_user(exported: _Exported, entry: IfacesEntry, variables: Mapping[str, st
 
 
 def _loopback(entry: IfacesEntry, *, alone: bool) -> _Choice:
-    """Return the choice of ranks that need no other node."""
+    """Return loopback, the choice if no rank is on another node."""
     passed_over: tuple[str, ...] = ()
     if alone and entry.interfaces != (AUTO,):
         passed_over = (f"{entry.where}, {entry.rule}: not needed",)
@@ -183,10 +193,11 @@ def _loopback(entry: IfacesEntry, *, alone: bool) -> _Choice:
 
 
 def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _Choice:
-    """Choose the interface by the name, pattern or network that is this rank's.
+    """Choose the interface by that name, pattern or network of the entry that is for this local
+    rank.
 
     Raises:
-        ConfigError: no interface fits a pattern or network.
+        ConfigError: no usable interface matches the pattern or network.
     """
     rules = entry.networks or entry.interfaces
     rule = rules[environment.local_rank % len(rules)]
@@ -230,8 +241,8 @@ def _within(link: NetworkInterface, network: str) -> tuple[str, ...]:
 
 
 def _order(link: NetworkInterface) -> tuple[object, ...]:
-    """Sorts by name, ib2 before ib10; what ``auto`` would not take comes last."""
-    # `ib10` gives `ib`, `10` and an empty text: texts and numbers in turn.
+    """Return the key to sort interfaces by name, ib2 before ib10; unusable ones come last."""
+    # `ib10` is split into `ib`, `10` and an empty text: texts and numbers in turn.
     parts = re.split(r"(\d+)", link.name)
     return bool(why_unusable(link)), [*map(str, parts[::2])], [*map(int, parts[1::2])]
 
@@ -239,17 +250,18 @@ def _order(link: NetworkInterface) -> tuple[object, ...]:
 def _nearest(
     links: Links, environment: Environment, variables: Mapping[str, str], where: str
 ) -> _Choice:
-    """Choose the interface nearest to this rank's GPU on PCI among those of the best kind; equally
-    near ones are taken in turn.
+    """Choose the interface nearest to this rank's GPU on the PCI bus, among those of the best kind;
+    local ranks use equally near ones in turn. If the GPU is unknown, choose as ``auto`` does.
     """
-    from srunddp.bootstrap.network import pci  # most sites need none of it
+    from srunddp.bootstrap.network import pci  # most sites do not need it
 
     usable = sorted((link for link in links if not why_unusable(link)), key=_order)
     gpu, unknown = pci.own_gpu(environment.local_rank, environment.local_world_size or 1, variables)
     if not gpu or not usable:
         choice = _automatic(links, environment, where)
         return choice._replace(source=f"{choice.source}; not by distance to the GPU: {unknown}")
-    # Distance counts among these only: what is next to the GPU may be a management interface.
+    # Compare the distances of the best kind only: the interface next to the GPU may be one for
+    # management.
     best = [link.name for link in usable if _kind(link) == min(map(_kind, usable))]
     distances = {name: pci.distance(gpu, name) for name in best}
     nearest = [name for name in best if distances[name] == min(distances.values())]
@@ -271,10 +283,12 @@ def _nearest(
 def _interface(
     choice: _Choice, address: str, entry: IfacesEntry, variables: Mapping[str, str]
 ) -> SelectedInterface:
-    """Write the choice in both spellings, with the entry's variables; the user's exports stay."""
+    """Return the chosen interface with its exports: the name as Gloo and NCCL want it, and the
+    entry's ``env``. Variables that the user has set keep their values.
+    """
     ours = {**entry.env, GLOO: choice.name, NCCL: f"={choice.name}"}
-    # NCCL may choose among the interface's addresses: it has to take the family that the ranks have
-    # met over.
+    # If the interface has several addresses NCCL chooses one, which must be of the family over
+    # which the ranks met.
     if ":" in address:
         ours["NCCL_SOCKET_FAMILY"] = "AF_INET6"
     sources = {}
@@ -291,7 +305,7 @@ def _interface(
     return SelectedInterface(
         name=choice.name,
         address=address,
-        # A variable that is set and empty is no choice of the user's.
+        # An empty variable is not a choice of the user.
         exports={name: variables.get(name) or value for name, value in ours.items()},
         source=choice.source,
         kept=tuple(name for name in ours if variables.get(name)),
@@ -301,8 +315,8 @@ def _interface(
 
 
 def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
-    """Choose the address by which the others know this node; if they know none, the first of the
-    family that they use.
+    """Choose the interface's address to which the node's name (or ``MASTER_ADDR``) leads; if there
+    is none, the first one of the same family as the addresses to which the name leads.
     """
     if len(link.addresses) == 1:
         return link.addresses[0]
@@ -318,18 +332,18 @@ def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environmen
         name = entry.address.format(node=environment.node)
     known = addresses_of(name or environment.node)
     families = {":" in host for host in known if not is_loopback(host)}
-    # Known by a name first, then of the family that the names lead to; of equals min() takes the
-    # first, which is IPv4.
+    # First an address to which the name leads, then one of the same family. Among equals min()
+    # takes the first, which is an IPv4 address if there is one.
     return min(own, key=lambda host: (host not in known, (":" in host) not in families))
 
 
 def _exported(variables: Mapping[str, str], links: Links) -> list[_Exported]:
-    """Return the interfaces that the user's own variables mean on this node; Gloo's come first."""
+    """Return the interfaces that the user's variables select on this node; Gloo's come first."""
     found = [_Exported(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
     nccl = variables.get(NCCL, "")
-    if not nccl or nccl.startswith("^"):  # which excludes
+    if not nccl or nccl.startswith("^"):  # ^ excludes interfaces, and selects none
         return found
-    # NCCL's own syntax: `=ib0,ib1` are names, `ib` without the sign is the beginning of names.
+    # In NCCL's syntax `=ib0,ib1` are exact names; `ib` without the sign is a beginning of names.
     is_exact = nccl.startswith("=")
     wanted = nccl.removeprefix("=").split(",")
     usable = [link.name for link in links if link.up and link.addresses]
@@ -339,7 +353,7 @@ def _exported(variables: Mapping[str, str], links: Links) -> list[_Exported]:
         for name in usable
         if (name == want if is_exact else name.startswith(want))
     )
-    # Where none fits, what it names first is wrong by name.
+    # If no interface fits, return the first name, which the check then refuses.
     return [*found, _Exported(next(fitting, wanted[0]), NCCL)]
 
 
@@ -361,7 +375,7 @@ def _automatic(links: Links, environment: Environment, source: str) -> _Choice:
             where=source,
             scope=Scope.NODE,
         )
-    # The address that the others know this node by is the one they are known to reach.
+    # Prefer the interface that has an address of this node's name: other nodes should reach it.
     known = addresses_of(environment.node)
     best = min(usable, key=lambda link: (not known & set(link.addresses), *_kind(link)))
     passed_over += [f"{link.name}: {best.name} comes first" for link in usable if link is not best]
@@ -369,13 +383,13 @@ def _automatic(links: Links, environment: Environment, source: str) -> _Choice:
 
 
 def _kind(link: NetworkInterface) -> tuple[bool, int]:
-    """Sorts InfiniBand first, then by speed."""
+    """Return the key to sort interfaces: InfiniBand first, then the fastest."""
     return not link.name.startswith("ib"), -link.speed
 
 
 def why_unusable(link: NetworkInterface) -> str:
-    """Tell why an interface of this node is none to choose; empty where it may be one that reaches
-    other nodes.
+    """Return why an interface of this node cannot be the one to choose; empty if it may reach other
+    nodes.
     """
     # The kernel has this folder for each bridge, whatever its name is.
     if link.name.startswith(_VIRTUAL) or Path("/sys/class/net", link.name, "bridge").exists():
@@ -384,30 +398,30 @@ def why_unusable(link: NetworkInterface) -> str:
         return "down"
     if not link.addresses:
         return "no address"
-    # An interface gives itself such an address where no DHCP server has answered.
+    # An interface gives itself such an address if no DHCP server answers.
     if all(host.startswith("169.254.") for host in link.addresses):
         return "a link-local address only"
     return ""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether no other node reaches this address."""
+    """Whether this is a loopback address, which no other node can reach."""
     return host.startswith(("127.", "::1"))
 
 
 def shown_speed(speed: int) -> str:
-    """Return a link's speed, given in Mbit/s, as people read it."""
+    """Return a link's speed, given in Mbit/s, as text in Gbit/s."""
     return f"{speed / 1000:g} Gbit/s" if speed > 0 else "speed unknown"
 
 
 def addresses_of(name: str) -> set[str]:
-    """Look up the addresses that a name leads to, as text; none where it does not resolve."""
+    """Look up the numeric addresses to which a name leads; none if it does not resolve."""
     try:
         return {
             str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         }
     except (OSError, UnicodeError):
-        # A UnicodeError: a part of the name is empty, or has more than 63 letters.
+        # A UnicodeError means that a part of the name is empty, or has more than 63 letters.
         return set()
 
 
@@ -415,8 +429,8 @@ def shares_subnet(own: str, other: str) -> bool:
     """Tell whether an address is in the subnet of one of this node's own addresses.
 
     Args:
-        own: an address of this node, whose interface knows the subnet.
-        other: the address that is looked for there, of the same family.
+        own: the address of this node; its interface has the netmask.
+        other: the address to look for in that subnet; it has the same family.
     """
     import psutil
 
@@ -468,8 +482,8 @@ def list_interfaces() -> Links:
         state = states.get(name)
         ipv4 = tuple(each.address for each in addresses if each.family == socket.AF_INET)
         every6 = [each.address for each in addresses if each.family == socket.AF_INET6]
-        # A link-local address holds for one link: the other end would have to name its own
-        # interface with it.
+        # Leave out link-local addresses: the other end would have to add the name of its own
+        # interface to use one.
         ipv6 = tuple(address for address in every6 if not address.startswith("fe80"))
         found.append(
             NetworkInterface(

@@ -18,12 +18,12 @@ def own_gpu(
     """Find the GPU that a rank will use.
 
     Args:
-        local_rank: the rank's.
-        local_world_size: ranks of its node.
-        variables: its environment variables, of which some tell which GPUs it sees.
+        local_rank: the rank's number on its node, from 0.
+        local_world_size: the number of ranks on the node.
+        variables: the rank's environment variables, which say which GPUs it sees.
 
     Returns:
-        The GPU's PCI address, and nothing; or nothing, and why it is not known.
+        The GPU's PCI address and an empty text; or an empty text and why the GPU is not known.
     """
     view = look(variables.get("CUDA_VISIBLE_DEVICES"), SYSFS)
     if not view.devices:
@@ -37,35 +37,40 @@ def own_gpu(
 
 
 def distance(gpu: str, interface: str) -> tuple[int, bool]:
-    """Return how far an interface is from a GPU, to be compared; the least is the nearest.
+    """Return a key to compare how far interfaces are from a GPU; the smallest is the nearest.
 
-    First the bridges that both are below count, as a negative number, then whether their NUMA nodes
-    differ. An interface of which sysfs shows no device, as of a virtual one, is the farthest.
+    The key is the length of the path that both devices share in sysfs, as a negative number, and
+    then whether their NUMA nodes differ. An interface without a device in sysfs, such as a virtual
+    one, is the farthest.
 
     Args:
-        gpu: its PCI address, as sysfs has it.
-        interface: its name.
+        gpu: the GPU's PCI address, as sysfs writes it.
+        interface: the name of the interface.
     """
     here = (SYSFS / "bus/pci/devices" / gpu).resolve()
     there = _device(SYSFS / "class/net" / interface)
     if not there:
         return 0, True
-    # Each bridge is a folder, as in /sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0: the longer
-    # the common path, the fewer bridges are in between.
+    # In sysfs each bridge is a folder, as in /sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0. The
+    # longer the common path, the fewer bridges are between the two devices.
     return -len(Path(os.path.commonpath((here, there))).parts), _numa(here) != _numa(there)
 
 
 def _device(folder: Path) -> Path | None:
-    """Find the PCI device of an interface, or of the first one that is below a bond or a VLAN."""
+    """Return the folder of an interface's PCI device; for a bond or a VLAN, that of the first
+    interface below it. None if there is none.
+    """
     if (folder / "device").exists():
         return (folder / "device").resolve()
-    # The kernel links an interface that is made of others to each of them as lower_NAME.
+    # If an interface is made of others, its folder has a link lower_NAME to each of them.
     below = sorted(link.name.removeprefix("lower_") for link in folder.glob("lower_*"))
     return next(filter(None, (_device(folder.with_name(name)) for name in below)), None)
 
 
 def _numa(device: Path) -> str:
-    """Read the NUMA node of a PCI device, or of a device below one, as a virtio interface is."""
+    """Return the NUMA node of a device, or of the nearest device above it that has one: a virtio
+    interface has none itself.
+    """
     return next(
         filter(None, (text_of(place / "numa_node") for place in (device, *device.parents))), ""
     )

@@ -1,4 +1,4 @@
-"""Whether TCP goes from an address of this node to an address of another, found by trying."""
+"""Find out by trying whether TCP connects an address of this node to an address of another node."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from srunddp.bootstrap.network.interface import shares_subnet
 
 WITHIN = 2.0  # seconds for one connection
-BRIEFLY = 0.1  # where no answer is expected, and the packet has only to arrive
+BRIEFLY = 0.1  # seconds if no answer is expected, because the packet only has to arrive
 AT_ONCE = 64
 NO_ANSWER = "no answer"
 
@@ -20,11 +20,11 @@ class Probe:
     """One connection to try.
 
     Attributes:
-        source: the address of this node that it comes from.
+        source: the address of this node from which to connect.
         host, port: where the other node listens.
-        interface: the interface of this node that it is bound to; empty for the one that the kernel
-            routes it over.
-        brief: no answer is expected.
+        interface: the interface of this node over which to connect; empty to let the kernel's
+            routes decide.
+        brief: whether to wait only ``BRIEFLY``, because no answer is expected.
     """
 
     source: str
@@ -35,12 +35,13 @@ class Probe:
 
 
 def connect(probe: Probe) -> str:
-    """Try a connection; return why it fails, empty where it is made.
+    """Try a connection, and return why it fails; empty if it succeeds.
 
-    An interface is bound as well as its address: with the address alone the kernel sends over the
-    interface that has the route. Bound to an interface, the kernel sends to any address as to a
-    neighbour's, and Linux answers for all addresses of a node on all its interfaces. So only
-    addresses in its own subnet count, and what is routed from it.
+    The socket is bound to the interface as well as to its address, because with the address alone
+    the kernel would send over the interface that has the route. But a socket that is bound to an
+    interface sends to any address as if that were on the same link, and Linux answers for all
+    addresses of a node on all its interfaces. So only an address in the subnet of ``source``, or
+    one that the kernel would route from ``source``, is tried.
     """
     if probe.interface and not (
         shares_subnet(probe.source, probe.host) or _routed_from(probe.host) == probe.source
@@ -50,7 +51,7 @@ def connect(probe: Probe) -> str:
         connection.settimeout(BRIEFLY if probe.brief else WITHIN)
         try:
             if probe.interface:
-                # Kernels before 5.7 let root alone do it.
+                # Before Linux 5.7 only root may bind a socket to an interface.
                 with contextlib.suppress(PermissionError):
                     connection.setsockopt(
                         socket.SOL_SOCKET, socket.SO_BINDTODEVICE, probe.interface.encode()
@@ -67,7 +68,9 @@ def connect(probe: Probe) -> str:
 
 
 def connect_all(probes: Sequence[Probe]) -> list[str]:
-    """Try them at once; for each why it fails, as :func:`connect` says it."""
+    """Try all these connections, ``AT_ONCE`` of them in parallel; return for each the text of
+    :func:`connect`.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(connect, probes))
 
@@ -77,14 +80,13 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _routed_from(host: str) -> str:
-    """Return the address that this node would send from. Connecting a UDP socket looks up the
-    route, and sends nothing.
-    """
+    """Return the address from which this node would send to a host; empty without a route."""
     with (
         socket.socket(_family(host), socket.SOCK_DGRAM) as connection,
         contextlib.suppress(OSError),
     ):
-        # Any port would do; 9 is that of discard.
+        # Connecting a UDP socket looks up the route, and sends nothing. Any port would do; 9 is
+        # that of the discard service.
         connection.connect((host, 9))
         return str(connection.getsockname()[0])
     return ""
@@ -92,23 +94,24 @@ def _routed_from(host: str) -> str:
 
 @dataclass
 class Prober:
-    """A rank that listens on addresses of its node, and connects to those of other nodes, as rank 0
-    asks it to.
+    """The sockets on which a rank listens, at rank 0's request, for the probes of other ranks.
 
-    Connections stay in the listener's queue, which holds 128 before Linux 5.4: nobody is asked to
-    make more to one.
+    No connection is accepted: it stays in the listener's queue. Before Linux 5.4 the queue holds
+    128, so rank 0 must not ask for more connections to one listener.
 
     Attributes:
-        listeners: by address.
+        listeners: the listening sockets, by address.
     """
 
     listeners: dict[str, socket.socket] = field(default_factory=dict)
 
     def listen(self, address: str) -> int:
-        """Listen with an empty queue; the port that the kernel chose, 0 where the address cannot be
-        bound.
+        """Listen on an address of this node, with an empty queue.
+
+        Returns:
+            The port that the kernel chose; 0 if the address cannot be bound.
         """
-        # Only closing drops what waits in the queue of a listener.
+        # Only closing a listener drops the connections in its queue.
         if address in self.listeners:
             self.listeners.pop(address).close()
         try:
@@ -122,13 +125,13 @@ class Prober:
 
 
 def half_open(listeners: Iterable[socket.socket]) -> list[str]:
-    """Return the addresses whose connections to these sockets came through, but not the answer, by
-    what the kernel knows.
+    """Return the addresses whose packets reach these sockets, but which the answers do not reach,
+    by the kernel's table of connections.
     """
     import psutil
 
     ports = {listener.getsockname()[1] for listener in listeners}
-    # In this state the kernel has got a SYN and sent its answer, and the other end has not
-    # confirmed it.
+    # In the state SYN_RECV the kernel has received a SYN and answered it, but the other end has not
+    # confirmed the answer.
     waiting = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_SYN_RECV]
     return [one.raddr.ip for one in waiting if one.laddr and one.raddr and one.laddr.port in ports]

@@ -1,4 +1,7 @@
-"""Which device a rank uses. Visible devices are counted, never parsed: they may be UUIDs."""
+"""Choose the device of a rank.
+
+torch counts the visible devices; ``CUDA_VISIBLE_DEVICES`` is not parsed, because it may have UUIDs.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ BACKENDS = ("nccl", "gloo", "auto")
 
 
 def device_index(local_rank: int, local_world_size: int, visible: int, *, own: bool = False) -> int:
-    """Choose the CUDA device of a rank: the first of its own, or the one with the local rank's
-    number.
+    """Return the number of a rank's CUDA device: 0 if the rank sees only one GPU or only GPUs of
+    its own, else its local rank.
 
     Args:
         local_rank, local_world_size: torch's terms.
         visible: ``torch.cuda.device_count()``, at least 1.
-        own: no other rank sees these, by :func:`has_own`.
+        own: whether no other rank sees these GPUs, by :func:`has_own`.
 
     Raises:
         ConfigError: fewer GPUs are visible than ranks share this node.
@@ -40,10 +43,10 @@ def device_index(local_rank: int, local_world_size: int, visible: int, *, own: b
 
 
 def identity(index: int) -> str:
-    """Return the UUID of a device that one rank alone may use.
+    """Return the UUID of a CUDA device, by which to check that only one rank uses it.
 
-    Empty where NCCL lets several use it, and where the UUID is another device's too, as on ROCm or
-    of MIG instances.
+    It is empty if several ranks may use a device (``NCCL_MULTI_RANK_GPU_ENABLE=1``), or if another
+    device has the same UUID, as on ROCm or with MIG instances.
     """
     import torch
 
@@ -59,16 +62,20 @@ def identity(index: int) -> str:
 
 
 def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
-    """See to it that no two ranks use one GPU, which NCCL refuses later and in other words.
+    """Check that no other rank uses this rank's GPU; NCCL would refuse that later, in less clear
+    words.
 
     Args:
-        store: that all ranks share; node: this rank's; gpu: the UUID of its device.
+        store: the store that all ranks share.
+        node: this rank's node.
+        gpu: the UUID of this rank's device.
+        rank: this rank's number.
 
     Raises:
-        ConfigError: another rank has it.
+        ConfigError: another rank has the same GPU.
     """
-    # With no value expected the store sets the key only if there is none: of two ranks one gets the
-    # other's number.
+    # Because the expected value is empty, the store sets the key only if there is none. So of two
+    # ranks with one GPU, the second gets the first one's number.
     holder = store.compare_set(f"srunddp/gpu/{node}/{gpu}", "", str(rank)).decode()
     if holder != str(rank):
         raise ConfigError(
@@ -82,13 +89,13 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
 
 
 def unused_devices(local_world_size: int, visible: int, *, own: bool = False) -> str:
-    """Return a warning for a task that alone sees many GPUs and can use one; empty when there is
-    nothing to say.
+    """Return a warning if a rank sees several GPUs of which no other rank uses any; else an empty
+    text.
 
     Args:
-        local_world_size: ranks of its node.
-        visible: GPUs that the task sees.
-        own: whether no other rank sees them.
+        local_world_size: the number of ranks on the rank's node.
+        visible: the number of GPUs that the rank sees.
+        own: whether the rank sees several GPUs that no other rank sees.
     """
     if own:
         unused = ", ".join(f"cuda:{index}" for index in range(1, visible))
@@ -110,14 +117,15 @@ def select_device(
     """Choose the device and the backend, and make the device the current one before CUDA is used.
 
     Args:
-        backend: ``nccl``, ``gloo`` or ``auto``: NCCL where CUDA is, else Gloo.
+        backend: ``nccl``, ``gloo`` or ``auto``, which means NCCL if torch sees a GPU, else Gloo.
         local_rank, local_world_size: torch's terms.
 
     Returns:
-        The device, the backend, and a warning about GPUs that stay idle; empty without one.
+        The device, the backend, and a warning about GPUs that stay idle; the warning is empty if
+        none does.
 
     Raises:
-        ConfigError: another backend, NCCL without a GPU, or too few GPUs.
+        ConfigError: the backend is unknown, NCCL has no GPU, or there are too few GPUs.
     """
     import torch
 
@@ -127,7 +135,7 @@ def select_device(
             expected=f"one of {', '.join(BACKENDS)}",
             hint="correct its name",
         )
-    # It asks NVML where it can, and makes no context.
+    # device_count() asks NVML if it can, and makes no CUDA context.
     visible = torch.cuda.device_count()
     if backend == "nccl" and not visible:
         raise ConfigError(
@@ -142,7 +150,7 @@ def select_device(
         return torch.device("cpu"), "gloo", ""
     own = has_own(os.environ, local_world_size, visible)
     device = torch.device("cuda", device_index(local_rank, local_world_size, visible, own=own))
-    # Before anything uses CUDA: without a current device each rank would open a context on the
+    # Set the device before anything uses CUDA: otherwise each rank would open a context on the
     # node's first GPU, which costs memory there.
     torch.cuda.set_device(device)
     return (

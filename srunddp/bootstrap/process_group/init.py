@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from srunddp.bootstrap.process_group.world import World
 
 _log = logging.getLogger("srunddp")
-# Seconds for the goodbyes of all ranks together.
+# Seconds for which rank 0 waits for the goodbyes of all ranks together.
 _GOODBYES_WITHIN = 30.0
 
 
@@ -41,8 +41,8 @@ def init(
     """Join the world: choose the device and initialise the default process group on the right
     interface.
 
-    Works in a script that ``srunddp`` started, and in one that srun or mpirun started directly.
-    There the ranks wait for each other for at most 300 s, and no supervisor watches them.
+    It works in a script that ``srunddp`` started, and in one that srun or mpirun started directly.
+    In the latter the ranks wait for each other for at most 300 s, and no supervisor watches them.
 
     The device becomes the current one. It is the CPU if no GPU is visible. Of several GPUs it is
     number ``local_rank``, or the first if each rank sees its own, as with ``--gpus-per-task=2``.
@@ -90,7 +90,7 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     if mpi.is_running() and (
         over_mpi := [each for each in environment.discoveries if each.starts_mpi]
     ):
-        # It has used PMI up, and tells as well.
+        # MPI has already used up PMI's socket, but can itself tell where rank 0 is.
         environment = replace(environment, discoveries=tuple(over_mpi))
     if environment.rank == 0:
         for note in environment.notes:
@@ -98,7 +98,7 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     interface = None
     try:
         setup = prepare(options, environment)
-        # Kept for the report: bind() may fail when the interface is known already.
+        # Keep the interface for the report in case bind() fails.
         interface = setup.interface
         setup = bind(setup)
     except SrunddpError as error:
@@ -113,18 +113,17 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     if environment.rank == 0 and environment.world_size > 1:
         text = "srunddp: %d ranks without a supervisor; start with `srunddp SCRIPT` to have one"
         _log.warning(text, environment.world_size)
-    # Python calls the latest handler first: those that the script registers from now on still have
-    # the group.
+    # Python calls the handlers in reverse order, so those that the script registers later can still
+    # use the group.
     atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
 
 
 def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:
-    """At the end of a process without a supervisor: rank 0 hosts the store, so it waits for the
-    others' goodbyes.
+    """End a rank that has no supervisor: destroy its process group, and say goodbye to rank 0.
 
-    Not without limit, and only once the group is gone: where rank 0 ends early, the others must
-    notice.
+    Rank 0 has the store, so it waits for the goodbyes of the others. It waits only after it has
+    destroyed its group, and not for ever, so that the others notice if it ends early.
     """
     import torch.distributed as dist
 

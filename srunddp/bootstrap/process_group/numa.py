@@ -1,4 +1,4 @@
-"""Which CPUs a rank runs on with ``--bind=auto``: cores of the NUMA node that its GPU is on."""
+"""Choose a rank's CPUs for ``--bind=auto``: cores of the NUMA node that its GPU is on."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from srunddp.util.nvml import Device, look
 
 @dataclass(frozen=True)
 class Binding:
-    """The CPUs of one rank.
+    """The CPUs to which a rank is bound, or the reason why it is not bound.
 
     Attributes:
-        why: what decided them.
-        cpus: empty where the rank's affinity mask stays as it is.
-        not_chosen: other CPUs that the rank may run on, and why it does not.
+        why: what decided the CPUs, or why the rank is not bound.
+        cpus: the CPUs; empty if the rank's affinity mask stays as it is.
+        not_chosen: the other CPUs that the rank was allowed to use, and why they were not chosen.
     """
 
     why: str
@@ -34,23 +34,23 @@ class Binding:
 
     @property
     def value(self) -> str:
-        """``CPUs 0-7,64-71``, or ``unchanged``."""
+        """The CPUs as text, such as ``CPUs 0-7,64-71``; ``unchanged`` if there are none."""
         return f"CPUs {ranges(self.cpus)}" if self.cpus else "unchanged"
 
 
 def bind_near_gpu(environment: Environment, variables: Mapping[str, str]) -> Binding:
-    """Give this process, and all that it starts from now on, the CPUs that :func:`plan` chooses.
+    """Bind this process, and all that it starts from now on, to the CPUs that :func:`plan` chooses.
 
     Args:
         environment: the rank's.
-        variables: its environment variables, of which some tell which GPUs it sees.
+        variables: the rank's environment variables, which say which GPUs it sees.
 
     Returns:
-        What was chosen; the CPUs stay as they are where the kernel refuses it.
+        The binding; if the kernel refuses it, a binding without CPUs that says so.
     """
     binding = plan(environment, variables, os.sched_getaffinity(0), SYSFS)
     try:
-        # The kernel changes this thread alone; what it starts afterwards inherits the mask.
+        # The kernel changes only this thread; what the thread starts afterwards inherits the mask.
         os.sched_setaffinity(0, binding.cpus or os.sched_getaffinity(0))
     except OSError as error:
         return Binding(f"the kernel refuses {binding.value}: {error.strerror}")
@@ -64,9 +64,9 @@ def plan(
 
     Args:
         environment: the rank's.
-        variables: its environment variables, of which some tell which GPUs it sees.
-        mask: its affinity mask.
-        sysfs: where that is mounted.
+        variables: the rank's environment variables, which say which GPUs it sees.
+        mask: the CPUs of the rank's affinity mask.
+        sysfs: the folder where the kernel's sysfs is mounted.
     """
     whole = cpuset(root=sysfs / "fs/cgroup") or numbers_of(
         text_of(sysfs / "devices/system/cpu/online")
@@ -86,7 +86,7 @@ def plan(
     beside = text_of(sysfs / "bus/pci/devices" / gpu.device["address"] / "local_cpulist")
     near = mask & numbers_of(beside)
     numa_node = gpu.device["numa"]
-    # The kernel says -1 where the firmware does not tell, often on machines with one node.
+    # The kernel says -1 if the firmware does not tell it, often on machines with one NUMA node.
     if numa_node < 0 or not near:
         return Binding(f"{gpu}: its NUMA node is unknown, or has none of this rank's CPUs")
     share = _share(near, gpu.peers, environment.local_rank, sysfs)
@@ -111,10 +111,10 @@ class _OwnGpu:
     """The GPU that a rank will use.
 
     Attributes:
-        index: its number among those that the rank sees.
-        device: what NVML and PCI say of it.
-        peers: the local ranks whose GPUs are on the same NUMA node, this one included; empty where
-            the ranks do not see each other's GPUs.
+        index: the GPU's number among those that the rank sees.
+        device: what NVML and sysfs say about the GPU.
+        peers: the local ranks whose GPUs are on the same NUMA node, this one included; empty if the
+            ranks do not see each other's GPUs.
     """
 
     index: int
@@ -126,10 +126,11 @@ class _OwnGpu:
 
 
 def _own_gpu(environment: Environment, variables: Mapping[str, str], sysfs: Path) -> _OwnGpu:
-    """Find the rank's GPU, as the script will choose it.
+    """Find the GPU that the script in this rank will choose.
 
     Raises:
-        ConfigError: none is visible, or which one it will be is not known yet.
+        ConfigError: no GPU is visible, there are fewer than ranks, or it is not known yet which one
+            the rank will use.
     """
     view = look(variables.get("CUDA_VISIBLE_DEVICES"), sysfs)
     visible = view.devices
@@ -155,14 +156,18 @@ def _own_gpu(environment: Environment, variables: Mapping[str, str], sysfs: Path
 
 @dataclass(frozen=True)
 class _Share:
-    """The CPUs of one rank among those next to its GPU, and how it comes to them."""
+    """The CPUs of one rank among those next to its GPU, and a text that says how they were
+    chosen.
+    """
 
     cpus: frozenset[int]
     how: str
 
 
 def _share(near: set[int], peers: Sequence[int], local_rank: int, sysfs: Path) -> _Share:
-    """Share the cores next to a GPU out among its peers, each with all its hardware threads."""
+    """Divide the cores next to a GPU among the ranks whose GPUs are there, and return this rank's;
+    a core goes to one rank with all its hardware threads.
+    """
     topology = sysfs / "devices/system/cpu"
     siblings = (
         # Both hardware threads of a core have the same list, such as `3,67`.
@@ -174,7 +179,7 @@ def _share(near: set[int], peers: Sequence[int], local_rank: int, sysfs: Path) -
     if local_rank not in peers or len(cores) < count:
         return _Share(frozenset(near), f"all {len(cores)} cores, which other ranks may use too")
     place = peers.index(local_rank)
-    # The parts of all ranks have no gap and no overlap, and differ by one core at most.
+    # The ranks' parts have no gap and no overlap, and their sizes differ by one core at most.
     own = cores[len(cores) * place // count : len(cores) * (place + 1) // count]
     return _Share(
         frozenset(chain(*own)),

@@ -1,9 +1,9 @@
-"""The store: what the rendezvous told becomes torch's.
+"""Give torch the result of the rendezvous: environment variables, and a store on rank 0's socket.
 
-A script written for torchrun calls ``init_process_group()`` and finds our store, since torch's
+A script written for torchrun calls ``init_process_group()`` and gets our store, because torch's
 handlers for ``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has
-a prefix of its own in that store. Where ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the
-handlers do as torch does.
+a prefix of its own in that store. If ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the
+handlers do what torch's own do.
 """
 
 from __future__ import annotations
@@ -37,24 +37,29 @@ from srunddp.util.kernel_file import raise_open_files_limit
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-# Of rank 0: NCCL's threads have connections to the store of their own.
+# The files that rank 0 opens for each rank: NCCL's threads have their own connections to the store.
 _FILES_PER_RANK = 4
 _OTHER_FILES = 256
 _RENDEZVOUS = "torch.distributed.rendezvous"
-_NAME_SERVERS = 4  # nscount in glibc's struct __res_state: two ints and one long come before it
+# The position of nscount in glibc's struct __res_state, counted in ints: two ints and a long (as
+# long as two ints) come before it.
+_NAME_SERVERS = 4
 # c10d's levels: 0 is info, 1 warning, 2 error.
 _ERRORS_ONLY = 2
 
 
 @dataclass
 class ProcessGroupContext:
-    """This process's place in the world after the rendezvous, and the store once it was asked for.
+    """This process's place in the world after the rendezvous, and the store once it is made.
 
     Attributes:
-        store_fd: rank 0's held listening socket, which the store then owns; None on the others.
-        timeout: seconds that the store waits for a key or a connection.
-        backend: what ``srunddp.init()`` uses unless it is told otherwise.
-        generation, max_restarts: the restarts of this run so far, and at most.
+        store_fd: the descriptor of rank 0's listening socket, which the store then owns; None on
+            the other ranks.
+        timeout: seconds for which the store waits for a key or a connection.
+        backend: the backend of ``srunddp.init()`` if the script does not choose one.
+        generation: how many restarts this run has had so far.
+        max_restarts: how many restarts it may have.
+        initialisations: how often :meth:`next_store` was called.
     """
 
     environment: Environment
@@ -69,10 +74,12 @@ class ProcessGroupContext:
     _store: Store | None = None
 
     def variables(self) -> dict[str, str]:
-        """Return what a script written for torchrun reads, and the interface's variables."""
+        """Return the environment variables that a script written for torchrun reads, and those of
+        the interface.
+        """
         environment = self.environment
         meeting = self.meeting
-        # What spare nodes have changed of Slurm's, for scripts that read these.
+        # With spare nodes Slurm's own values are wrong; correct them for scripts that read these.
         moved = {
             "SLURM_PROCID": environment.rank,
             "SLURM_NODEID": meeting.node_rank,
@@ -104,8 +111,8 @@ class ProcessGroupContext:
         }
 
     def next_store(self) -> Store:
-        """Return the store under a fresh prefix, the same on all ranks as long as all initialise
-        equally often.
+        """Return the store under a new prefix, which is the same on all ranks if all of them
+        initialise equally often.
         """
         from torch._C._distributed_c10d import TCPStore
         from torch.distributed.distributed_c10d import PrefixStore
@@ -121,12 +128,12 @@ class ProcessGroupContext:
                     self.environment.world_size,
                     is_master=self.store_fd is not None,
                     timeout=timedelta(seconds=self.timeout),
-                    # Waiting would have the store's time limit, and another rank's script may come
-                    # here later.
+                    # Do not wait for the other ranks here: their scripts may come later than the
+                    # store's timeout allows.
                     wait_for_workers=False,
                     master_listen_fd=self.store_fd,
-                    # Also against USE_LIBUV=0 of the user: with thousands of connections the older
-                    # server is many times slower.
+                    # Use libuv even if the user has set USE_LIBUV=0: with thousands of connections
+                    # the older server is many times slower.
                     use_libuv=True,
                 )
         self.initialisations += 1
@@ -143,15 +150,15 @@ def current_context() -> ProcessGroupContext | None:
 
 
 def is_fork_of_rank() -> bool:
-    """Whether this process was forked by the rank, whose place in the world it has in memory."""
+    """Whether this process was forked from the rank, and so has the rank's place in its memory."""
     return _joined is not None and _joined_by != os.getpid()
 
 
 def restart_count() -> int:
-    """How often ``--restarts`` has started all ranks again: the same on all ranks; 0 at first, and
-    after a requeue.
+    """Return how often ``--restarts`` has started all ranks again: the same number on all ranks, 0
+    in the first start and after a requeue.
 
-    With ``--restarts`` a process that the script starts reads it from
+    With ``--restarts``, a process that the script starts can read the number from
     ``TORCHELASTIC_RESTART_COUNT``.
     """
     return _joined.generation if _joined else 0
@@ -161,22 +168,22 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on.
 
     Args:
-        place: this process's in the world.
-        ahead: srunddp has imported torch, and the script has not.
+        place: this process's place in the world.
+        ahead: whether srunddp has imported torch before the script begins.
     """
     global _joined, _joined_by
     _joined = place
     _joined_by = os.getpid()
     leave_to_srunddp()
-    # Inherited from a torchrun around us, it would make every rank a client of a store that nobody
-    # serves.
+    # If a torchrun around us has set this, every rank would become a client of a store that no
+    # process serves.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(place.variables())
-    # OpenMP reads the variable when it is loaded: it comes too late where the script has imported
-    # torch. Where torch was imported ahead, the worker corrects the number itself.
+    # OpenMP reads OMP_NUM_THREADS when it is loaded, so setting it has no effect if the script has
+    # already imported torch. If srunddp has imported torch, the worker corrects the number itself.
     if place.meeting.local_world_size > 1 and (ahead or "torch" not in sys.modules):
         os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
-    # After all other variables, as its checksum is about them.
+    # Set the mark after all other variables, because its checksum covers them.
     os.environ[RANK_PROCESS] = rank_mark(os.environ, os.getpid())
     if discovery_named(place.meeting.channel).rules_out_mpi:
         mpi.block()
@@ -194,23 +201,24 @@ def surround_import(
     """Enter a context when the script begins to import a module, and leave it after the import.
 
     Args:
-        name: the module's; if it has been imported already, the context is entered and left now.
-        around: makes the context, and is given the module.
+        name: the module's name; if the module is already imported, the context is entered and left
+            now.
+        around: is called with the module, and returns the context.
     """
     if name in sys.modules:
         with around(sys.modules[name]):
             return
-    # Before Python's own finders, which would find the module first.
+    # Put this before Python's own finders, which would otherwise find the module first.
     sys.meta_path.insert(0, _OnImport(name, around))
 
 
 @contextlib.contextmanager
 def gc_frozen(_: object = None) -> Iterator[None]:
-    """Spare Python's collector torch's modules, which never become garbage: now, in training and
-    when Python ends.
+    """Keep the objects of an import out of Python's garbage collection, now and later: torch's
+    modules never become garbage.
     """
-    # An import makes many objects and hardly any garbage: the collector would go through them again
-    # and again.
+    # An import makes many objects and hardly any garbage, so the collector would scan them again
+    # and again in vain.
     enabled = gc.isenabled()
     gc.disable()
     event("import")
@@ -231,21 +239,21 @@ def _keeping_mpi_out(util: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
-    """Do as ``accelerate launch --cpu``: without a GPU ranks are a world for it only if it is told
-    of CPUs.
+    """Do what ``accelerate launch --cpu`` does: without a GPU, accelerate takes the ranks for one
+    world only if this variable tells it to use CPUs.
     """
     import torch
 
-    # is_available() would initialise CUDA, which processes forked later could not use then; this
-    # asks NVML.
+    # device_count() asks NVML. is_available() would initialise CUDA, and processes that are forked
+    # later could then not use it.
     if not torch.accelerator.device_count():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     yield
 
 
 class _OnImport:
-    """Enters ``around`` before a module of this name is executed, and leaves it after; its import
-    is the script's.
+    """An import hook that enters ``around`` before the module of this name is executed, and leaves
+    it afterwards.
     """
 
     def __init__(
@@ -260,14 +268,14 @@ class _OnImport:
     ) -> ModuleSpec | None:
         if fullname != self.name or self._looking:
             return None
-        # The call below asks all finders again, this one too.
+        # find_spec() asks all finders again, this one included.
         self._looking = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
             self._looking = False
         if spec and spec.loader:
-            # Each module that is in a file has a loader of its own: no other module's is changed.
+            # Each module from a file has a loader of its own, so no other module is affected.
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
@@ -290,20 +298,22 @@ def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
 def _handle(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Stand in for a rendezvous handler of torch's, and do as that one does where the url is not
-    ours.
+    """Replace ``stock``, a rendezvous handler of torch: yield our store if the url means our world,
+    else do what ``stock`` does.
     """
     place = current_context()
     if place is None or not _is_ours(url, place, os.environ):
         yield from stock(url, **options)
         return
     yield place.next_store(), place.environment.rank, place.environment.world_size
-    # torch's handlers are generators, and do the same where they are asked for a second rendezvous.
+    # torch's handlers are generators too, and raise the same if asked for a second rendezvous.
     raise RuntimeError("a second rendezvous on one url is not supported")
 
 
 def _is_ours(url: str, place: ProcessGroupContext, variables: Mapping[str, str]) -> bool:
-    """Whether a url of ``init_process_group`` still means the world that we started."""
+    """Whether a url of ``init_process_group``, together with the environment variables, still means
+    the world of this run.
+    """
     from urllib.parse import parse_qs, urlsplit
 
     parts = urlsplit(url)
@@ -324,9 +334,9 @@ def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> Proce
     """Return this rank's place in the world, with the store's socket handed over on rank 0.
 
     Args:
-        prepared: what the rank knew and held before the rendezvous; rank 0's socket of the store is
+        prepared: what the rank knew and held before the rendezvous; on rank 0 the store's socket is
             detached from it.
-        meeting: what rank 0 has told.
+        meeting: what rank 0 has told this rank.
     """
     return ProcessGroupContext(
         environment=prepared.environment,
@@ -343,17 +353,18 @@ def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> Proce
 
 @contextlib.contextmanager
 def without_reverse_dns() -> Iterator[None]:
-    """For this thread, answer reverse look-ups from files alone, and keep c10d from warning that it
-    found none.
+    """Let reverse look-ups of this thread use only /etc/hosts, and keep c10d from warning if they
+    find no name.
 
-    TCPStore looks up the name of the address it connects to, for a log line. Where reverse DNS does
-    not answer, that costs up to ten seconds and prints a warning that users take for the cause of
-    other trouble.
+    TCPStore looks up the name of the address to which it connects, for a log line. If reverse DNS
+    does not answer, this takes up to ten seconds and prints a warning that users take for the cause
+    of other trouble.
 
-    torch has no option for it, and glibc's own, ``RES_OPTIONS`` and ``resolv.conf``, count for the
-    whole process and are read once. What is left is the resolver's state, which each thread has for
-    itself: with no name server in it only /etc/hosts is asked. Its layout is glibc's ABI, see
-    resolv.h; other C libraries and 32-bit machines keep the look-ups.
+    torch has no option against this. glibc's own settings, ``RES_OPTIONS`` and ``resolv.conf``,
+    apply to the whole process and are read only once. So this changes the resolver's state, which
+    each thread has for itself: without a name server in it, only /etc/hosts is asked. Its layout is
+    part of glibc's ABI, see resolv.h. With another C library, on a 32-bit machine, or if the user
+    has set ``TORCH_CPP_LOG_LEVEL``, nothing is changed.
     """
     import platform
 
@@ -365,7 +376,7 @@ def without_reverse_dns() -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
-    libc.__res_init()  # else glibc would fill the state in at the first look-up
+    libc.__res_init()  # otherwise glibc would fill in the state at the first look-up
     libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
     resolver = libc.__res_state()
     level = _log_level()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-# Seconds between two looks at the store: at first, and at most after doubling.
+# Seconds between two looks at the store: the first time, and the most to which they double.
 _LOOK_EVERY = 0.01
 _LOOK_SELDOM = 1.0
 
@@ -29,14 +29,14 @@ _LOOK_SELDOM = 1.0
 def wait_for_gloo_threads() -> None:
     """Wait until Gloo's threads rest, at most 2 seconds; call before Python ends.
 
-    Such a thread gives back a finished collective's Python objects a moment after the script saw
-    its result. When Python is ending by then, the process aborts, and a good run has the exit code
-    134.
+    Such a thread releases the Python objects of a finished collective a moment after the script
+    has seen its result. If Python is already ending then, the process aborts, and a successful run
+    has the exit code 134.
     """
     deadline = time.monotonic() + 2.0
     before = _gloo_activity()
     while before and time.monotonic() < deadline:
-        time.sleep(0.002)  # without the GIL, which they may be waiting for
+        time.sleep(0.002)  # this releases the GIL, which the threads may be waiting for
         now = _gloo_activity()
         if now == before and all(state == "S" for state, _ in now.values()):
             return
@@ -44,7 +44,7 @@ def wait_for_gloo_threads() -> None:
 
 
 def _gloo_activity() -> dict[str, tuple[str, int]]:
-    """Read the state of each Gloo thread, and how often it has been switched to."""
+    """Return the state of each Gloo thread and its number of context switches, by thread id."""
     activity = {}
     for status in Path("/proc/self/task").glob("*/status"):
         # A thread may end between the listing and the reading.
@@ -52,7 +52,7 @@ def _gloo_activity() -> dict[str, tuple[str, int]]:
             fields = dict(
                 line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line
             )
-            # torch names the threads of its Gloo so, in 15 letters as the kernel allows no more.
+            # torch gives its Gloo threads this name, of the 15 letters that the kernel allows.
             if fields["Name"] == "pt_gloo_runloop":
                 switches = int(fields["voluntary_ctxt_switches"]) + int(
                     fields["nonvoluntary_ctxt_switches"]
@@ -62,13 +62,13 @@ def _gloo_activity() -> dict[str, tuple[str, int]]:
 
 
 def await_message(store: Store, key: str) -> str:
-    """Wait for what another rank sets, and return it.
+    """Wait until another rank has set a key of the store, and return its value as text.
 
-    The store is asked again and again, as its own way to wait has a time limit.
+    The function polls, because the store's own ``wait()`` has a time limit.
 
     Args:
-        store: that all ranks share.
-        key: which the other rank sets.
+        store: the store that all ranks share.
+        key: the key that the other rank sets.
     """
     pause = _LOOK_EVERY
     while not store.check([key]):
@@ -79,11 +79,11 @@ def await_message(store: Store, key: str) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """All ranks of this run, and this one's place among them. A context manager that closes itself.
+    """This rank's place among all ranks of the run. It is a context manager that closes itself.
 
     Attributes:
-        rank: from 0 to ``world_size - 1``.
-        local_rank: among the ranks of this node, from 0.
+        rank: this rank's number, from 0 to ``world_size - 1``.
+        local_rank: its number among the ranks of this node, from 0.
         world_size: the number of ranks.
         local_world_size: the number of ranks on this node.
         node_rank: the number of this node, from 0.
@@ -115,8 +115,8 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        # After an error the others may still be in a collective, and NCCL's destroying would wait
-        # for them.
+        # After an error the other ranks may still be in a collective, and destroying NCCL's group
+        # would wait for them.
         if (
             error is None
             or isinstance(error, Stopped)
@@ -129,24 +129,26 @@ class World:
         """``with world.rank_zero_first():`` runs its body on rank 0 first, then on all others at
         once; for downloads.
 
-        No time limit counts meanwhile. All ranks come here, and equally often.
+        All ranks must call it, and equally often. No time limit counts meanwhile.
 
         Args:
-            per_node: each node's local rank 0 first, for folders that nodes do not share.
+            per_node: run the body first on local rank 0 of each node, for folders that nodes do not
+                share.
 
         Raises:
-            PeerError: the body failed on the rank that was first; there, its own error.
+            PeerError: the body failed on the rank that ran it first. On that rank itself, the
+                body's own error is raised.
         """
-        # The number of the call keeps two calls apart: all ranks make equally many. With a node's
-        # number each node has a key of its own.
+        # The number of the call tells two calls apart, because all ranks make equally many. The
+        # node's number gives each node a key of its own.
         key = f"rank_zero_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
-        # A download may take longer than --stall-timeout, and nobody makes a step meanwhile.
+        # A download may take longer than --stall-timeout, and no rank makes a step meanwhile.
         heartbeat(last=True)
         if (self.local_rank if per_node else self.rank) == 0:
             try:
                 yield
             except BaseException as error:
-                # Also for SystemExit and KeyboardInterrupt: the others wait without a limit.
+                # Publish SystemExit and KeyboardInterrupt too: the others wait without a limit.
                 self._publish(key, f"{type(error).__name__}: {error}")
                 raise
             self._publish(key, "")
@@ -165,7 +167,9 @@ class World:
             self._store.set(key, text)
 
     def close(self) -> None:
-        """Destroy the process group; nothing happens where the script has done so."""
+        """Destroy the process group unless the script has already done so, and wait until Gloo's
+        threads rest.
+        """
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -179,14 +183,14 @@ def open_world(
     """Initialise the default process group on our store.
 
     Args:
-        place: this rank's, after the rendezvous.
+        place: this rank's place in the world after the rendezvous, with the store.
         backend: ``nccl``, ``gloo`` or ``auto``.
-        timeout: of collectives and of the store, ``init_process_group``'s own; None for torch's
-            default.
-        device_id: hand the device to ``init_process_group``, with NCCL.
+        timeout: the limit of collectives and of the store, as in ``init_process_group``; None for
+            torch's default.
+        device_id: whether to hand the device to ``init_process_group``; this counts only with NCCL.
 
     Returns:
-        The world, and a warning about GPUs that stay idle, empty when there is none.
+        The world, and a warning about GPUs that stay idle; the warning is empty if none does.
     """
     import torch.distributed as dist
     from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
@@ -199,11 +203,11 @@ def open_world(
         backend, environment.local_rank, meeting.local_world_size
     )
     store = place.next_store()
-    # Before NCCL compares the GPUs itself, which it does at the first collective.
+    # Check this before NCCL compares the GPUs itself, which it does at the first collective.
     if backend == "nccl" and (gpu := device.identity(chosen.index)):
         device.claim_gpu(store, environment.node, gpu, environment.rank)
-    # As init_process_group does with a store of its own making; else it would wait for 5 minutes at
-    # most.
+    # init_process_group sets this timeout in a store that it makes itself. Without it, our store
+    # would keep the timeout of the rendezvous.
     store.set_timeout(
         timeout or (backend == "nccl" and default_pg_nccl_timeout) or default_pg_timeout
     )
@@ -213,13 +217,13 @@ def open_world(
         rank=environment.rank,
         world_size=environment.world_size,
         timeout=timeout,
-        # With a device torch 2.13 would split Gloo's subgroups from the world, which its Gloo
-        # cannot do: new_group() would fail.
+        # With a device, torch 2.13 would split subgroups from the world. Its Gloo cannot do this,
+        # so new_group() would fail.
         device_id=chosen if device_id and backend == "nccl" else None,
     )
     if backend == "gloo":
-        # Where a rank destroys its group at once, Gloo fails on ranks that are still connecting to
-        # it.
+        # Wait until all ranks are initialised. If a rank destroyed its group before, Gloo would
+        # fail on ranks that are still connecting to it.
         if store.add("ranks_initialised", 1) == environment.world_size:
             store.set("all_initialised", "")
         store.wait(["all_initialised"])

@@ -1,9 +1,8 @@
 """Proof that both ends of a connection belong to one world. The token of a hello only prevents
 mix-ups.
 
-What a rank has decides the kind of proof: ``secret`` where PMI or MPI carried one to it, else
-``munge`` where Slurm's authentication service works on this node, else ``none``. Both ends need the
-same kind.
+A rank's kind of proof is ``secret`` if PMI or MPI has carried a secret to it; else ``munge`` if
+Slurm's authentication service works on its node; else ``none``. Both ends need the same kind.
 """
 
 import contextlib
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 KINDS = ("secret", "munge", "none")
-# The roles, so that no proof can be sent back to its maker.
+# The roles of the two ends. A proof contains the role of its maker, so that it cannot be sent back
+# as the other end's proof.
 SERVER = "rank 0"
 CLIENT = "rank"
 MUNGE_SOCKET = "SRUNDDP_MUNGE_SOCKET"
@@ -32,18 +32,19 @@ _UID_RESTRICTION = 9
 
 
 class ProofError(Exception):
-    """A proof that cannot be made, with the reason."""
+    """A proof cannot be made or read; the text says why."""
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """What a proof is about, the same on both ends.
+    """What a proof on one connection has to contain; both ends know all of it.
 
     Attributes:
-        token: of the run; rank: that says hello.
-        server_address: rank 0's end of this connection, so that nobody in between passes a proof on
-            from another port.
-        client_nonce, server_nonce: the nonces of the rank and of rank 0.
+        token: the run's token.
+        rank: the rank that says hello.
+        server_address: rank 0's address of this connection, so that a process in between cannot
+            pass a proof on from another port.
+        client_nonce, server_nonce: the random numbers of the rank and of rank 0.
     """
 
     token: str
@@ -53,15 +54,16 @@ class Challenge:
     server_nonce: str
 
     def text(self, role: str) -> bytes:
-        """Return what the prover of a role, ``SERVER`` or ``CLIENT``, proves."""
-        # JSON marks where each field ends: simply joined, two challenges could give one text.
+        """Return the bytes over which ``SERVER`` or ``CLIENT`` (the role) computes its proof."""
+        # JSON separates the fields. If they were only joined, two different challenges could give
+        # the same bytes.
         return json.dumps(["srunddp", role, *vars(self).values()]).encode()
 
 
 @dataclass(frozen=True)
 class Authenticator:
-    """One kind of proof, of ``KINDS``. This class itself proves nothing: whoever has the token is
-    believed.
+    """Makes and checks proofs of one of ``KINDS``. This base class is the kind ``none``: it accepts
+    every process that has the token.
     """
 
     kind: ClassVar[str] = "none"
@@ -70,16 +72,16 @@ class Authenticator:
         """Make a proof of a text.
 
         Raises:
-            ProofError: it cannot be made now.
+            ProofError: munged cannot make a proof now.
         """
         return ""
 
     def why_invalid(self, proof: object, text: bytes) -> str:
-        """Tell why something is no proof of a text; empty where it is one.
+        """Return why a value is no proof of a text; empty if it is one.
 
         Args:
-            proof: what the other end has sent, which may be anything.
-            text: what it has to be about.
+            proof: the value that the other end has sent, of any type.
+            text: the bytes that the other end has to prove.
         """
         return ""
 
@@ -99,7 +101,8 @@ class HmacAuthenticator(Authenticator):
     def why_invalid(self, proof: object, text: bytes) -> str:
         import hmac
 
-        # As bytes, since compare_digest() takes only texts in ASCII, and a peer may send any.
+        # Compare bytes, because compare_digest() refuses texts with letters outside ASCII, which a
+        # peer may send.
         right = isinstance(proof, str) and hmac.compare_digest(
             proof.encode(errors="replace"), self.sign(text).encode()
         )
@@ -110,8 +113,11 @@ class HmacAuthenticator(Authenticator):
 
 @dataclass(frozen=True)
 class MungeAuthenticator(Authenticator):
-    """Credentials that munged, on its socket or the default one, makes for this user, and only this
-    user can decode.
+    """Credentials that munged makes for this user, and that only this user can decode.
+
+    Attributes:
+        library: libmunge.
+        socket: the path of munged's socket; empty for the default.
     """
 
     library: ctypes.CDLL
@@ -127,7 +133,8 @@ class MungeAuthenticator(Authenticator):
                 )
             )
         proof = (made.value or b"").decode()
-        # munge_encode() has allocated it; free() of a null pointer does nothing.
+        # munge_encode() has allocated the text. If it failed, free() of a null pointer does
+        # nothing.
         _libc.free(made)
         return proof
 
@@ -138,8 +145,8 @@ class MungeAuthenticator(Authenticator):
             user, proven = self._decode(proof.encode(errors="replace"))
         except ProofError as reason:
             return str(reason)
-        # The restriction that _context() sets says who can decode a credential, and not who can
-        # make one: anybody can make one for us.
+        # The restriction that _context() sets limits who can decode a credential, not who can make
+        # one: any user can make one that we can decode.
         if user != os.geteuid():
             return f"its user is {user}, ours is {os.geteuid()}"
         if proven == text:
@@ -160,7 +167,7 @@ class MungeAuthenticator(Authenticator):
         else:
             text = b""
         _libc.free(data)
-        # One that is expired or replayed is decoded as well.
+        # munge_decode() also decodes a credential that is expired or replayed, and says so.
         self._check(answer)
         return user.value, text
 
@@ -199,7 +206,7 @@ def choose_authenticator(secret: str = "") -> Authenticator:
     """Choose this rank's kind of proof.
 
     Args:
-        secret: in hexadecimal; empty where neither PMI nor MPI carried one.
+        secret: the secret that PMI or MPI has carried, in hexadecimal; empty if none has.
     """
     if secret:
         return HmacAuthenticator(bytes.fromhex(secret))
@@ -211,11 +218,11 @@ def _munge_here() -> MungeAuthenticator | None:
         library = ctypes.CDLL("libmunge.so.2")
     except OSError:
         return None
-    # ctypes takes a result for an int by default, which cuts a pointer to 32 bits.
+    # By default ctypes takes a result for an int, and would cut a pointer to 32 bits.
     library.munge_ctx_create.restype = ctypes.c_void_p
     library.munge_strerror.restype = ctypes.c_char_p
     munge = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, ""))
-    # The library may be installed where munged does not run, or refuses us.
+    # Try it: the library may be installed although munged does not run, or refuses us.
     trial = b"srunddp"
     with contextlib.suppress(ProofError):
         return None if munge.why_invalid(munge.sign(trial), trial) else munge
@@ -223,11 +230,11 @@ def _munge_here() -> MungeAuthenticator | None:
 
 
 def nonce() -> str:
-    """Make a number that is used once."""
+    """Return a random number in hexadecimal, to be used for one connection only."""
     return os.urandom(16).hex()
 
 
 def is_nonce(value: object) -> bool:
-    """Whether a peer's nonce has the form of one."""
-    # A short one could be guessed, or come again, and an old proof with it.
+    """Whether a value that a peer has sent is a text of the length of a nonce."""
+    # A short nonce could be guessed or come again, and an old proof would then be valid again.
     return isinstance(value, str) and len(nonce()) <= len(value) <= _LONGEST_NONCE

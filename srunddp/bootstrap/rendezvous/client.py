@@ -1,9 +1,9 @@
-"""The ranks meet: each says hello to rank 0, and all are told the store's address when the last has
-come.
+"""The side of the other ranks in the rendezvous: each says hello to rank 0, and is told the store's
+address when the last rank has come.
 
-A hello carries a token of job and step, so that a stranger's socket, or another step's rank 0, is
-recognised and ignored; and both ends prove that they belong to this world. The connection that
-said it stays open. Rank 0's side is in ``server``.
+A hello carries the run's token, so that a socket of a stranger, or of another step's rank 0, is
+recognised and ignored. Then both ends prove that they belong to this world. The connection stays
+open afterwards. Rank 0's side is in ``server``.
 """
 
 import contextlib
@@ -35,18 +35,20 @@ from srunddp.errors import PeerError, ReassignedError, RendezvousError, Scope, S
 from srunddp.util.messages import receive, send
 from srunddp.util.tcp import limit_silence
 
-# Seconds for which a rank waits for an answer: at first, and at most after doubling.
+# Seconds for which a rank waits for an answer: the first time, and the most to which it doubles.
 ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
-# Ranks, by rank 0 at least, where all come at once; munged does 4,000 proofs.
+# The number of ranks that rank 0 answers per second at least, if all come at once; munged makes
+# 4,000 proofs per second.
 ANSWERED_PER_SECOND = 2000
-# Linux keeps so many connections until they are accepted, and drops others, which try again 1 s
-# later, and then 2 s.
+# Linux queues this many connections until they are accepted. It drops more; these try again after
+# 1 s, and then after 2 s. So higher ranks come later, at this rate.
 _AT_ONCE = 4096
 _LATER_PER_SECOND = 16000
-# Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
+# Seconds for which a rank waits for rank 0's answer beyond its own deadline: rank 0 ends the
+# rendezvous at its deadline, which may be later.
 _RANK_ZERO_LATER = 60.0
-# Letters of a refusal in our error: whoever refuses has proven nothing.
+# The most letters of a refusal that our error quotes: the process that refuses has proven nothing.
 _LONGEST_REASON = 400
 
 
@@ -60,23 +62,27 @@ def join(
 ) -> tuple[socket.socket, RendezvousInfo]:
     """Find rank 0 among the candidates, say hello, and wait for the answer.
 
-    Strangers that refuse, stay mute, answer something else or prove nothing are ignored. Rank 0 may
-    come later than this rank, so the candidates are tried again until the deadline.
+    An address is passed over if the process there refuses this rank, does not answer, answers
+    something else or proves nothing. Rank 0 may come later than this rank, so the candidates are
+    tried again until the deadline.
 
     Args:
-        candidates: addresses, the likeliest first; a single one where a channel told it.
+        candidates: addresses at which rank 0 may be, the likeliest first.
         hello: what this rank says of itself.
-        deadline: of :func:`time.monotonic`.
-        own: this rank's kind of proof; None for none.
-        interrupt: ends the search by this rank's own failure, of which rank 0 is told.
-        lost_after: seconds without an answer of rank 0's node, after which rank 0 is lost; None for
+        deadline: a time of :func:`time.monotonic`.
+        own: this rank's kind of proof; None for the kind ``none``.
+        interrupt: ends the search when this rank fails; rank 0 is then told of the failure.
+        lost_after: seconds without an answer of rank 0's node after which rank 0 is lost; None for
             no limit.
 
+    Returns:
+        The connection to rank 0, and what rank 0 has told this rank.
+
     Raises:
-        RendezvousError: rank 0 was not found in time, refused, or has addresses of another family
-            only.
-        PeerError: a rank failed during the rendezvous, this one perhaps.
-        ReassignedError: this is a task of a spare node, and gets a rank.
+        RendezvousError: rank 0 was not found in time, refused this rank, was lost, or has only
+            addresses of another family; or the ranks did not meet.
+        PeerError: a rank failed during the rendezvous, perhaps this one.
+        ReassignedError: this process is a task of a spare node, and has been given a rank.
     """
     own = own or Authenticator()
     cancel = interrupt or CancelToken()
@@ -96,17 +102,17 @@ def report_failure(
 
     Args:
         candidates: addresses at which rank 0 may be, the likeliest first.
-        hello: what this rank says of itself; its address may be empty, where the failure is about
-            the interface.
+        hello: what this rank says of itself; its address may be empty, because the failure may be
+            about the interface.
         own: this rank's kind of proof.
-        what: why it has failed.
-        deadline: of :func:`time.monotonic`.
+        what: this rank's failure.
+        deadline: a time of :func:`time.monotonic`.
 
     Returns:
         Whether rank 0 knows of the failure.
     """
-    # A token of its own, as this rank's may just have ended its search. Errors mean that rank 0
-    # refuses us, or that we can reach none.
+    # Use a new CancelToken, because this rank's own may just have ended its search. An error means
+    # that rank 0 refuses this rank, or that no address can be reached.
     with contextlib.closing(CancelToken()) as cancel, contextlib.suppress(SrunddpError):
         return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).tell(
             what, deadline
@@ -115,10 +121,10 @@ def report_failure(
 
 
 def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
-    """Return the candidates of this rank's address family.
+    """Return the candidates that have this rank's address family.
 
     Raises:
-        RendezvousError: all are of another.
+        RendezvousError: all candidates have the other family.
     """
     found = [
         one
@@ -136,20 +142,22 @@ def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
 
 
 def comes_later(rank: int) -> float:
-    """Seconds for which a rank waits before it connects, so that not too many do so at once."""
+    """Return the seconds for which a rank waits before it connects, so that not too many ranks
+    connect at once.
+    """
     return max(0, rank - _AT_ONCE) / _LATER_PER_SECOND
 
 
 class _Kind(Enum):
-    """How an address has shown that it is not rank 0's, or not yet."""
+    """Why an address was passed over: rank 0 is not there, or not yet."""
 
-    SILENT = auto()  # nobody listens there, or nobody answers
-    STRANGER = auto()  # somebody else's process has answered
-    REFUSED = auto()  # somebody there has our token, and refuses us
+    SILENT = auto()  # no process listens or answers there
+    STRANGER = auto()  # a process of another run, or another program, has answered
+    REFUSED = auto()  # a process with our token refuses us, or does not prove that it is rank 0
 
 
 class _NotRankZeroError(Exception):
-    """The address that is tried is passed over."""
+    """The process that was greeted is not rank 0, or refuses this rank."""
 
     def __init__(self, kind: _Kind, why: str) -> None:
         super().__init__(why)
@@ -159,12 +167,12 @@ class _NotRankZeroError(Exception):
 
 @dataclass(frozen=True)
 class _Greeted:
-    """A connection to rank 0, which has proven itself.
+    """A connection to rank 0, after rank 0 has proven itself.
 
     Attributes:
-        connection: to rank 0.
-        address: where it is.
-        proof: our own, which rank 0 has yet to see.
+        connection: the connection to rank 0.
+        address: where rank 0 listens.
+        proof: our own proof, which we have not yet sent to rank 0.
     """
 
     connection: socket.socket
@@ -177,12 +185,12 @@ class RendezvousClient:
     """A rank that looks for rank 0 among the candidates.
 
     Attributes:
-        candidates: addresses, the likeliest first.
+        candidates: addresses at which rank 0 may be, the likeliest first.
         hello: what this rank says of itself.
         own: this rank's kind of proof.
-        interrupt: ends the search by this rank's own failure.
+        interrupt: ends the search when this rank fails.
         lost_after: see :func:`join`.
-        passed_over: for each kind of address that is not rank 0's the last one, and why.
+        passed_over: by kind, the last address that was passed over, and why.
     """
 
     candidates: list[Address]
@@ -196,10 +204,10 @@ class RendezvousClient:
         """Find rank 0, and wait until all ranks have met.
 
         Args:
-            deadline: of :func:`time.monotonic`.
+            deadline: a time of :func:`time.monotonic`.
 
         Returns:
-            The connection to rank 0, and what it tells at the end of the rendezvous.
+            The connection to rank 0, and what rank 0 tells this rank at the end of the rendezvous.
 
         Raises:
             RendezvousError, PeerError, ReassignedError: as :func:`join`.
@@ -213,22 +221,22 @@ class RendezvousClient:
                     raise self._not_found()
                 if greeted := self._try(address, patience, deadline):
                     return greeted.connection, self._await_others(greeted, deadline)
-            # A rank 0 that answers late may be busy with proofs: each rank that has given up and
-            # says hello again costs it one more.
+            # If rank 0 answers late, it may be busy with proofs. A rank that gives up and says
+            # hello again costs it one more proof, so wait longer the next time.
             patience = min(2 * patience, _LONGEST_PATIENCE)
-            # Where nobody listens yet the kernel refuses at once, and this pause is all that keeps
-            # the search from spinning.
+            # If no process listens yet, the kernel refuses at once. Without this pause the loop
+            # would then keep a CPU busy.
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
     def tell(self, what: AbortReason, deadline: float) -> bool:
-        """Say hello as often as it takes, and then that this rank has failed.
+        """Look for rank 0 until the deadline, and tell it that this rank has failed.
 
         Args:
-            what: why it has failed.
-            deadline: of :func:`time.monotonic`.
+            what: this rank's failure.
+            deadline: a time of :func:`time.monotonic`.
 
         Returns:
-            Whether rank 0 knows of it.
+            Whether rank 0 knows of the failure.
         """
         while self.candidates and time.monotonic() < deadline:
             for address in self.candidates:
@@ -241,31 +249,33 @@ class RendezvousClient:
 
     def _stop_if_interrupted(self) -> None:
         if failure := self.interrupt.failure:
-            # The search has no connection to rank 0: it is told over a new one.
+            # The search has no connection to rank 0 yet, so tell rank 0 over a new one.
             by = time.monotonic() + protocol.TELL_FOR
             raise self._failed(
                 failure, report_failure(self.candidates, self.hello, self.own, failure, by)
             )
 
     def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
-        """Return this rank's own failure, which rank 0 prints where it was reported to it."""
+        """Return the error about this rank's own failure; rank 0 prints it if it was reported."""
         return failure.error_of(
             self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK
         )
 
     def _try(self, address: Address, patience: float, deadline: float) -> _Greeted | None:
-        """Greet whoever listens there; None where that is not rank 0, and a note why."""
+        """Greet the process that listens at an address. If it is not rank 0, return None and note
+        the reason in :attr:`passed_over`.
+        """
         connection = socket.socket(address.family, socket.SOCK_STREAM)
         try:
             proof = self._greet(connection, address, patience, deadline)
         except OSError as error:
-            # When a socket's time limit is over Python raises a TimeoutError without an errno.
+            # When a socket's timeout is over, Python raises a TimeoutError without an errno.
             why = os.strerror(error.errno) if error.errno else "did not answer"
             self.passed_over[_Kind.SILENT] = f"{address} {why}"
         except _NotRankZeroError as error:
             self.passed_over[error.kind] = f"{address} {error.why}"
         except BaseException:
-            # This rank's own failure, or an interrupt of the user: nobody gets the connection.
+            # This rank has failed, or the user interrupts it: the connection is not handed on.
             connection.close()
             raise
         else:
@@ -279,30 +289,31 @@ class RendezvousClient:
         """Connect, say hello, and have rank 0 prove itself.
 
         Args:
-            connection: not yet connected.
-            address: of the one that may be rank 0.
-            patience: seconds to wait for its answer.
-            deadline: of :func:`time.monotonic`.
+            connection: a socket that is not yet connected.
+            address: where rank 0 may be.
+            patience: seconds to wait for the connection, and the least for an answer.
+            deadline: a time of :func:`time.monotonic`.
 
         Returns:
             Our proof for rank 0.
 
         Raises:
-            OSError: nobody answers.
-            _NotRankZeroError: somebody else has answered, or refuses us.
+            OSError: no process answers.
+            _NotRankZeroError: a process has answered that is not rank 0, or that refuses us.
         """
-        # New for each connection, so that rank 0's proof cannot be one that was made for another.
+        # Each connection has a new nonce, so that a proof for another connection is not valid here.
         nonce = auth.nonce()
         # A timeout of 0 would mean a socket that does not block.
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
-        # Between two subnets routes decide: a strict reverse-path filter drops what comes by
-        # another interface.
+        # Between two subnets let the kernel's routes choose the interface: a strict reverse-path
+        # filter drops packets that arrive over another one.
         if self.hello.address and shares_subnet(self.hello.address, address.host):
             connection.bind((self.hello.address, 0))
         connection.connect((address.host, address.port))
         send(connection, replace(self.hello, nonce=nonce, proof_kind=self.own.kind))
-        # Whoever has accepted may be rank 0 with a crowd before it: it gets the time that all ranks
-        # take together. A closed port or a lost packet, above, gets none of that.
+        # The process that has accepted may be rank 0 with many ranks to answer, so give it the time
+        # that all ranks need together. A closed port or a lost packet has failed in connect(),
+        # without this extra time.
         answer_by = min(
             time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND, deadline
         )
@@ -317,16 +328,16 @@ class RendezvousClient:
         if isinstance(greeting, Refused):
             why = f"refused it: {greeting.why[:_LONGEST_REASON]}"
             if self.own.kind == "none":
-                # It can verify no answer, and believes this one as it would all others.
+                # This rank cannot verify any answer, so it believes this one like all others.
                 raise self._refusal(f"rank 0 {why}")
-            raise _NotRankZeroError(_Kind.REFUSED, why)  # somebody else may hold the port
+            raise _NotRankZeroError(_Kind.REFUSED, why)  # another process may hold the port
         if not isinstance(greeting, Seen) or not auth.is_nonce(greeting.nonce):
             raise _NotRankZeroError(_Kind.STRANGER, "belongs to somebody else")
         challenge = Challenge(
             self.hello.token,
             self.hello.rank,
-            # As this end sees it: a relay in between has another address than rank 0, which signs
-            # its own.
+            # The address as this end sees it. A relay in between would have another address than
+            # rank 0, and rank 0 signs its own.
             str(Address(*connection.getpeername()[:2])),
             nonce,
             greeting.nonce,
@@ -343,8 +354,10 @@ class RendezvousClient:
         return RendezvousError(f"{self.hello}: {why}", expected=auth.EXPECTED, hint=auth.HINT)
 
     def _not_found(self) -> RendezvousError:
-        """Return the error at the deadline. Of all that was passed over, who has our token tells
-        most, and a stranger more than an address where nobody listens.
+        """Return the error for a search that has reached its deadline.
+
+        It names the address that explains most: one where a process has our token, else one where a
+        stranger answered, else one where no process answered.
         """
         if refused := self.passed_over.get(_Kind.REFUSED):
             return self._refusal(refused)
@@ -362,11 +375,11 @@ class RendezvousClient:
         )
 
     def _await_others(self, greeted: _Greeted, deadline: float) -> RendezvousInfo:
-        """Be there, and wait until the last rank has come."""
+        """Send our proof to rank 0, and wait until the last rank has come."""
         connection = greeted.connection
         send(connection, Here(greeted.proof))
-        # From here on rank 0 may be silent for long, as it waits for others: only its kernel's
-        # answers tell that its node is still there.
+        # From here on rank 0 may send nothing for long, because it waits for others. Only the
+        # answers of its kernel show that its node is still there.
         if self.lost_after is not None:
             limit_silence(connection, self.lost_after)
         try:
@@ -391,8 +404,8 @@ class RendezvousClient:
                     connection.settimeout(None)
                     return answer
                 raise self._failed(failure, _is_known(answer))
-            # A line that is no message is None, and passed over. Without one until the deadline
-            # receive() raises an OSError.
+            # receive() returns None for a line that is no message, which is ignored. At the
+            # deadline it raises an OSError.
             match receive(connection, RendezvousMessage, deadline):
                 case AbortReason() | NotMet() as why:
                     raise error_from(why)
@@ -402,8 +415,8 @@ class RendezvousClient:
                     connection.close()
                     raise ReassignedError(rank)
                 case RendezvousInfo() as info:
-                    # receive() has set a limit; whoever takes the connection over has limits of its
-                    # own.
+                    # Remove the timeout that receive() has set: the code that takes over the
+                    # connection sets its own.
                     connection.settimeout(None)
                     return info
 
@@ -420,6 +433,6 @@ def _tell(connection: socket.socket, failure: AbortReason | CannotCome) -> Rende
 def _is_known(answer: RendezvousMessage | None) -> bool:
     """Whether rank 0 knows of a failure by its answer: it has read of it, or is failing itself.
 
-    If rank 0 is telling a failure itself, it prints that one, and this rank does not add its own.
+    If rank 0 reports a failure itself, it prints that one, and this rank does not add its own.
     """
     return isinstance(answer, Told | AbortReason | NotMet)

@@ -1,5 +1,5 @@
-"""Where rank 0 is: what it published, or the addresses and ports at which the others look for
-it.
+"""Find out where rank 0 is: from the text that it published, or by working out the addresses and
+ports at which the other ranks look for it.
 """
 
 import os
@@ -32,12 +32,12 @@ OTHER_NAME = (
 
 
 def token(environment: Environment) -> str:
-    """Return the name by which the ranks of a run know each other.
+    """Return the text by which the ranks of one run recognise each other.
 
-    It stops mix-ups between jobs and steps; it is no secret and stops no attacker. All ranks know
-    it before they meet in a job step, where it also differs with each requeue, and with explicit
-    variables, where it is the same in each start. Elsewhere each process draws one, and rank 0's is
-    published with its address.
+    It prevents mix-ups between jobs and steps; it is not secret and stops no attacker. In a job
+    step all ranks know it before they meet, and it differs after each requeue. With explicit
+    variables they know it too, but it is the same in each start. Otherwise each process draws a
+    random one, and rank 0 publishes its own together with its address.
     """
     if environment.step:
         return environment.step.id
@@ -47,20 +47,20 @@ def token(environment: Environment) -> str:
 
 
 def token_source(environment: Environment) -> str:
-    """Say what :func:`token` is made of where all ranks know it, for people."""
+    """Return for messages what the token of a step, or of explicit variables, is made of."""
     if environment.step:
         return "job, step and restart count; TORCHELASTIC_RUN_ID"
     return "MASTER_ADDR:MASTER_PORT"
 
 
 class Introduction(NamedTuple):
-    """How a rank comes to rank 0, or receives others as such.
+    """What a rank needs to greet rank 0, or rank 0 to receive the other ranks.
 
     Attributes:
-        hello: what it says of itself.
-        trust: its kind of proof.
-        addresses: where rank 0 has published that it listens; empty where it publishes nothing, and
-            each rank works that out.
+        hello: what this rank says of itself.
+        trust: this rank's kind of proof.
+        addresses: where rank 0 listens, as it has published; empty if it publishes nothing, so that
+            each rank works this out.
     """
 
     hello: Hello
@@ -69,12 +69,12 @@ class Introduction(NamedTuple):
 
 
 def hello(environment: Environment, token: str, address: str = "") -> Hello:
-    """Make up what this rank says of itself.
+    """Return the hello by which this rank introduces itself.
 
     Args:
         environment: this rank's.
-        token: of the run.
-        address: of its interface, to connect from; empty for any.
+        token: the run's token.
+        address: the address of this rank's interface, from which it connects; empty for any.
     """
     return Hello(
         token=token,
@@ -91,22 +91,23 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
 
 
 def introduce(environment: Environment, published: str, address: str = "") -> Introduction:
-    """Make up what this rank says of itself, and how it proves that it belongs to the run.
+    """Return what this rank says of itself, how it proves that it belongs to the run, and where
+    rank 0 listens.
 
     Args:
         environment: this rank's.
-        published: what rank 0 has published; empty where it publishes nothing.
-        address: of this rank's interface, to connect from; empty for any.
+        published: the text that rank 0 has published; empty if it publishes nothing.
+        address: the address of this rank's interface, from which it connects; empty for any.
 
     Raises:
         PeerError: rank 0 has published that it failed.
-        RendezvousError: what it has published is no announcement.
+        RendezvousError: the published text is not from a rank 0 of srunddp.
     """
     if not published:
         return Introduction(
             hello(environment, token(environment), address), choose_authenticator(), []
         )
-    # Only now does a rank without a step know the run's name: rank 0 has drawn it.
+    # Outside a step, a rank learns the token only here, because rank 0 has drawn it.
     advertisement = decode_advertisement(published)
     return Introduction(
         hello(environment, advertisement.token, address),
@@ -118,24 +119,25 @@ def introduce(environment: Environment, published: str, address: str = "") -> In
 def rendezvous_ports(
     environment: Environment, entry: IfacesEntry, forced: range | None
 ) -> list[int]:
-    """Return the ports that rank 0 tries for the rendezvous, and the others look at, in order.
+    """Return the ports that rank 0 tries for the rendezvous, and at which the others look for it,
+    in this order.
 
     Args:
         environment: this rank's.
-        entry: of ifaces.conf for rank 0's node, which may say which ports a firewall leaves open.
-        forced: those of ``--port``, which come before the entry's; None without.
+        entry: of ifaces.conf for rank 0's node; it may name the ports that a firewall leaves open.
+        forced: the ports of ``--port``, used instead of the entry's; None without the option.
     """
     allowed = forced or entry.ports
-    # A way that publishes has no rule for ports, and 0 lets the kernel choose one.
+    # A way that publishes returns no ports: take any allowed one, or let the kernel choose (0).
     return working_out(environment).ports(environment, allowed) or list(allowed or [0])
 
 
 def ports_source(environment: Environment, entry: IfacesEntry, forced: range | None) -> str:
-    """Say what limits :func:`rendezvous_ports` to some, and the rule by which they follow, for
-    people.
+    """Return for messages what restricts the ports of :func:`rendezvous_ports`, and the rule by
+    which they are chosen.
 
     Args:
-        environment, entry, forced: as there.
+        environment, entry, forced: as for :func:`rendezvous_ports`.
     """
     rule = working_out(environment).ports_rule
     if forced:
@@ -146,7 +148,8 @@ def ports_source(environment: Environment, entry: IfacesEntry, forced: range | N
 
 
 def place_source(environment: Environment, entry: IfacesEntry, variables: Mapping[str, str]) -> str:
-    """Say what tells where rank 0 is, for people.
+    """Return for messages the variable that tells where rank 0 is, and the entry that gives its
+    address.
 
     Args:
         environment: this rank's.
@@ -162,17 +165,21 @@ def place_source(environment: Environment, entry: IfacesEntry, variables: Mappin
 def discover(
     environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Say
 ) -> tuple[str, str]:
-    """Find the channel that works, and what rank 0 published over it; nothing where its address is
-    worked out.
+    """Find the channel that works, and exchange over it what rank 0 publishes.
 
     Args:
-        message: what rank 0 says; None on the others.
+        environment: this rank's.
+        message: on rank 0, the text to publish; None on the other ranks.
         timeout: seconds to wait for the slowest rank over PMI.
-        over_mpi: broadcasts over MPI; after its MpiNotLaunchedError the next way is taken.
-        say: takes rank 0's lines on what it waits for.
+        over_mpi: broadcasts over MPI; if it raises MpiNotLaunchedError, the next way is tried.
+        say: takes rank 0's lines about what it waits for.
+
+    Returns:
+        The channel's name, and the text that rank 0 published; the text is empty if each rank works
+        out where rank 0 is.
 
     Raises:
-        SrunddpError: none works.
+        SrunddpError: no channel works, or the exchange failed.
     """
     waiting = say if environment.rank == 0 else lambda _: None
     for way in environment.discoveries:
@@ -186,9 +193,10 @@ def discover(
                     return way.name, over_mpi(message)
                 return way.name, way.exchange(message, environment, timeout)
         except mpi.MpiNotLaunchedError as reason:
-            # MPI has not been started then, and no rank has been told anything by this way. After
-            # any other error some may have been, and would not take part in another way.
-            # Python deletes the name after `as` at the end of the clause.
+            # After this error MPI has not started, and no rank has learned anything this way, so
+            # all try the next one. After any other error some ranks may have the message already,
+            # and would not take part in another way.
+            # Keep the error: Python deletes the name after `as` at the end of the clause.
             unsuitable = reason
     raise ConfigError(
         str(unsuitable),
@@ -202,8 +210,8 @@ def discover(
 
 
 def working_out(environment: Environment) -> Discovery:
-    """Return the way by which the ranks work out where rank 0 is; where it publishes that, the one
-    over which it does.
+    """Return the first way by which ranks work out rank 0's address themselves; if there is none,
+    the way over which rank 0 publishes it.
     """
     return next(
         (each for each in environment.discoveries if not each.publishes), environment.discovery
@@ -212,14 +220,14 @@ def working_out(environment: Environment) -> Discovery:
 
 def rank_zero_name(environment: Environment, entries: Entries) -> tuple[IfacesEntry, str]:
     """Return the entry of ifaces.conf for rank 0's node, and the name by which the others look for
-    it.
+    rank 0.
 
     Args:
         environment: this rank's.
         entries: of ifaces.conf.
 
     Raises:
-        ConfigError: where it is cannot be known.
+        ConfigError: the variables do not determine rank 0's node, or no entry matches it.
     """
     zero = working_out(environment).rank_zero(environment)
     entry = entry_for(entries, zero.name) if zero.is_node else DEFAULT
@@ -232,24 +240,26 @@ def candidate_addresses(
     entries: Entries,
     forced: range | None,
 ) -> list[Address]:
-    """Work out where rank 0 may listen, from what this rank knows.
+    """Work out the addresses at which rank 0 may listen, from what this rank knows.
 
-    If it shares this rank's node, that is this rank's interface, or any of them where it has none.
+    On rank 0's own node, the host is the address of this rank's interface, or each address of the
+    node if no interface could be chosen. On another node, it is each address to which rank 0's name
+    leads.
 
     Args:
         environment: this rank's.
-        interface: this rank's; None where that could not be chosen.
+        interface: this rank's; None if it could not be chosen.
         entries: of ifaces.conf.
-        forced: the ports of ``--port``; None without.
+        forced: the ports of ``--port``; None without the option.
 
     Raises:
-        ConfigError: rank 0's node cannot be known, or its name leads nowhere that other nodes
-            reach.
+        ConfigError: the variables do not determine rank 0's node, or its name leads to no address
+            that other nodes can reach.
     """
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
-    # On rank 0's own node its name may lead to loopback, as Debian's /etc/hosts has it, where rank
-    # 0 does not listen.
+    # On rank 0's own node, its name may lead to loopback (as in Debian's /etc/hosts), where rank 0
+    # does not listen.
     if here:
         hosts = _own(environment, interface)
     else:
@@ -264,14 +274,14 @@ def candidate_addresses(
 
 
 def _own(environment: Environment, interface: SelectedInterface | None) -> list[str]:
-    """Return the addresses of this node at which rank 0 may be: its interface's, or any where it
-    has none.
+    """Return the addresses of this node at which rank 0 may listen: that of the interface, or all
+    if no interface could be chosen.
     """
     if interface:
         return [interface.address]
     if environment.one_node:
         return ["127.0.0.1"]
-    # Which of them rank 0 has taken, or the others look at, is not known here.
+    # Without an interface, nothing tells which of these rank 0 listens on or the others try.
     addresses = [address for link in list_interfaces() for address in link.addresses]
     return [host for host in addresses if not is_loopback(host)]
 
@@ -279,12 +289,12 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
 def resolve_node(
     environment: Environment, interface: SelectedInterface | None, entries: Entries
 ) -> list[str]:
-    """Return those of this node's own addresses at which the others look for rank 0, which runs on
-    it.
+    """Return the addresses of rank 0's node at which the other ranks look for rank 0; for rank 0.
 
     Args:
         environment: rank 0's.
-        interface: rank 0's, at which ranks of this node look; None where that could not be chosen.
+        interface: rank 0's, at whose address the ranks of its node look; None if it could not be
+            chosen.
         entries: of ifaces.conf.
     """
     if interface:
@@ -293,7 +303,8 @@ def resolve_node(
         beside = []
     if environment.one_node:
         return beside or _own(environment, None)
-    # The others look where the name leads to. Of these addresses only the node's own can be bound.
+    # Ranks of other nodes look at all addresses to which the name leads, but rank 0 can bind only
+    # those of its node.
     found = addresses_of(
         _own_name(environment, entry_for(entries, environment.node, or_default=True))
     )
@@ -307,13 +318,13 @@ def hostname_of(entry: IfacesEntry, node: str) -> str:
 
     Args:
         entry: of ifaces.conf for the node.
-        node: the name by which its launcher knows it.
+        node: the launcher's name for the node.
     """
     return entry.address.format(node=node) or node
 
 
 def _own_name(environment: Environment, entry: IfacesEntry) -> str:
-    """Return the name by which the others look for rank 0, asked on its own node."""
+    """Return the name by which the others look for rank 0; called on rank 0's node."""
     if environment.master:
         return environment.master[0]
     return hostname_of(entry, environment.node)
@@ -340,22 +351,23 @@ def _resolve(name: str, environment: Environment) -> list[str]:
 def check_reachable(
     environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Links
 ) -> None:
-    """Refuse at once to wait where nobody will come; for rank 0.
+    """Check on rank 0 that the others will not look for it at another interface of its node, so
+    that it does not wait in vain.
 
     Args:
         environment: rank 0's.
-        interface: on which it listens.
-        entry: of ifaces.conf, for its node.
-        links: the interfaces of its node.
+        interface: the interface on which rank 0 listens.
+        entry: of ifaces.conf for rank 0's node.
+        links: the interfaces of rank 0's node.
 
     Raises:
-        ConfigError: the name that the others will look up is another interface of this node.
+        ConfigError: the name that the others look up leads to another interface of this node.
     """
     name = _own_name(environment, entry)
     found = addresses_of(name)
     addresses = {address: link.name for link in links for address in link.addresses}
-    # Only another interface of this node is a proof: a name that leads nowhere here, or to
-    # loopback, may be right on the other nodes.
+    # Only a name that leads to another interface of this node is certainly wrong: one that does not
+    # resolve here, or leads to loopback, may be right on the other nodes.
     elsewhere = {
         host: addresses[host] for host in found if host in addresses and not host.startswith("127.")
     }

@@ -1,5 +1,5 @@
-"""A rank that fails before it could meet the others lets them know, so that none waits for it until
-the time is over.
+"""Tell the other ranks that this rank has failed before the rendezvous, so that none of them waits
+for it until the timeout.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from srunddp.errors import SrunddpError
 class RankZeroIs(Enum):
     """How the ranks that look for rank 0 learn where it is."""
 
-    KNOWN = auto()  # after a restart: it listens already, and all were told where
-    PUBLISHED = auto()  # by itself, over PMI
-    WORKED_OUT = auto()  # by each rank, from variables and ifaces.conf
+    KNOWN = auto()  # after a restart: rank 0 listens already, and all were told where
+    PUBLISHED = auto()  # rank 0 publishes it over PMI
+    WORKED_OUT = auto()  # each rank works it out from variables and ifaces.conf
 
 
 def _rank_zero_is(environment: Environment, options: RendezvousOptions) -> RankZeroIs:
@@ -41,25 +41,26 @@ def report_early_failure(
     error: SrunddpError,
     interface: SelectedInterface | None = None,
 ) -> bool:
-    """Tell the other ranks of a failure from before the rendezvous, within about 5 s.
+    """Tell the other ranks that this rank fails before the rendezvous; this takes 5 s or little
+    more.
 
-    Rank 0 answers the others where they look for it, or publishes it as it would its address;
-    another rank tells rank 0. Nothing is sent over MPI, which blocks.
+    Rank 0 publishes its failure instead of its address, or answers the ranks that look for it.
+    Another rank tells rank 0. Nothing is sent over MPI, because that would block.
 
     Args:
         environment: this rank's.
         options: how the ranks were to meet.
         error: why this rank fails.
-        interface: this rank's, where that was chosen before.
+        interface: this rank's; None if it could not be chosen.
 
     Returns:
-        Whether rank 0 knows of the failure, and so is the one to print it.
+        Whether rank 0 knows of the failure, so that rank 0 prints it and this rank need not.
     """
     if environment.world_size == 1 or not environment.discoveries:
         return False
     if environment.discovery.starts_mpi:
         return False
-    # Not str(error), which for a file with several errors has a line for each.
+    # Not str(error), which has several lines if a file has several errors.
     reason = AbortReason(str(error.args[0]), error.exit_code)
     try:
         if environment.rank == 0:
@@ -67,8 +68,7 @@ def report_early_failure(
             return True
         return _tell_rank_zero(environment, options, reason, interface)
     except (SrunddpError, OSError):
-        # What counts is the failure itself, which this rank prints then. The others notice at the
-        # end of their time.
+        # This rank prints its failure itself then. The others notice it at their timeout.
         return False
 
 
@@ -78,11 +78,11 @@ def _let_others_know(
     reason: AbortReason,
     interface: SelectedInterface | None,
 ) -> None:
-    """Give all ranks that look for rank 0 its failure in place of its address.
+    """Publish rank 0's failure, or tell it to the ranks that look for rank 0; for rank 0.
 
     Raises:
         SrunddpError: the launcher does not publish it.
-        OSError: this rank cannot listen.
+        OSError: rank 0 cannot listen.
     """
     error = reason.error_of(0, environment.node)
     told = AbortReason(str(error), reason.exit_code)
@@ -116,12 +116,14 @@ def _answer_others(
     reason: AbortReason,
     seconds: float,
 ) -> None:
-    """Answer who looks for rank 0 with its failure, until all others know or the time is over."""
+    """Tell rank 0's failure to each rank that connects, until all know it or the seconds are
+    over.
+    """
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
     from srunddp.bootstrap.rendezvous.server import tell_all
 
     published = options.rejoin.published if options.rejoin else ""
-    # Without this rank's address: the failure may be that it has none.
+    # The introduction has no address of this rank: the failure may be that there is none.
     introduction = discovery.introduce(environment, published)
     with AuthenticatedListener(
         listening=listening,
@@ -129,7 +131,7 @@ def _answer_others(
         trust=introduction.trust,
         say=lambda _: None,
     ) as listener:
-        # Where nothing could be bound nobody can come, and there is no reason to wait.
+        # If no address could be bound, no rank can come, so do not wait.
         tell_all(listener, reason, {0}, seconds if listening else 0.0)
         for each in (*listening, *listener.known):
             each.close()
@@ -141,10 +143,10 @@ def _tell_rank_zero(
     reason: AbortReason,
     interface: SelectedInterface | None,
 ) -> bool:
-    """Tell rank 0 of this rank's failure, and return whether it knows of it.
+    """Tell rank 0 of this rank's failure, and return whether rank 0 has confirmed it.
 
     Raises:
-        SrunddpError: where rank 0 is cannot be known, or it has failed itself.
+        SrunddpError: nothing tells where rank 0 is, or rank 0 has published its own failure.
         OSError: rank 0 cannot be reached.
     """
     from srunddp.bootstrap.rendezvous import client
@@ -170,7 +172,7 @@ def _tell_rank_zero(
 
 
 def _entries(options: RendezvousOptions) -> Entries:
-    """Read ifaces.conf; if it is what is wrong, all ranks look at the default's ports."""
+    """Read ifaces.conf; if it has an error, return the default entry, as all ranks then do."""
     try:
         return ifaces_conf.load(options.ifaces, os.environ).entries
     except SrunddpError:

@@ -1,8 +1,8 @@
-"""Rank 0's listening side: accepts peers, has each prove that it belongs to this world, and hands
-on what it says.
+"""Rank 0's listening side: accept connections, make each peer prove that it belongs to this world,
+and hand on its messages.
 
-Whoever has proven nothing has no effect but at most a line in the log: not by what it sends, not by
-staying mute, and not by coming in large numbers.
+A peer without a proof causes at most a line in the log, whatever it sends, even if it sends
+nothing, and even if many such peers come.
 """
 
 import errno
@@ -31,25 +31,32 @@ from srunddp.errors import RendezvousError, Scope
 from srunddp.util.json_lines import LineBuffer
 from srunddp.util.messages import send
 
-UNPROVEN = 1024  # so many connections without a proof are kept, besides one for each rank
-PATIENCE = 30.0  # seconds after which one of those is closed
-# What anybody who connects may send: bytes of a line, and letters of one text in a hello.
+UNPROVEN = 1024  # connections without a proof that are kept, besides one for each rank
+PATIENCE = 30.0  # seconds after which a connection without a proof is closed
+# The most that a peer may send: bytes of a line, and letters of one text in a hello.
 _LONGEST = 4096
 _LONGEST_WORD = 256
-# Lines in the log: a stranger that comes again and again must not fill it.
+# The most lines in the log about refused peers: a stranger that comes repeatedly must not fill it.
 _MOST_NOTES = 10
-# Connections that are accepted in a row; messages that are read in between.
+# How many connections are accepted in a row, and how many peers are read before the next row.
 _AT_ONCE = 4096
 _BETWEEN = 64
 
-# Whose connection, the connection, and what came over it; None when it is gone.
+# The peer's hello, its connection, and a message that it sent; None when the connection has ended.
 PeerEvent = tuple[Hello, socket.socket, RendezvousMessage | None]
 
 
 @dataclass(eq=False)
 class PendingPeer:
-    """One connection: where it comes from, since when, what it has sent so far, and who it says it
-    is.
+    """One connection that was accepted.
+
+    Attributes:
+        connection: the connection itself.
+        address: the peer's address.
+        since: the time of :func:`time.monotonic` at which it was accepted.
+        received: the bytes that the peer has sent, as lines.
+        hello: what the peer says of itself; None before that.
+        challenge: what the peer has to prove; None before its hello was answered.
     """
 
     connection: socket.socket
@@ -67,13 +74,16 @@ class PendingPeer:
 
 @dataclass(kw_only=True)
 class AuthenticatedListener:
-    """Rank 0's listening sockets, and everybody who has come in. A context manager that stops
-    watching at its end.
+    """Rank 0's listening sockets, and the peers that have connected. It is a context manager, which
+    stops watching all of them at its end.
 
     Attributes:
-        listening: the sockets; own: rank 0's hello; trust: its kind of proof.
-        say: takes a line for the log; interrupt: whose failure ends a wait.
-        known: the connections that have proven themselves.
+        listening: the listening sockets.
+        own: rank 0's hello.
+        trust: rank 0's kind of proof.
+        say: takes a line for the log.
+        interrupt: ends a wait when rank 0 itself fails.
+        known: the peers that have proven themselves, by their connections.
     """
 
     listening: Sequence[socket.socket]
@@ -99,46 +109,50 @@ class AuthenticatedListener:
         self._selector.close()
         for stranger in self._waiting:
             stranger.close()
-        # Sockets of peers that have gone, which nobody has been told yet. Those in `known` are the
-        # caller's.
+        # Close the sockets of peers that have gone, if events() has not yet handed this on. The
+        # sockets in `known` belong to the caller.
         for event in self._said_by_peers:
             if event[2] is None:
                 event[1].close()
 
     def events(self, seconds: float) -> Iterator[PeerEvent]:
-        """Hand on what proven peers say: what has come already, else what comes next.
+        """Yield the messages of proven peers: those left from the last call, else those that come.
 
-        Whoever stops in the middle, as by an error, finds the others' words at the next call.
+        If the caller stops in the middle, because of an error for example, the next call yields the
+        remaining messages.
 
         Args:
-            seconds: to wait at most where nothing has come yet.
+            seconds: how long to wait at most if no message is left.
 
         Returns:
             Each peer's messages in their order; the first is :class:`Here` or
-            :class:`CannotCome`.
+            :class:`CannotCome`, the last is None when the connection has ended.
 
         Raises:
-            RendezvousError: there are no more descriptors, and none is a stranger's.
+            RendezvousError: the process has no free descriptor, and no connection without a proof
+                that could be closed.
         """
         if not self._said_by_peers:
             self._wait_once(seconds)
         while self._said_by_peers:
             hello, connection, message = self._said_by_peers.popleft()
             if message is None:
-                # Not before: whoever handles the peer's last words may still look at its socket.
+                # Close the connection only now: the code that handles the peer's last message may
+                # still use it.
                 connection.close()
             yield hello, connection, message
 
     def _wait_once(self, seconds: float) -> None:
-        """Take in who comes and what is said, waiting for it once."""
+        """Wait once, accept new connections, and read what the peers have sent."""
         before = time.monotonic() - PATIENCE
-        # A dict keeps the order in which they came.
+        # A dict keeps the order of insertion, so its first connection is the oldest.
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
             self._close(oldest)
         selected = self._selector.select(max(0.0, seconds))
         ready = {key.fileobj for key, _ in selected}
         for number, (key, _) in enumerate(selected):
-            # The kernel keeps 4,096 that come, and drops others, which try again a second later.
+            # Accept often: the kernel queues 4,096 connections and drops more, which then try again
+            # a second later.
             if number % _BETWEEN == 0:
                 for listener in self.listening:
                     self._accept(listener, listener in ready)
@@ -147,29 +161,36 @@ class AuthenticatedListener:
                 if peer := self.known.get(key.fileobj) or self._waiting.get(key.fileobj):
                     self._read(peer)
             else:
-                # The interrupt stays readable; it has ended this wait.
+                # The interrupt has ended this wait. It stays readable, so stop watching it.
                 self._selector.unregister(key.fileobj)
 
     def _accept(self, listener: socket.socket, ready: bool) -> None:
-        """Take in those that have come; ``ready`` if the selector has found one at least."""
+        """Accept the connections that have come.
+
+        Args:
+            listener: the listening socket.
+            ready: whether the selector has found at least one connection on it.
+        """
         for number in range(_AT_ONCE):
             try:
                 connection, address = listener.accept()
             except OSError as error:
-                # Without a free descriptor the kernel does not look whether there are more.
+                # Without a free descriptor accept() fails even if no connection has come, so only
+                # ``ready`` shows that one waits.
                 if error.errno in (errno.EMFILE, errno.ENFILE) and ready and number == 0:
                     self._make_room()
-                return  # there are no more, or it has gone again
+                return  # no more connections wait, or the peer has closed this one
             connection.setblocking(False)
             self._waiting[connection] = PendingPeer(
                 connection, Address(*address[:2]), time.monotonic()
             )
             self._selector.register(connection, selectors.EVENT_READ)
             if len(self._waiting) > UNPROVEN + self.own.world_size:
-                # An honest rank that waits for its turn has said hello at least.
+                # Prefer to close a connection without a hello: an honest rank that waits for its
+                # turn has sent one.
                 mute = next((one for one in self._waiting.values() if not one.hello), None)
                 self._close(mute or next(iter(self._waiting.values())))
-                return  # first what the others have sent
+                return  # read what the others have sent, before accepting more
 
     def _make_room(self) -> None:
         if self._waiting:
@@ -192,7 +213,7 @@ class AuthenticatedListener:
         self.known.pop(peer.connection, None)
 
     def _read(self, peer: PendingPeer) -> None:
-        """Read what a peer has sent, and see whether it has gone."""
+        """Read what a peer has sent, and notice if it has closed the connection."""
         try:
             piece = peer.connection.recv(_LONGEST)
         except BlockingIOError:
@@ -203,10 +224,10 @@ class AuthenticatedListener:
         for line in peer.received.feed(piece):
             self._take(peer, RendezvousMessage.decode(line))
             if peer.connection not in self.known and peer.connection not in self._waiting:
-                return  # it has been refused
+                return  # _take() has refused the peer
         if piece and len(peer.received) < _LONGEST:
             return
-        # Its end is queued behind its last messages, so that they are handled first.
+        # The peer's end is queued after its last messages, so that these are handled first.
         if peer.hello and peer.connection in self.known:
             self._forget(peer)
             self._said_by_peers.append((peer.hello, peer.connection, None))
@@ -216,14 +237,16 @@ class AuthenticatedListener:
             self._note(peer, "it sent no message of srunddp's")
 
     def _take(self, peer: PendingPeer, message: RendezvousMessage | None) -> None:
-        """Take one message of a peer, and hand it on where the peer has proven itself."""
+        """Handle one message of a peer, and queue it for :meth:`events` if the peer has proven
+        itself.
+        """
         if peer.connection not in self.known:
             self._authenticate(peer, message)
         if message and peer.hello and peer.connection in self.known:
             self._said_by_peers.append((peer.hello, peer.connection, message))
 
     def _authenticate(self, peer: PendingPeer, message: RendezvousMessage | None) -> None:
-        """Greet a peer at its hello, and let it in at its proof."""
+        """Answer a peer's hello, or check its proof and add it to the known peers."""
         if peer.challenge is None:
             self._greet(peer, message)
             return
@@ -242,8 +265,8 @@ class AuthenticatedListener:
             self._note(peer, "it sent no message of srunddp's")
             return
         hello = message
-        # Not worth a line: a rank of another step on this node has come to the wrong port, and goes
-        # on.
+        # Without a line in the log: a rank of another step has tried the wrong port, and will go
+        # on to its own.
         if hello.token != self.own.token:
             self._dismiss(peer)
             return
@@ -252,7 +275,8 @@ class AuthenticatedListener:
             self._refuse(peer, f"its proof is {hello.proof_kind}, rank 0's {self.trust.kind}")
             return
         with suppress(OSError):
-            # A rank that has waited too long for its turn has closed, and connects again.
+            # A rank that has waited too long for its turn has closed the connection, and connects
+            # again.
             if not peer.connection.recv(1, socket.MSG_PEEK):
                 self._close(peer)
                 return
@@ -264,7 +288,7 @@ class AuthenticatedListener:
             self._refuse(peer, f"rank 0 cannot prove itself: {reason}")
             return
         peer.challenge = challenge
-        # It does not block: nothing has been sent here before, and the line fits into an empty
+        # send() does not block: it is the first line on this connection, and fits into the empty
         # buffer.
         send(peer.connection, Seen(nonce=challenge.server_nonce, proof=proof))
 
@@ -286,8 +310,8 @@ class AuthenticatedListener:
 
 
 def _is_plausible(hello: Hello) -> bool:
-    """Whether it may be an honest rank's, and can be shown in the log."""
-    # What is shown in the log must not move the cursor there, or add a line.
+    """Whether a hello may come from an honest rank, and its texts can be shown in the log."""
+    # A text in the log must not move the terminal's cursor, or add a line.
     for value in vars(hello).values():
         if isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST_WORD):
             return False

@@ -1,7 +1,8 @@
-"""What a rank and rank 0 tell each other until all ranks have met.
+"""The messages between a rank and rank 0 until all ranks have met.
 
-Two versions of srunddp may come together here. One that has more fields is understood, so that both
-can be named; the version is compared when a rank has proven itself.
+The two ends may be different versions of srunddp. Unknown fields of a message are ignored, so that
+rank 0 can read the other version's hello and name both versions in its error. It compares them when
+the rank has proven itself.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.supervisor.worker_messages import WorkerMessage
 from srunddp.util.messages import Message
 
-# The rank, the address and the port of each that may act for rank 0 when it is gone.
+# Rank, address and port of each deputy, a rank that may act for rank 0 when rank 0 is gone.
 Deputies = tuple[tuple[int, str, int], ...]
 
-# Bytes of JSON: with a proof it stays below what rank 0 reads of one line.
+# Bytes of a text as JSON. A message with such a text and a proof is still shorter than the longest
+# line that rank 0 reads.
 _LONGEST_TEXT = 3000
 
 
 class RendezvousMessage(Message, extensible=True):
-    """What a rank and rank 0 tell each other until all ranks have met."""
+    """A message between a rank and rank 0 until all ranks have met."""
 
 
 # From a rank to rank 0.
@@ -29,16 +31,16 @@ class RendezvousMessage(Message, extensible=True):
 
 @dataclass(frozen=True)
 class Hello(RendezvousMessage, kind="hello"):
-    """What a rank says of itself: who it is, where, which process, and on which CPUs it may run.
+    """A rank says who it is, on which node and in which process it runs, and which CPUs it may use.
 
     Attributes:
-        token: Of the job and step.
-        rank, world_size: With spare nodes their tasks count, too, with the numbers behind all
-            ranks.
-        local_world_size: As the launcher told it; 0 where it did not.
-        version: srunddp's.
-        deputy_port: On which it listens for the time when rank 0 is gone; 0 where it does not.
-        nonce: Of this connection, which rank 0's proof is about.
+        token: The text by which the ranks of one run recognise each other.
+        rank, world_size: With spare nodes, the world size includes their tasks, and these have the
+            numbers after all ranks.
+        local_world_size: As the launcher told it, or 0 if it did not.
+        version: The rank's version of srunddp.
+        deputy_port: The port on which the rank listens for the time when rank 0 is gone, or 0.
+        nonce: A random number for this connection, which is part of rank 0's proof.
         proof_kind: How the rank proves itself: ``secret``, ``munge`` or ``none``.
     """
 
@@ -53,7 +55,8 @@ class Hello(RendezvousMessage, kind="hello"):
     local_world_size: int = 0
     version: str = ""
     deputy_port: int = 0
-    # These two are filled in for each connection; two hellos of one rank are equal without them.
+    # The client fills these two in for each connection, so they do not count when two hellos of a
+    # rank are compared.
     nonce: str = field(default="", compare=False)
     proof_kind: str = field(default="", compare=False)
 
@@ -63,7 +66,7 @@ class Hello(RendezvousMessage, kind="hello"):
 
 @dataclass(frozen=True)
 class Here(RendezvousMessage, kind="here"):
-    """The rank has got rank 0's proof, and waits for the others.
+    """The rank has accepted rank 0's proof, and waits for the other ranks.
 
     Attributes:
         proof: The rank's own.
@@ -97,13 +100,13 @@ class CannotCome(RendezvousMessage, kind="cannot_come"):
 
     @property
     def reason(self) -> AbortReason:
-        """Why it cannot come."""
+        """The failure because of which the rank cannot come."""
         return AbortReason(self.text, self.exit_code)
 
 
 @dataclass(frozen=True)
 class Goodbye(RendezvousMessage, kind="goodbye"):
-    """The rank has no more use for rank 0's store; without a supervisor only."""
+    """The rank no longer needs rank 0's store; only sent in a run without supervisors."""
 
 
 # From both.
@@ -111,37 +114,39 @@ class Goodbye(RendezvousMessage, kind="goodbye"):
 
 @dataclass(frozen=True)
 class AbortReason(RendezvousMessage, kind="failed"):
-    """A rank has failed, this one or another.
+    """A rank has failed: the sender, or if rank 0 sends it, any rank.
 
     Attributes:
-        text: Why, in the words of its error.
-        exit_code: The rank's.
+        text: The error of the failed rank.
+        exit_code: The exit code of the failed rank.
     """
 
     text: str
     exit_code: int
 
     def encode(self) -> bytes:
-        """Return the line, with as much of the text as fits into it."""
+        """Return the message as a line, with the text cut to what fits into it."""
         return RendezvousMessage.encode(replace(self, text=_beginning(self.text)))
 
     def error_of(self, rank: int, node: str, scope: Scope = Scope.JOB) -> PeerError:
         """Return the error that all ranks raise for this failure.
 
         Args:
-            rank, node: whose it is.
-            scope: who sees the error.
+            rank, node: the rank that failed, and its node.
+            scope: which ranks see the error.
         """
         text = f"rank {rank} on {node} failed: {self.text}"
         return PeerError(text, code=self._failing_exit_code, scope=scope)
 
     def error_as_told(self) -> PeerError:
-        """Return the same error on another rank: the text names the rank already."""
+        """Return the error of :meth:`error_of` on a rank that rank 0 has told it: the text names
+        the failed rank already.
+        """
         return PeerError(self.text, code=self._failing_exit_code)
 
     @property
     def _failing_exit_code(self) -> int:
-        # wait(2) has 8 bits for it: 256 would arrive as 0, and the failure would look like success.
+        # wait(2) has 8 bits for an exit code: 256 would arrive as 0, and look like success.
         return self.exit_code if 0 < self.exit_code < 256 else 1
 
 
@@ -150,15 +155,15 @@ class AbortReason(RendezvousMessage, kind="failed"):
 
 @dataclass(frozen=True)
 class Stranger(RendezvousMessage, kind="stranger"):
-    """Whoever listens here is rank 0 of another run, or does not take this for a hello."""
+    """The listening process is rank 0 of another run, or does not recognise the line as a hello."""
 
 
 @dataclass(frozen=True)
 class Seen(RendezvousMessage, kind="seen"):
-    """Rank 0 has read the hello. The rank counts once it has answered :class:`Here`.
+    """Rank 0 has read the hello. The rank counts as present once it has answered :class:`Here`.
 
     Attributes:
-        nonce: Which the rank's proof is about.
+        nonce: A random number for this connection, which is part of the rank's proof.
         proof: Rank 0's own.
     """
 
@@ -168,10 +173,10 @@ class Seen(RendezvousMessage, kind="seen"):
 
 @dataclass(frozen=True)
 class Refused(RendezvousMessage, kind="refused"):
-    """The rank has not proven itself, or rank 0 cannot do so.
+    """Rank 0 does not admit the rank, because one of the two cannot prove itself.
 
     Attributes:
-        why: For the rank's error.
+        why: The reason, which the rank's error quotes.
     """
 
     why: str
@@ -179,22 +184,21 @@ class Refused(RendezvousMessage, kind="refused"):
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
-    """What every rank knows after the rendezvous; the defaults are those of a process that meets no
-    others.
-
-    Its supervisor hands it on to the worker.
+    """All ranks have met: rank 0 tells each rank what it has to know. The rank's supervisor hands
+    the message on to the worker. The defaults are those of a process without other ranks.
 
     Attributes:
-        master_addr, master_port: Of the store.
+        master_addr, master_port: Where torch's store listens.
         nnodes, node_rank, local_world_size: torch's terms, counted from the hellos.
-        run: The job and step, for ``TORCHELASTIC_RUN_ID``.
-        channel: Over which the ranks met.
-        master_node: Rank 0's.
-        sharers: Ranks of this node with this rank's affinity mask, itself included.
-        deputies: Rank, address and port of those that may act for rank 0 when it is gone, the first
-            one first.
-        takeover: With spare nodes, what rank 0 would publish of them then.
-        vacant: Numbers of tasks that are gone.
+        run: The run's token, for ``TORCHELASTIC_RUN_ID``.
+        channel: The way over which the ranks found rank 0.
+        master_node: Rank 0's node.
+        sharers: The number of ranks on this node with this rank's affinity mask, including it.
+        deputies: Rank, address and port of each rank that may act for rank 0 when rank 0 is gone,
+            in the order in which they do so.
+        takeover: With spare nodes, the text that says where the deputies listen, in place of one
+            that rank 0 publishes.
+        vacant: The numbers of tasks that are gone.
     """
 
     master_addr: str
@@ -207,17 +211,17 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
     master_node: str
     sharers: int = 1
     deputies: Deputies = ()
-    # It has the secret of the next rendezvous, which must not get into a log.
+    # This text has the secret of the next rendezvous, which must not get into a log.
     takeover: str = field(default="", repr=False)
     vacant: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class NotMet(RendezvousMessage, kind="not_met"):
-    """The ranks do not meet, without a failure of one: some did not come, or they do not fit.
+    """The ranks do not meet, although none has failed: some did not come, or they do not fit.
 
     Attributes:
-        text: Rank 0's error.
+        text: The text of rank 0's error.
     """
 
     text: str
@@ -225,10 +229,10 @@ class NotMet(RendezvousMessage, kind="not_met"):
 
 @dataclass(frozen=True)
 class Moved(RendezvousMessage, kind="moved"):
-    """The task of a spare node gets a rank, and says hello again as that one.
+    """The task of a spare node becomes a rank, and has to say hello again as this rank.
 
     Attributes:
-        rank: Which.
+        rank: The number of the rank.
     """
 
     rank: int
@@ -236,7 +240,7 @@ class Moved(RendezvousMessage, kind="moved"):
 
 @dataclass(frozen=True)
 class Told(RendezvousMessage, kind="told"):
-    """Rank 0 knows that the rank has failed, and prints it."""
+    """Rank 0 has read that the rank failed, and will print the error."""
 
 
 # For the table in docs/how-it-works.md, in the order of a rendezvous.
@@ -245,22 +249,22 @@ FROM_RANK_ZERO = (Stranger, Seen, Refused, RendezvousInfo, Moved, AbortReason, N
 
 
 def about(error: SrunddpError) -> AbortReason | NotMet:
-    """Return what rank 0 tells the others when it raises this error."""
+    """Return the message by which rank 0 tells the others of an error that it raises."""
     if isinstance(error, PeerError):
         return AbortReason(str(error), error.exit_code)
     return NotMet(_beginning(str(error)))
 
 
 def error_from(message: AbortReason | NotMet) -> SrunddpError:
-    """Return the error that another rank raises when rank 0 has told it :func:`about` its own."""
+    """Return the error that a rank raises when it gets a message of :func:`about` from rank 0."""
     if isinstance(message, AbortReason):
         return message.error_as_told()
     return RendezvousError(message.text, scope=Scope.JOB)
 
 
 def _beginning(text: str) -> str:
-    """Return as much of a text as fits into a line."""
-    # The bound is for the line: as JSON one letter may be twelve bytes, such as \ud83d\ude00.
+    """Return the beginning of a text, as much as fits into a message."""
+    # Measure the text as JSON, where one letter may take twelve bytes, such as \ud83d\ude00.
     while len(json.dumps(text)) > _LONGEST_TEXT:
         text = text[: len(text) * 3 // 4]
     return text

@@ -1,9 +1,8 @@
-"""Addresses, rank 0's two held sockets, what rank 0 publishes of itself, and how a rank's own
-process ends its rendezvous.
+"""Addresses, rank 0's two listening sockets, the text that rank 0 publishes, and the way in which
+another thread ends a rank's rendezvous.
 
-Rank 0 binds first and tells then: both of its sockets, for the rendezvous and for the store, are
-held from the moment their address is known to anyone, so no port is looked for, closed and taken
-again.
+Rank 0 binds its sockets, for the rendezvous and for the store, before it tells anybody their
+addresses, and keeps them open. So no other process can take a port in between.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ from srunddp.errors import PeerError, RendezvousError
 _FAILED = "failed"
 _LONGEST = 700  # PMI-1's lines have at most 1024 bytes
 _MOST_ADDRESSES = 8
-_BACKLOG = 65535  # at most, as far as net.core.somaxconn allows it
-# Seconds for which a rank tells rank 0 that it has failed, and rank 0 those that come later.
+_BACKLOG = 65535  # the kernel lowers this to net.core.somaxconn
+# Seconds for which a failed rank tries to tell rank 0 of its failure, and for which rank 0 tells
+# the ranks that come after a failure.
 TELL_FOR = 5.0
 
 
@@ -50,8 +50,8 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundSockets:
-    """Rank 0's two listening sockets and where they listen; the store's is ``MASTER_ADDR`` and
-    ``MASTER_PORT``.
+    """Rank 0's two listening sockets and their addresses; that of the store becomes ``MASTER_ADDR``
+    and ``MASTER_PORT``.
     """
 
     rendezvous: socket.socket
@@ -62,11 +62,13 @@ class BoundSockets:
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousResult:
-    """What a meeting leaves on one rank.
+    """The result of the rendezvous on one rank.
 
     Attributes:
-        connections: on rank 0 that to each other rank, on the others that to rank 0.
-        nodes: on rank 0 the node of each rank, on the others their own and rank 0's.
+        meeting: what rank 0 has told this rank.
+        connections: by rank: on rank 0 the connection to each other rank, on another rank the one
+            to rank 0.
+        nodes: by rank: on rank 0 the node of each rank, on another rank its own and rank 0's.
     """
 
     meeting: RendezvousInfo
@@ -75,15 +77,16 @@ class RendezvousResult:
 
 
 def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> BoundSockets:
-    """Bind the store's socket to the first port that is free, on this address alone, beside that of
-    the rendezvous.
+    """Listen for the store on the first port that is free, and return this socket together with
+    that of the rendezvous.
 
     Args:
-        host: the numeric address of rank 0's interface; rendezvous: listens there.
+        host: the numeric address of rank 0's interface, the only one on which to listen.
+        rendezvous: the socket that already listens there.
         ports: to try in turn; 0 lets the kernel choose.
 
     Raises:
-        RendezvousError: none of the ports is free.
+        RendezvousError: none of the ports is free, or the address cannot be bound for the store.
     """
     store = listen(host, list(ports))
     return BoundSockets(
@@ -95,19 +98,19 @@ def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> Bo
 
 
 def listen(host: str, ports: list[int]) -> socket.socket:
-    """Listen on the first of these ports that is free, on this address alone.
+    """Listen on the first of these ports that is free, on this address only.
 
     Args:
         host: a numeric address of this node.
         ports: to try in turn; 0 lets the kernel choose.
 
     Raises:
-        RendezvousError: none of them is.
+        RendezvousError: none of the ports is free, or the address cannot be bound.
     """
     for port in ports:
         try:
-            # Python sets SO_REUSEADDR here. So connections of an earlier start in TIME_WAIT do not
-            # block the port, but somebody who listens there does.
+            # create_server() sets SO_REUSEADDR. So connections of an earlier start in TIME_WAIT do
+            # not block the port, but a process that listens on it does.
             return socket.create_server(
                 (host, port), family=Address(host, port).family, backlog=_BACKLOG
             )
@@ -135,11 +138,12 @@ def listen(host: str, ports: list[int]) -> socket.socket:
 
 
 def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket.socket]:
-    """Listen on each of these addresses where one of the ports is free.
+    """Listen on each of these addresses, on the first port that is free there.
 
     Args:
-        hosts: numeric addresses of this node; one that cannot be bound is left out.
-        ports: to try in turn on each of them.
+        hosts: numeric addresses of this node; one that cannot be bound, or has no free port, is
+            left out.
+        ports: to try in turn on each address.
     """
     listening = []
     for host in hosts:
@@ -149,13 +153,13 @@ def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket
 
 
 class CancelToken:
-    """Ends this rank's meeting from another thread, such as the one that sees its worker die.
+    """Lets another thread end this rank's rendezvous, such as the one that sees its worker die.
 
-    On rank 0 all present ranks are told; another rank tells rank 0. Then the meeting raises
-    PeerError.
+    Rank 0 then tells all ranks that have come; another rank tells rank 0. After that the rendezvous
+    raises PeerError.
 
     Attributes:
-        failure: what :meth:`fail` was told.
+        failure: the failure that was given to :meth:`fail`; None before.
     """
 
     def __init__(self) -> None:
@@ -164,17 +168,17 @@ class CancelToken:
         self.failure: AbortReason | None = None
 
     def fail(self, text: str, code: int) -> None:
-        """End the meeting, now or as soon as it begins, by this rank's failure; only the first call
-        counts.
+        """End the rendezvous, now or as soon as it begins, because this rank has failed; only the
+        first call counts.
 
         Args:
-            text: why it has failed, in the words of its error.
-            code: its exit code.
+            text: the text of this rank's error.
+            code: this rank's exit code.
         """
         if not self.failure:
-            # Before the byte: whoever wakes up by it finds the failure here.
+            # Set this before sending the byte: a thread that the byte wakes up reads it.
             self.failure = AbortReason(text, code)
-            with contextlib.suppress(OSError):  # the meeting is over
+            with contextlib.suppress(OSError):  # the rendezvous is over
                 self._write_end.send(b"!")
 
     def fileno(self) -> int:
@@ -182,34 +186,32 @@ class CancelToken:
         return self._read_end.fileno()
 
     def wait(self, deadline: float, connection: socket.socket | None = None) -> bool:
-        """Wait for something to read from a connection.
+        """Wait until a connection has something to read, this rank fails, or the deadline comes.
 
         Args:
             deadline: a time of :func:`time.monotonic`.
-            connection: None to wait for nothing but this rank's failure.
+            connection: None to wait only for a failure or the deadline.
 
         Returns:
-            Whether there is; False when this rank has failed or the time is over.
+            Whether the connection has something to read; always False after a failure of this rank.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self, selectors.EVENT_READ)
             if connection:
                 selector.register(connection, selectors.EVENT_READ)
             ready = selector.select(max(0.0, deadline - time.monotonic()))
-        # Also when both are ready: this rank's own failure comes first.
+        # If both are ready, only this rank's failure counts.
         return any(key.fileobj is connection for key, _ in ready) and not self.failure
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the socket pair; call this when the rendezvous is over."""
         self._read_end.close()
         self._write_end.close()
 
 
 @dataclass(frozen=True)
 class Advertisement:
-    """The token of this run, where rank 0 listens, and the secret that the channel
-    carries.
-    """
+    """What rank 0 publishes: the run's token, its addresses, and a secret in hexadecimal."""
 
     token: str
     addresses: list[Address]
@@ -217,28 +219,29 @@ class Advertisement:
 
 
 def encode_advertisement(token: str, addresses: Sequence[Address]) -> str:
-    """Return the text that announces rank 0, with a new secret.
+    """Return the text by which rank 0 publishes where it listens, with a new secret.
 
     Args:
-        token: the run's name.
-        addresses: where it listens, the likeliest first; only the first few are told.
+        token: the run's token.
+        addresses: where rank 0 listens, the likeliest first; the text has only the first
+            ``_MOST_ADDRESSES``.
     """
     where = ",".join(map(str, addresses[:_MOST_ADDRESSES]))
     return f"{token}@{where}@{os.urandom(auth.SECRET_BYTES).hex()}"
 
 
 def encode_abort(failure: AbortReason) -> str:
-    """Return the text that announces rank 0's failure."""
-    # No token reads `failed`. A value of PMI-1 must not have blanks, which quote() replaces.
+    """Return the text by which rank 0 publishes that it has failed."""
+    # No token is `failed`. quote() replaces spaces, which a value of PMI-1 must not contain.
     return f"{_FAILED}@{failure.exit_code}@{quote(failure.text)[:_LONGEST]}"
 
 
 def decode_advertisement(text: str) -> Advertisement:
-    """Read what rank 0 announced.
+    """Read the text that rank 0 published.
 
     Raises:
-        PeerError: that it has failed.
-        RendezvousError: this is no announcement.
+        PeerError: it says that rank 0 has failed.
+        RendezvousError: it is not a text of :func:`encode_advertisement` or :func:`encode_abort`.
     """
     # For example `4711.0.0@10.0.0.1:21234,[fd00::1]:21234@` and 64 hexadecimal digits, or
     # `failed@1@rank%200%20on%20node01%20failed`.
@@ -246,10 +249,10 @@ def decode_advertisement(text: str) -> Advertisement:
     where, _, last = rest.partition("@")
     if first == _FAILED and where.isdecimal():
         raise PeerError(unquote(last), code=int(where))
-    # From the right: a host of IPv6 has colons of its own.
+    # Split at the last colon: an IPv6 address has colons itself.
     parts = [part.rpartition(":") for part in where.split(",")]
     try:
-        # A text that was cut on its way must not become a short key.
+        # A text that was cut on its way must not give a short key.
         if len(bytes.fromhex(last)) != auth.SECRET_BYTES:
             raise ValueError
         return Advertisement(

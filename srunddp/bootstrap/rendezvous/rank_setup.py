@@ -1,7 +1,7 @@
 """What a rank knows and holds before it meets the others: options, its interface, its sockets.
 
-``run`` makes it under a supervisor, and ``srunddp.init()`` without one: :func:`prepare`, then
-:func:`bind`, and under a supervisor :func:`listen_as_deputy`.
+:func:`prepare` makes the setup, and :func:`bind` adds the sockets. ``run`` calls them under a
+supervisor, and :func:`listen_as_deputy` too; ``srunddp.init()`` calls them without a supervisor.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ DEFAULT_TIMEOUT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeTerms:
-    """What a restart with spare nodes goes by, as the start before has left it.
+    """What the next start of a run with spare nodes has to know; the start before sets it.
 
     Attributes:
-        rank: of this process in the start that follows; the launcher's variables still have the
-            rank from before a node was replaced. A spare node's task has a number behind all ranks.
+        rank: the rank of this process in the next start; the launcher's variables still have the
+            rank from before a node was replaced. A task of a spare node has a number after all
+            ranks.
         lost_after: seconds without an answer after which a node is lost.
-        within: seconds until the ranks that do not come are replaced.
+        within: seconds after which the ranks that have not come are replaced.
         expected: the tasks that are known to be alive, and will come.
-        not_before: time of :func:`time.monotonic` before which a worker of a lost node may be
-            running.
-        quorum: how many must come before a new rank 0 may go on; fewer mean that this side is the
-            one that is cut off.
-        takes_over: whether this process is rank 0 from now on, because the one before is gone.
-        lost: the node of the rank 0 before and the cause, if that node was lost.
+        not_before: the time of :func:`time.monotonic` until which a worker of a lost node may still
+            be running.
+        quorum: how many tasks must come before a new rank 0 may go on; if fewer come, this side of
+            a split network is cut off.
+        takes_over: whether this process becomes rank 0, because the previous rank 0 is gone.
+        lost: the node of the previous rank 0 and the cause, if the node was lost; else None.
     """
 
     rank: int
@@ -56,10 +57,12 @@ class Rejoin:
 
     Attributes:
         generation: the number of restarts so far.
-        published: by rank 0, as over PMI; channel, run: of the first rendezvous.
-        descriptor: of the socket on which rank 0 listens already; None on the others.
-        spare_nodes: how lost ranks are replaced; None in a run without spare nodes, where all have
-            to come.
+        published: the text that says where rank 0 listens, as rank 0 would publish it over PMI.
+        channel: the way over which the ranks found rank 0 in the first rendezvous.
+        run: the run's token in the first rendezvous.
+        descriptor: that of the socket on which rank 0 already listens; None on the other ranks.
+        spare_nodes: how lost ranks are replaced; None in a run without spare nodes, where all ranks
+            have to come.
     """
 
     generation: int
@@ -72,8 +75,8 @@ class Rejoin:
 
 @dataclass(frozen=True)
 class RendezvousOptions:
-    """What the command line says, and the start before; its defaults are those of
-    ``srunddp.init()``.
+    """The options of the rendezvous, by the command line and the start before; the defaults are
+    those of ``srunddp.init()``.
     """
 
     backend: str = "auto"
@@ -94,10 +97,11 @@ class RankSetup:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
-        deputy: the socket on which this rank listens for the time when rank 0 is gone, where it
-            does.
-        held: rank 0's listening sockets; published: what it publishes over PMI or MPI, its token,
-            its address and the secret. Both are None on the others.
+        held: rank 0's listening sockets; None on the other ranks.
+        published: the text with token, address and secret that rank 0 publishes over PMI or MPI;
+            None on the other ranks.
+        deputy: the socket on which this rank listens for the time when rank 0 is gone; None if it
+            is no deputy.
     """
 
     options: RendezvousOptions
@@ -110,10 +114,10 @@ class RankSetup:
 
 
 def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
-    """Choose and check the interface.
+    """Read ifaces.conf, and choose and check this rank's network interface.
 
     Args:
-        options: what the command line says.
+        options: the options of the command line.
         environment: this rank's.
 
     Raises:
@@ -140,7 +144,7 @@ def bind(prepared: RankSetup) -> RankSetup:
     alone = environment.world_size == 1
     rejoin = prepared.options.rejoin
     entry = entry_for(prepared.entries, environment.node, or_default=alone)
-    # In all these cases no other rank looks up a name to find this one.
+    # In each of these cases no other rank looks up a name to find rank 0.
     if not (
         environment.world_size == 1
         or environment.discovery.publishes
@@ -150,7 +154,8 @@ def bind(prepared: RankSetup) -> RankSetup:
         discovery.check_reachable(
             environment, prepared.interface, entry, interface.list_interfaces()
         )
-    # The start before has left it listening across execve: others may be in its queue already.
+    # After a restart the socket has listened since before execve, and other ranks may be in its
+    # queue already.
     if rejoin and rejoin.descriptor is not None:
         listening = socket.socket(fileno=rejoin.descriptor)
     else:
@@ -159,28 +164,30 @@ def bind(prepared: RankSetup) -> RankSetup:
         else:
             ports = discovery.rendezvous_ports(environment, entry, forced)
         listening = protocol.listen(prepared.interface.address, ports)
-    # Any for the store, too, unless a firewall leaves only some.
+    # The store may have any port, unless a firewall leaves only some open.
     held = protocol.bind_store(prepared.interface.address, listening, forced or entry.ports or [0])
     published = protocol.encode_advertisement(
         discovery.token(environment), [held.rendezvous_address]
     )
-    # After a restart the others have been told address and secret by the verdict, and not these.
+    # After a restart the others know the address and secret in the verdict, so those stay.
     return replace(prepared, held=held, published=rejoin.published if rejoin else published)
 
 
 def listen_as_deputy(prepared: RankSetup) -> RankSetup:
-    """Listen for the time when rank 0 is gone, if this rank is one that may act for it and a port
-    is free.
+    """Listen for the time when rank 0 is gone, if this rank may be a deputy and a port is free.
+
+    Raises:
+        ConfigError: a task of a spare node may use only two ports, which it leaves to rank 0.
     """
     environment = prepared.environment
-    # The first rank of each node, and rank 1 as well: on rank 0's own node another has to be there
-    # if rank 0 alone is killed.
+    # Deputies are the first rank of each node, and rank 1: on rank 0's own node another rank must
+    # be there in case only rank 0 is killed.
     if environment.rank == 0 or (environment.local_rank and environment.rank > 1):
         return prepared
     entry = entry_for(prepared.entries, environment.node, or_default=True)
     allowed = prepared.options.ports or entry.ports
-    # The first two are for a rank 0, of this run or of another, and its store.
-    # From the last one down, as a rank 0 takes them from the first up.
+    # Leave the first two ports to a rank 0, of this run or of another, and its store. Try the rest
+    # from the last one down, because a rank 0 tries them from the first one up.
     ports = [0] if allowed is None else [*allowed][:1:-1]
     if environment.is_spare and not ports:
         raise ConfigError(
@@ -200,10 +207,10 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
 
 
 def listen_again(prepared: RankSetup) -> tuple[int, str]:
-    """Listen for the rendezvous of the next start; for rank 0.
+    """Listen for the rendezvous of the next start; called on rank 0.
 
     Returns:
-        The socket's descriptor, and what tells the other ranks where it is.
+        The socket's descriptor, and the text that tells the other ranks where it listens.
 
     Raises:
         RendezvousError: no port is free.
@@ -213,7 +220,7 @@ def listen_again(prepared: RankSetup) -> tuple[int, str]:
         prepared.interface.address, list(prepared.options.ports or entry.ports or [0])
     )
     address = protocol.Address(*listening.getsockname()[:2])
-    # The descriptor has to outlive this object until execve.
+    # detach(), because the descriptor must stay open until execve, longer than this object.
     return listening.detach(), protocol.encode_advertisement(
         discovery.token(prepared.environment), [address]
     )

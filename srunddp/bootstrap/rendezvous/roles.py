@@ -1,8 +1,8 @@
-"""How the ranks meet. A process alone meets nobody; of several, rank 0 is the server, and every
-other rank a client.
+"""How the ranks meet: rank 0 is the server, and every other rank is a client; a process alone has
+no other to meet.
 
-The modules of server and client are imported when needed: a rank needs one of them, and a single
-process neither.
+The modules ``server`` and ``client`` are imported when needed: a rank needs only one of them, and a
+single process neither.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, SpareNodeTerms
 if TYPE_CHECKING:
     from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
-# So many seconds later than another one a rank may see that rank 0 is gone.
+# Seconds by which a rank may notice later than another rank that rank 0 is gone.
 _SEEN_LATER = 20.0
 
 
@@ -31,12 +31,12 @@ class Role(Enum):
     """A process's part in the rendezvous."""
 
     ALONE = auto()  # the world is this process
-    RANK_ZERO = auto()  # listens, and tells all when the last has come
-    OTHER = auto()  # looks for rank 0
+    RANK_ZERO = auto()  # waits for the other ranks, and tells all when the last has come
+    OTHER = auto()  # looks for rank 0, and waits for its answer
 
 
 def role_of(setup: RankSetup) -> Role:
-    """Return the part of a process, by what it holds: only rank 0 has listening sockets."""
+    """Return the role of a process; of several ranks only rank 0 has listening sockets."""
     if setup.environment.world_size == 1:
         return Role.ALONE
     if setup.held:
@@ -54,25 +54,26 @@ def rendezvous(
     """Wait until the rendezvous of all ranks is complete.
 
     Args:
-        setup: with the sockets that :func:`srunddp.bootstrap.rendezvous.rank_setup.bind` left.
+        setup: what this rank knows and holds, with the sockets that
+            :func:`srunddp.bootstrap.rendezvous.rank_setup.bind` has opened.
         over_mpi: broadcasts rank 0's message over MPI; see
             :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
-        say: takes rank 0's lines on who is waited for and who was refused.
+        say: takes rank 0's lines about missing ranks and refused connections.
         interrupt: ends the rendezvous when this rank fails.
-        replacing_server: with spare nodes, makes rank 0's server of a restart.
+        replacing_server: with spare nodes, makes rank 0's server after a restart.
 
     Returns:
-        What all know then, and the connections that stay open.
+        What rank 0 has told this rank, and the connections that stay open.
 
     Raises:
-        SrunddpError: they did not meet.
-        PeerError: a rank failed during the rendezvous; this one where the interrupt said so.
-        ReassignedError: this is a task of a spare node, and gets a rank.
+        SrunddpError: the ranks did not meet.
+        PeerError: a rank failed during the rendezvous; this rank, if ``interrupt`` ended it.
+        ReassignedError: this process is a task of a spare node, and has been given a rank.
     """
     role = role_of(setup)
     if role is Role.ALONE:
         return _alone(setup)
-    # Set before the channel is used: the wait of its barrier counts, too.
+    # Set the deadline before using the channel, so that the wait in its barrier counts too.
     deadline = time.monotonic() + setup.options.timeout
     channel, published = _learn_from_rank_zero(setup, over_mpi, say)
     introduction = _introduce(setup, published)
@@ -99,9 +100,9 @@ def rendezvous(
 
 
 def _alone(setup: RankSetup) -> RendezvousResult:
-    """Return the result for a process that is the whole world, and meets nobody."""
+    """Return the result for a process that is the whole world, without waiting for anything."""
     assert setup.held
-    # Nobody comes; the store's socket goes on to the worker.
+    # No other rank will come. The store's socket stays open for the worker.
     setup.held.rendezvous.close()
     environment = setup.environment
     store = setup.held.store_address
@@ -115,10 +116,12 @@ def _alone(setup: RankSetup) -> RendezvousResult:
 
 
 def _learn_from_rank_zero(setup: RankSetup, over_mpi: Broadcast, say: Say) -> tuple[str, str]:
-    """Learn what rank 0 has published: from the start before, or over the channel.
+    """Learn what rank 0 has published: after a restart from the start before, else over the
+    channel.
 
     Returns:
-        The channel, and what was published; empty where each rank works out where rank 0 is.
+        The channel's name, and the published text; the text is empty if each rank works out where
+        rank 0 is.
 
     Raises:
         SrunddpError: no channel works.
@@ -131,7 +134,7 @@ def _learn_from_rank_zero(setup: RankSetup, over_mpi: Broadcast, say: Say) -> tu
 
 
 def _introduce(setup: RankSetup, published: str) -> Introduction:
-    """Make up this rank's introduction, with the port on which it listens as a deputy."""
+    """Return this rank's introduction, with its port if it listens as a deputy."""
     introduction = discovery.introduce(setup.environment, published, setup.interface.address)
     if setup.deputy is None:
         return introduction
@@ -143,11 +146,11 @@ class ServerParts(NamedTuple):
     """What every server of rank 0 is made of.
 
     Attributes:
-        setup: what it knows and holds.
-        held: its sockets.
-        introduction: what it says of itself, and how it proves itself.
-        channel: over which the others find it.
-        say: takes lines on who is waited for and who was refused.
+        setup: what rank 0 knows and holds.
+        held: rank 0's listening sockets.
+        introduction: what rank 0 says of itself, and how it proves itself.
+        channel: the name of the way by which the others find rank 0.
+        say: takes lines about missing ranks and refused connections.
         interrupt: ends the rendezvous when rank 0 itself fails.
     """
 
@@ -182,13 +185,13 @@ left.
 
 
 def check_that_others_can_find_us(environment: Environment) -> None:
-    """Refuse, on a rank 0 that publishes nothing, a step in which the others cannot work out its
-    address.
+    """Check, on a rank 0 that publishes nothing, that the other ranks can work out its address.
 
-    Nobody comes then; it is better said now than when rank 0 has waited for the others in vain.
+    If they cannot, none of them will come. This check says so at once, before rank 0 waits for them
+    in vain.
 
     Raises:
-        ConfigError: the variables do not tell where rank 0 is.
+        ConfigError: the variables do not determine where rank 0 is.
     """
     discovery.working_out(environment).rank_zero(environment)
 
@@ -209,7 +212,7 @@ def _as_other(
     lost_after = None
     if setup.options.rejoin and (terms := setup.options.rejoin.spare_nodes):
         lost_after = terms.lost_after
-        # Rank 0 listens already, or another one soon: nobody starts late after a restart.
+        # After a restart no rank starts late: rank 0 already listens, or its successor soon will.
         deadline = min(deadline, time.monotonic() + terms.within + _SEEN_LATER)
     connection, meeting = client.join(
         addresses, introduction.hello, deadline, introduction.trust, interrupt, lost_after

@@ -1,5 +1,5 @@
-"""Rank 0's side of the rendezvous: who has come, who objects, and what all are told when the last
-is there.
+"""Rank 0's side of the rendezvous: wait for the other ranks, and when the last has come, tell each
+what it has to know.
 """
 
 import socket
@@ -40,24 +40,25 @@ MOST_DEPUTIES = 8
 
 @dataclass(kw_only=True)
 class RendezvousServer:
-    """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
+    """Waits on rank 0 for the other ranks, and tells all of them when the last has come.
 
-    A rank says hello, is answered ``Seen``, and counts once it has answered ``Here`` with its
-    proof: one that lost patience in between is not taken for present, and one that proves nothing
-    has no effect.
+    A rank says hello, gets ``Seen``, and counts as present once it has answered ``Here`` with its
+    proof. So a rank that gave up in between does not count, and a process without a proof has no
+    effect.
 
     Attributes:
         own: rank 0's hello.
-        held: its sockets.
-        channel: over which the others learn of them.
-        layout: the node of each rank as far as the launcher tells, to name those that do not come.
+        held: rank 0's listening sockets.
+        channel: the name of the way by which the others learn where these listen.
+        layout: the node of each rank as far as the launcher tells it, to name ranks that are
+            missing.
         trust: rank 0's kind of proof.
         say: takes a line for the log.
-        interrupt: ends the gathering by this rank's own failure.
-        spares: how many tasks of spare nodes there are beside the ranks.
-        every: seconds between two lines that say who is missing.
+        interrupt: ends the wait when rank 0 itself fails.
+        spares: the number of tasks of spare nodes, which come in addition to the ranks.
+        every: seconds between two lines that say which ranks are missing.
         linger: seconds for which ranks that come after a failure are told of it.
-        connections: the connection of each rank that is here.
+        connections: the connection of each rank that is present.
     """
 
     own: Hello
@@ -75,10 +76,14 @@ class RendezvousServer:
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
 
     def accept_all(self, deadline: float) -> RendezvousResult:
-        """Wait for every rank until a time of :func:`time.monotonic`, then tell each one.
+        """Wait until every rank has come, and then tell each rank what it has to know.
+
+        Args:
+            deadline: a time of :func:`time.monotonic`.
 
         Raises:
-            RendezvousError: ranks that did not come, came twice, or speak another address family.
+            RendezvousError: ranks did not come in time, one came twice, or a rank has another
+                version, world size or address family.
             PeerError: a rank failed or was lost before all had come.
         """
         self._here[self.own.rank] = self.own
@@ -92,12 +97,12 @@ class RendezvousServer:
             try:
                 self._await_all(listener, deadline)
             except SrunddpError as error:
-                # Those that are still to come have to be told as well, and a launcher may not wait
-                # for that.
+                # Print the error before telling the ranks that are still to come: that takes time,
+                # and the launcher may end this process meanwhile.
                 self.say(f"error: {error}")
                 error.said = True
-                # At the deadline those that are missing have had all their time: nobody is waited
-                # for once more.
+                # After the deadline do not wait for the missing ranks again: they have had all
+                # their time.
                 late = time.monotonic() >= deadline
                 self._settled.add(self.own.rank)
                 tell_all(
@@ -107,7 +112,8 @@ class RendezvousServer:
                     0.0 if late else self.linger,
                 )
                 raise
-            # Who comes now is refused by the kernel, and not left in a backlog that nobody reads.
+            # Close the socket, so that the kernel refuses further connections instead of queueing
+            # them for nobody.
             self.held.rendezvous.close()
         return RendezvousResult(
             meeting=self._tell(),
@@ -127,10 +133,14 @@ class RendezvousServer:
             self._take_what_comes(listener, min(deadline, next_word))
 
     def _take_what_comes(self, listener: AuthenticatedListener, until: float) -> None:
-        """Wait once, until a time of :func:`time.monotonic` at most, and take what ranks say.
+        """Wait once for messages of ranks, and handle them.
+
+        Args:
+            listener: yields the messages.
+            until: the time of :func:`time.monotonic` at which the wait ends.
 
         Raises:
-            SrunddpError: a rank has failed, this one too, or does not fit.
+            SrunddpError: a rank has failed (rank 0 included), or does not belong to this world.
         """
         for hello, connection, message in listener.events(until - time.monotonic()):
             self._take(hello, connection, message)
@@ -142,7 +152,7 @@ class RendezvousServer:
     ) -> None:
         match message:
             case None:
-                # An older connection of a rank that has come again over a new one may end.
+                # A rank that has come again over a new connection may close its old one.
                 if self.connections.get(hello.rank) is connection:
                     self._settled.add(hello.rank)
                     raise PeerError(
@@ -162,15 +172,15 @@ class RendezvousServer:
                 self._here[hello.rank] = hello
 
     def _fail(self, hello: Hello, connection: socket.socket, reason: AbortReason) -> NoReturn:
-        """Tell the rank that its failure is known, and raise it."""
+        """Tell a rank that rank 0 knows of its failure, and raise the failure as an error."""
         send(connection, Told())
         self._settled.add(hello.rank)
         raise reason.error_of(hello.rank, hello.node)
 
     def _objection(self, hello: Hello) -> str:
-        """Tell why a rank cannot be one of this world; empty where it can."""
+        """Return why a rank does not belong to this world; empty if it does."""
         own = self.own
-        # First, as in another version the other fields may mean something else.
+        # Compare the version first: in another one the other fields may mean something else.
         if hello.version != own.version:
             return (
                 f"{hello} has srunddp {hello.version or 'of another version'}, {own} has"
@@ -188,7 +198,8 @@ class RendezvousServer:
                 " or IPv6 on all -> correct ifaces.conf"
             )
         before = self._here.get(hello.rank)
-        # A rank that lost patience says hello again; two processes must not share a rank.
+        # A process may say hello again if the answer took too long, but two processes must not have
+        # the same rank.
         if before and (before.node, before.pid) != (hello.node, hello.pid):
             return (
                 f"rank {hello.rank} came twice, as process {before.pid} on {before.node} and"
@@ -221,7 +232,7 @@ class RendezvousServer:
         numbers = sorted(self._here)
         deputies = self._deputies()
         takeover = ""
-        # Only a spare node can take rank 0's ranks.
+        # Without a deputy on a spare node, no process could take over from rank 0.
         if any(number >= self._ranks for number, *_ in deputies):
             where = [Address(host, port) for _, host, port in deputies]
             takeover = protocol.encode_advertisement(self.own.token, where)
@@ -236,18 +247,19 @@ class RendezvousServer:
         )
         meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
-            # The listener had made it non-blocking; a message has to go out whole.
+            # The listener has made the connection non-blocking, but the whole message must be sent.
             connection.setblocking(True)
             send(connection, meetings[rank])
         return meetings[self.own.rank]
 
     def _deputies(self) -> Deputies:
-        """One task on each of eight nodes at most; those of spare nodes first, which can act
-        without another's help.
+        """Return the deputies: one task that listens on each of ``MOST_DEPUTIES`` nodes at most.
+
+        Tasks of spare nodes come first, because they can take over from rank 0 themselves.
         """
         listening = [hello for hello in self._here.values() if hello.deputy_port]
         listening.sort(key=lambda hello: (hello.rank < self._ranks, hello.rank))
-        # Of equal keys a dict keeps the last, which in this order is a node's first.
+        # For equal keys a dict keeps the last value, which in reversed order is a node's first.
         first = {hello.node: hello for hello in reversed(listening)}
         chosen = [hello for hello in listening if first[hello.node] is hello][:MOST_DEPUTIES]
         return tuple((hello.rank, hello.address, hello.deputy_port) for hello in chosen)
@@ -263,19 +275,20 @@ def infos_of(
     takeover: str = "",
     vacant: tuple[int, ...] = (),
 ) -> list[RendezvousInfo]:
-    """Return what each of these ranks is told, that of rank 0 first.
+    """Return what rank 0 tells each rank, in the order of the hellos.
 
     Args:
-        hellos: What each has said of itself, rank 0's first.
-        store: Where rank 0 has the store.
-        channel: Over which channel the ranks have met.
-        ranks: How many of them are ranks; the others are of spare nodes. None: all are.
+        hellos: The hello of each rank and of each spare node's task, rank 0's first.
+        store: The address of the store.
+        channel: The name of the way by which the ranks have found rank 0.
+        ranks: How many of the first hellos are of ranks; the rest are of spare nodes' tasks. None
+            if all are of ranks.
         deputies, takeover, vacant: As :class:`RendezvousInfo` has them.
     """
     nodes = _nodes(hellos)
     sizes = Counter(nodes[:ranks])
     masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))
-    # A Counter has its keys in the order in which they came: nodes are numbered by their lowest
+    # A Counter keeps the order in which its keys were added, so nodes are numbered by their lowest
     # ranks.
     node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
     return [
@@ -284,7 +297,7 @@ def infos_of(
             master_port=store.port,
             nnodes=len(sizes),
             node_rank=node_ranks.get(node, 0),
-            # A launcher that tells it knows better than the names of nodes, which may be equal.
+            # Prefer the launcher's number: nodes that are counted by name may have equal names.
             local_world_size=hello.local_world_size or sizes[node],
             run=hello.token,
             channel=channel,
@@ -299,8 +312,9 @@ def infos_of(
 
 
 def _nodes(hellos: Sequence[Hello]) -> list[tuple[str, int]]:
-    """Tell the node of each rank: containers on several hosts may have one name, but a node has
-    each local rank once.
+    """Return for each rank its node's name, and a number that distinguishes nodes of equal names.
+
+    Containers on several hosts may have the same name, but a node has each local rank only once.
     """
     before: Counter[tuple[str, int]] = Counter()
     nodes = []
@@ -316,19 +330,20 @@ def tell_all(
     settled: set[int],
     seconds: float,
 ) -> None:
-    """Tell a failure to all that are known, and for some time to those that come.
+    """Tell a failure to all ranks that have come, and for some time to those that come later.
 
     Args:
-        message: What it is.
-        settled: the ranks that need not be waited for; those that are told are added.
-        seconds: at most; it ends as soon as every rank is settled.
+        listener: has the connections, and accepts new ones.
+        message: the failure.
+        settled: the ranks that need not be told (any more); each rank that is told is added.
+        seconds: for how long to wait at most; the wait ends as soon as every rank is settled.
     """
     for connection, peer in listener.known.items():
         send(connection, message)
         if peer.hello:
             settled.add(peer.hello.rank)
-    # The others may be on their way, or have lost patience and come again: found closed, this port
-    # would have them look for rank 0 until their own time limit.
+    # The other ranks may be on their way, or come again because the answer took too long. If they
+    # found this port closed, they would look for rank 0 until their own timeout.
     deadline = time.monotonic() + seconds
     while len(settled) < listener.own.world_size and (remaining := deadline - time.monotonic()) > 0:
         for hello, connection, said in listener.events(remaining):
