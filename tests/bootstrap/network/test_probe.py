@@ -10,7 +10,15 @@ import psutil
 import pytest
 
 from srunddp.bootstrap.network import probe as network_probe
-from srunddp.bootstrap.network.probe import Probe, Prober, connect, connect_all, half_open
+from srunddp.bootstrap.network.probe import (
+    NO_ANSWER,
+    Probe,
+    Prober,
+    connect,
+    connect_all,
+    half_open,
+)
+from tests.support.connections import silent
 
 
 @pytest.fixture
@@ -38,6 +46,12 @@ def test_bound_to_an_interface_only_its_own_ways_count(
     assert connect(probe(there, "127.0.0.4", interface="lo")) == ""
     assert connect(probe(there, "127.0.0.2", interface="lo")) == "routed over another interface"
     assert connect(probe(there, "127.0.0.1", interface="lo")) == ""
+
+
+def test_of_one_that_does_not_answer_that_is_said() -> None:
+    """As where a firewall drops what is sent."""
+    with silent("127.0.0.1") as full:
+        assert connect(probe(full, "127.0.0.1", brief=True)) == NO_ANSWER
 
 
 def test_hundreds_are_tried_and_each_has_its_own_answer(there: socket.socket) -> None:

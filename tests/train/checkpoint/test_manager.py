@@ -131,6 +131,23 @@ def test_ranks_wait_longer_than_a_collective_and_hear_failures(tmp_path: Path) -
     assert tells(first[1][1][2], "cannot be a checkpoint")
 
 
+def loaded_by_a_name_of_ones_own(world: LocalWorld, folder: Path) -> float:
+    """The weight that a rank gets by a path that is another folder on each, as below /tmp."""
+    os.chdir(folder / str(world.rank))
+    manager, _ = manager_of(Path("checkpoints"), world)
+    state = manager.load("auto")
+    assert state is not None
+    return float(state["weight"])
+
+
+def test_another_nodes_folder_of_the_same_name_counts_for_nothing(tmp_path: Path) -> None:
+    """Its checkpoint, of the same step, is that of another run."""
+    for rank, weight in enumerate((1.5, 2.5)):
+        manager, _ = manager_of(tmp_path / str(rank) / "checkpoints")
+        manager.save(7, {"weight": torch.tensor(weight)}, wait=True)
+    assert run_ranks(2, tmp_path / "world", loaded_by_a_name_of_ones_own, tmp_path) == [1.5, 1.5]
+
+
 def memory(name: str) -> int:
     """A line of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -389,3 +389,15 @@ def test_samples_are_told_apart_by_their_numbers() -> None:
         found = fingerprint_of([other])
         assert found is not None
         assert not first.is_like(found)
+
+
+def test_samples_of_zeros_alone_are_alike() -> None:
+    """As masks and padding are: of nothing no difference is allowed, and there is none."""
+    zeros = fingerprint_of([{"mask": torch.zeros(8)}])
+    again = fingerprint_of([{"mask": torch.zeros(8)}])
+    other = fingerprint_of([{"mask": torch.ones(8)}])
+    assert zeros is not None
+    assert again is not None
+    assert other is not None
+    assert zeros.is_like(again)
+    assert not zeros.is_like(other)
