@@ -4,8 +4,8 @@ names misspelt ones.
 
 import difflib
 
-# From docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, the ones that sites and jobs set,
-# without the leading NCCL_.
+# The environment variables that sites and jobs set, without the leading NCCL_, from
+# docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
 _NAMES = """
 ALGO BUFFSIZE COLLNET_ENABLE COMM_ID CONF_FILE CROSS_NIC CUMEM_ENABLE CUMEM_HOST_ENABLE DEBUG
 DEBUG_FILE DEBUG_SUBSYS DMABUF_ENABLE ENV_PLUGIN GRAPH_DUMP_FILE GRAPH_DUMP_FILE_RANK GRAPH_FILE

@@ -23,9 +23,8 @@ _GIB = 2.0**-30
 _MOST_LINES = 8
 _MOST_NODES = 4
 _MOST_FIGURES = 12  # most charts of what the training logged
-# A title names at most this many outliers. If more than this share differ, none is an outlier.
-_MOST_NAMED = 4
-_FEW = 0.25
+_MOST_NAMED = 4  # outliers that a title names
+_FEW = 0.25  # if a larger share than this differs, none counts as an outlier
 # How far from the median a GPU must be to stand out.
 _LESS_USED = 10.0  # per cent
 _HOTTER = 10.0  # °C

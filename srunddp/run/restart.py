@@ -68,7 +68,7 @@ class EndedStart(NamedTuple):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InheritedStart:
     """What a start finds in its process; in the first start ``rejoin``, ``history``, ``mask`` and
-    ``remaining`` are empty.
+    ``remaining`` have their defaults.
 
     Attributes:
         rejoin: Where the ranks meet after a restart.

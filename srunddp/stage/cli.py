@@ -1,5 +1,5 @@
-"""The command ``srunddp stage``, which brings folders to nodes: read the options, call the work,
-and print the result.
+"""The command ``srunddp stage``, which copies folders to nodes: it reads the options, runs the
+staging and prints the result.
 """
 
 import os

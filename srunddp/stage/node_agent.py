@@ -142,8 +142,8 @@ class _Node:
         return Looked(NODE, sees=sees, python=os.access(request.python, os.X_OK))
 
     def _hold(self) -> None:
-        """Become the only push of this job, and the keeper of the folder if no earlier push of this
-        job is.
+        """Take the lock that one push of this job at a time may hold, and the lock that keeps the
+        folder from being removed unless an earlier push of this job still holds that one.
 
         Raises:
             ConfigError: another push of this job is at work, or the folder is being removed.
@@ -358,6 +358,7 @@ def _remove(folder: str, wait: float) -> int:
 def _remove_copy(folder: str) -> int:
     """Remove what was unpacked. Files that are newer than the copy stay, in a folder with another
     name.
+
     Returns:
         How many files stay.
     """

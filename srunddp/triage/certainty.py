@@ -176,10 +176,11 @@ def another_cause_may_be_first(case: Case) -> bool:
 
 
 def launcher_tells_otherwise(case: Case) -> bool:
-    """The launcher's first report is about another rank or about a signal.
+    """Whether the launcher's first report is about another rank, is about a signal, or does not say
+    how a rank ended.
 
-    ``frozen/root-cause-box-names-a-victim``: torchrun's box shows SIGABRT, and nothing tells
-    whether the traceback is the reason.
+    An example is the tests' log ``frozen/root-cause-box-names-a-victim``: torchrun's box shows
+    SIGABRT, and nothing tells whether the traceback is the reason for it.
     """
     report = case.evidence.report
     if not report:

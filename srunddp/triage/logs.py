@@ -38,7 +38,8 @@ _INVISIBLE = re.compile(
     r"\x1b(?:\[[0-?]*["
     r" -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
-# Times in ISO 8601, and glog's ``I0302 12:00:10``.
+# Dates with times as in ISO 8601, also with ``/`` between the numbers of the date, and glog's
+# ``I0302 12:00:10``.
 _TIME = re.compile(
     r"(?:\b\d{4}[-/](?=\d\d[-/])|\b[IWEFD])(\d\d?)[-/]?(\d\d)[T_"
     r" ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"

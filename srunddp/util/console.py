@@ -55,7 +55,11 @@ def write_stderr(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """Print a message of srunddp itself on one line, with the prefix ``srunddp: ``."""
+    """Tell the user something on standard error; the prefix sets it apart from the script's output.
+
+    Args:
+        line: Folded into one line if it has several.
+    """
     write_stderr(f"srunddp: {one_line(line)}\n")
 
 

@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine, from sysfs."""
+"""Which CPUs and PCI devices belong to which NUMA node of this machine, read from sysfs."""
 
 from pathlib import Path
 

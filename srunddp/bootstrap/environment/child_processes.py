@@ -65,8 +65,11 @@ def _start(path: Any, command: Sequence[Any], descriptors: Any) -> int:
 
 
 def _prepared(word: Any) -> Any:
-    """Return a word of a command line with our own code before it, if the word is code that will
-    import the script; else the word unchanged.
+    """Put our own code before a word of a command line, if the word is Python code that will import
+    the script and this process has something to say to it.
+
+    Returns:
+        That code with ours before it, or the word unchanged.
     """
     if not isinstance(word, str) or not word.startswith(_IMPORTERS):
         return word

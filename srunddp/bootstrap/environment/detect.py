@@ -255,7 +255,7 @@ def _from_variables(
     Args:
         variables: the environment variables of the process.
         names: the launcher's name, and the names of the variables that it sets.
-        step: the task as Slurm describes it, if the launcher is Slurm.
+        step: the Slurm step of this process, if srun started it.
     """
     set_by = {
         "rank": names.rank,

@@ -57,14 +57,9 @@ def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
 
 
 def _launcher_checksum(variables: Mapping[str, str]) -> str:
-    # In os.environ, a value that is not UTF-8 has surrogates, which encode() refuses by default.
-    return str(
-        zlib.crc32(
-            repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode(
-                errors="surrogateescape"
-            )
-        )
-    )
+    # repr() escapes the surrogates that os.environ has for bytes that are not UTF-8, and which
+    # encode() would refuse.
+    return str(zlib.crc32(repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode()))
 
 
 def _pmi_socket(variables: Mapping[str, str]) -> str:

@@ -124,13 +124,13 @@ class AuthenticatedListener:
         Args:
             seconds: how long to wait at most if no message is left.
 
-        Returns:
+        Yields:
             Each peer's messages in their order; the first is :class:`Here` or
             :class:`CannotCome`, the last is None when the connection has ended.
 
         Raises:
-            RendezvousError: the process has no free descriptor, and no connection without a proof
-                that could be closed.
+            RendezvousError: the process has no free file descriptor, and there is no connection of
+                an unproven peer that it could close to get one.
         """
         if not self._said_by_peers:
             self._wait_once(seconds)

@@ -169,7 +169,8 @@ def bind(prepared: RankSetup) -> RankSetup:
     published = protocol.encode_advertisement(
         discovery.token(environment), [held.rendezvous_address]
     )
-    # After a restart the others know the address and secret in the verdict, so those stay.
+    # After a restart, the message that announced it has told the other ranks the address and the
+    # secret already: keep these, and not the new ones.
     return replace(prepared, held=held, published=rejoin.published if rejoin else published)
 
 

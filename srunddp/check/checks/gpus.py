@@ -234,7 +234,7 @@ def _unlike(used: Used) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[GpuFacts]) -> str:
-    """Write how many GPUs of each model there are, and the versions of their drivers."""
+    """Return one line: how many GPUs of each model there are, and their drivers' versions."""
     gpus = {
         (one.node, device["uuid"]): device["name"] for one in seen for device in one.facts.devices
     }

@@ -82,7 +82,7 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
             # Read bytes, so that ast heeds the encoding that the script declares.
             return ast.parse(file.read()), ""
     except (SyntaxError, ValueError) as error:
-        # Python before 3.12 raises a ValueError for null bytes.
+        # Older Pythons, such as 3.11.2, raise a ValueError for null bytes.
         return (
             None,
             f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
