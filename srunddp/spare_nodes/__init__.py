@@ -1,16 +1,17 @@
 """``--spare-nodes``: the last nodes of a step wait, and take the ranks of a node that is lost.
 
-A run with the option has a :class:`srunddp.spare_nodes.spare_nodes.SpareNodes`. A run without it
-imports nothing of this package. What the package adds, in the order of a run:
+Each task of a run with the option has a :class:`srunddp.spare_nodes.spare_nodes.SpareNodes`. A run
+without the option does not import this package. The modules, in the order in which a run needs
+them:
 
 - :mod:`~srunddp.spare_nodes.layout`: which tasks are ranks, and which wait.
-- :mod:`~srunddp.spare_nodes.lease`: until when a worker may run without an answer of rank 0.
-- :mod:`~srunddp.spare_nodes.rank_zero`: which nodes are left after a failure, and whether this side
-  of a network that is split may go on.
-- :mod:`~srunddp.spare_nodes.server`: the rendezvous of a restart, in which lost ranks are replaced.
-- :mod:`~srunddp.spare_nodes.srun`: whether srun is still there when rank 0's node is gone.
+- :mod:`~srunddp.spare_nodes.lease`: until when a worker may run without an answer from rank 0.
+- :mod:`~srunddp.spare_nodes.rank_zero`: which nodes are given up after a failure, and whether this
+  side of a split network may go on.
+- :mod:`~srunddp.spare_nodes.server`: the rendezvous of a restart, which replaces lost ranks.
+- :mod:`~srunddp.spare_nodes.srun`: whether srun is still there when rank 0's node is lost.
 
-The supervisor calls it only by :mod:`srunddp.supervisor.node_replacement`, and the rendezvous only
-by :data:`srunddp.bootstrap.rendezvous.roles.ReplacingServer`. The messages, the states and the
-numbers of the tasks that wait stand where those of ranks do.
+The supervisor calls this package only through :mod:`srunddp.supervisor.node_replacement`, and the
+rendezvous only through :data:`srunddp.bootstrap.rendezvous.roles.ReplacingServer`. The messages,
+states and numbers of the waiting tasks are declared where those of the ranks are declared.
 """

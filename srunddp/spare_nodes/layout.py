@@ -10,16 +10,16 @@ _OPTION = "--spare-nodes"
 
 
 def set_spare_nodes(environment: Environment, count: int) -> Environment:
-    """Return the environment in which the last nodes of the step are spare, and their tasks no
-    ranks.
+    """Return an environment whose world leaves out the tasks of the last ``count`` nodes.
 
     Args:
-        environment: As the launcher has made it.
-        count: How many nodes are spare, 1 at least.
+        environment: What the launcher's variables say: every task of the step is a rank.
+        count: How many nodes are spare, at least 1.
 
     Raises:
-        ConfigError: no step of Slurm, tasks that are not in the order of the nodes, or too few or
-            too small nodes.
+        ConfigError: The processes are not a Slurm step, the tasks are not numbered in the order of
+            the nodes, fewer than 2 ranks would be left, or a spare node has fewer tasks than
+            another node.
     """
     step = environment.step
     if not step:
@@ -57,5 +57,9 @@ def set_spare_nodes(environment: Environment, count: int) -> Environment:
 
 
 def ranks_of_nodes(sizes: tuple[int, ...]) -> list[range]:
-    """Return the ranks that are on one node together, and go to another together."""
+    """Return the ranks of each node; the ranks of one node move to a spare node together.
+
+    Args:
+        sizes: How many ranks each node has, in the order of the nodes.
+    """
     return [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]

@@ -1,4 +1,6 @@
-"""Until when a worker may run without an answer of rank 0, or rank 0 without one of the others."""
+"""How long a worker may run without an answer from rank 0, and rank 0 without one from the
+others.
+"""
 
 import time
 
@@ -8,19 +10,26 @@ from srunddp.supervisor.node_replacement import LeaseTimes
 
 
 class Lease:
-    """What one end of a connection knows of the other's time, without comparing two clocks.
+    """One side's lease on a connection, computed without comparing the clocks of two nodes.
 
-    Each message carries its sender's time, and the last time of the receiver's that the sender has
-    seen. By the one that came back the receiver knows that it was heard of after it.
+    Each message carries the sender's time and, as an echo, the last time that the sender has
+    received from the other side. An echo tells a side that the other side has heard from it since
+    that time, so the lease lasts a fixed number of seconds from the last echo.
 
     Attributes:
-        ends: when this side's lease ends, by its clock.
+        ends: When this side's lease ends, by its own clock.
     """
 
     def __init__(
         self, seconds: float, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS
     ) -> None:
-        """``seconds``: how long a lease lasts from the time that came back."""
+        """Begin a lease now.
+
+        Args:
+            seconds: How long the lease lasts, from now and then from each echo.
+            clock: Must go on while this process is suspended.
+            limits: How long a worker takes to end after its lease.
+        """
         self._seconds = seconds
         self._clock = clock
         self._limits = limits
@@ -30,24 +39,25 @@ class Lease:
 
     @property
     def other_ended(self) -> float:
-        """When the other side's worker has ended, where no message of either side's has arrived
-        since the last.
+        """The time, by this side's clock, by which the other side's worker has ended if no further
+        message arrives from it.
         """
-        # Before a first message nothing is known of when the other side's has begun.
+        # Before the first message this side does not know when the other side's lease began.
         since = self._received if self._theirs else self._clock()
         return since + self._seconds + self._limits.lease_ends_within
 
     def stamp(self) -> LeaseTimes:
-        """Return the times that a message to the other side carries."""
+        """Return the times to send with the next message to the other side."""
         return LeaseTimes(self._clock(), self._theirs)
 
     def note(self, sent_at: float | None, echo: float | None) -> None:
-        """Take in the times of a message that has come from the other side.
+        """Prolong the lease by the times of a message from the other side.
+
+        A message without both times changes nothing.
 
         Args:
-            sent_at: The other side's time when it sent the message.
-            echo: The last time of this side's that it had seen. A message without both says
-                nothing.
+            sent_at: When the other side sent the message, by its clock.
+            echo: The last of this side's times that the other side had received by then.
         """
         if sent_at is not None and echo is not None:
             self._received = self._clock()

@@ -1,6 +1,7 @@
-"""What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on.
+"""What rank 0 decides with spare nodes: which nodes are given up, and whether this side of a split
+network may go on.
 
-The states of their tasks are in the table of all ranks, :mod:`srunddp.supervisor.rank_table`.
+:mod:`srunddp.supervisor.rank_table` has the states of the waiting tasks, with those of the ranks.
 """
 
 import math
@@ -17,16 +18,16 @@ from srunddp.supervisor.root_cause import LOST, Ending, RootCause
 
 
 class RankZeroSpareNodes:
-    """Rank 0's view of the nodes of a run that has spare ones.
+    """Rank 0's view of the nodes of a run that has spare nodes.
 
-    Its times are of a clock that goes on while this process is suspended: what a lease bounds is
-    for how long a worker may run before others go on without it, and they may be on nodes that run
-    meanwhile.
+    All times here are those of the lease clock, which goes on while this process is suspended. The
+    other nodes are not suspended with it: when its lease is over, they may go on without this
+    worker.
 
     Attributes:
-        can_move: Whether ranks can go to spare nodes. Not in the last start, which no restart
-            follows, and not if no task of a spare node can take over: then nobody goes on without a
-            node, and no lease is in force.
+        can_move: Whether ranks can move to spare nodes. It is False in the last start, which no
+            restart follows, and if no task of a spare node can take over from rank 0. Then no run
+            goes on without a node, and no lease is in force.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class RankZeroSpareNodes:
         *,
         can_move: bool,
     ) -> None:
-        """Begin with all of these tasks at work or waiting.
+        """Begin when all tasks have met.
 
         Args:
-            nodes: Of each task.
-            numbers: Of the tasks that wait on spare nodes.
-            connections: Of each task but rank 0's own.
-            leases: Of the same tasks.
-            clock: That of the leases.
+            nodes: The node of each task, by the task's number.
+            numbers: The numbers of the tasks that wait on spare nodes.
+            connections: The connection to each task other than rank 0.
+            leases: Rank 0's lease on each of these connections.
+            clock: The clock of the leases.
             can_move: See the class.
         """
         self._numbers = numbers
@@ -55,55 +56,61 @@ class RankZeroSpareNodes:
         self._connections = connections
         self._leases = leases
         self._clock = clock
-        # A spare node is lost with the first of its tasks.
+        # The spare nodes that have lost a task: one lost task makes the whole node unusable.
         self._nodes_without_a_task = set[str]()
-        # Of the end of the run.
+        # note_end() sets these two at the end of the start.
         self._nodes_left = frozenset[str]()
         self._next_start = NextStart()
-        # When the lease of most tasks ends, as computed last, and for how many connections.
+        # The last result of majority_ends(), and the number of open connections it was computed
+        # for.
         self._open: int | None = None
         self._ends = 0.0
 
     def drop(self, number: int) -> bool:
-        """A task of a spare node has ended: its node can take no rank any more.
+        """Give up a task of a spare node: its node can take no ranks any more.
 
-        Its supervisor, if it is still there, ends with 0.
+        If the supervisor of the task is still there, it is told to end with 0.
+
+        Args:
+            number: The task's number.
 
         Returns:
-            Whether the node could until now.
+            Whether this is the first task of its node that is given up.
         """
         node = self._nodes[number]
         is_news = node not in self._nodes_without_a_task
         self._nodes_without_a_task.add(node)
         connection = self._connections[number]
-        # The task may still be there: it was only silent, or has told of a failure. It has to end
-        # with 0, because the run goes on without it.
+        # The task may still be there: perhaps it was only silent, or it has reported a failure. It
+        # has to end with 0, because the run goes on without it.
         connection.send(Verdict((number,), LOST, node_is_given_up=True))
         connection.end()
         connection.open = False
         return is_news
 
     def cut_off_in(self, still_open: int) -> float:
-        """Return in how many seconds rank 0 has had no answer of most of the tasks for too long.
+        """Return in how many seconds rank 0 is cut off unless more tasks answer.
+
+        The result is 0 or less if rank 0 is cut off already, and infinite if no lease is in force.
 
         Args:
-            still_open: To how many tasks there is a connection.
+            still_open: How many connections to other tasks are open.
         """
         if not self.can_move:
             return math.inf
         return self.majority_ends(still_open) - self._clock()
 
     def majority_ends(self, still_open: int) -> float:
-        """When less than half of the tasks will have heard of rank 0, by the clock of the leases.
+        """Return the time at which so many leases have ended that rank 0 has no majority any more.
 
         Args:
-            still_open: To how many tasks there is a connection.
+            still_open: How many connections to other tasks are open.
         """
-        # Leases only become longer: what was computed may be too early, and never too late. So it
-        # is computed again only when it is over, or when a connection has ended.
+        # Leases only become longer, so an earlier result may be too early but never too late. It
+        # is computed again only when that time has come, or when a connection has ended.
         if still_open != self._open or self._clock() >= self._ends:
-            # Who may be on the other side of a network that is cut: a task that has ended is on
-            # neither side, and one whose connection is lost may be there.
+            # Count the tasks that may be on the other side of a split network. A task whose
+            # connection is lost may be there; a task that has ended is on neither side.
             known = [rank for rank, each in self._connections.items() if each.open or each.lost]
             ends = sorted((self._leases[rank].ends for rank in known), reverse=True)
             needed = (len(known) + 1) // 2
@@ -113,36 +120,36 @@ class RankZeroSpareNodes:
 
     @property
     def quorum(self) -> int:
-        """More than half of the tasks that may still be there, rank 0 among them.
+        """The smallest majority of the tasks that may still be there, rank 0 included.
 
-        Both sides of a network that is cut may try to go on. Only one of them has more than half.
+        Both sides of a split network may try to go on, and only one of them can have a majority.
         """
         return (1 + sum(each.open or each.lost for each in self._connections.values())) // 2 + 1
 
     def nodes_to_leave(self, root_cause: RootCause, before: Starts) -> set[str]:
-        """Return the nodes whose ranks go to others in the next start.
+        """Return the nodes whose ranks have to move to other nodes in the next start.
 
         Args:
-            root_cause: Of this one's end.
-            before: What the starts before have come to.
+            root_cause: Why this start ends. If the ranks agreed to stop, no node is given up.
+            before: What is known of the earlier starts.
         """
         if not self.can_move or root_cause.ending is Ending.STOPPED:
             return set()
         return self.left(root_cause, before.node if before.count else "")
 
     def are_too_few_for(self, left: Collection[str]) -> bool:
-        """Whether the ranks of these nodes have no others to go to."""
+        """Whether there are fewer usable spare nodes than these nodes, whose ranks must move."""
         return bool(left) and self.free(left) < len(left)
 
     def left(self, root_cause: RootCause, last_node: str) -> set[str]:
-        """Return the nodes whose ranks go to others.
+        """Return the nodes whose ranks have to move, even if no ranks can move now.
 
-        These are the nodes where srunddp has ended on a rank, a lost node, and one that was the
-        first to fail twice in a row.
+        These are the lost node, the nodes on which the supervisor of a rank has ended, and a node
+        that was the first to fail in two starts in a row.
 
         Args:
-            root_cause: Of this start's end.
-            last_node: The one that was the first to fail in the start before; empty where there is
+            root_cause: Why this start ends.
+            last_node: The node that was the first to fail in the previous start; empty if there is
                 none.
         """
         ended = {rank for rank, connection in self._connections.items() if not connection.open}
@@ -150,15 +157,17 @@ class RankZeroSpareNodes:
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
         has_failed_twice = root_cause.node == last_node
-        # Where no other node has ranks, that proves nothing about this one.
+        # If no other node has ranks, two failures prove nothing about this node.
         others = {node for rank, node in self._nodes.items() if rank not in self._numbers}
         if has_failed_twice and others - {last_node} and self.free(left) > len(left):
             left.add(last_node)
         return left
 
     def free(self, without: Collection[str]) -> int:
-        """How many whole spare nodes are there, but for these; one that has ranks by now is
-        none.
+        """Return how many spare nodes have all their tasks and no ranks yet.
+
+        Args:
+            without: Nodes that do not count.
         """
         gone = {
             self._nodes[number] for number in self._numbers if not self._connections[number].open
@@ -167,8 +176,11 @@ class RankZeroSpareNodes:
         return len({self._nodes[number] for number in self._numbers} - gone - ranks - {*without})
 
     def ended_by(self, left: Collection[str]) -> float:
-        """When the workers of the nodes that are left have ended in any case, by the clock of the
-        leases.
+        """Return the time by which the workers of these nodes have ended, and also the workers
+        whose connection is lost; 0 if no such worker can still run.
+
+        Args:
+            left: The nodes that are given up.
         """
         connections = self._connections.items()
         last = [
@@ -179,11 +191,12 @@ class RankZeroSpareNodes:
         return max((self._leases[rank].other_ended for rank in last), default=0.0)
 
     def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
-        """The ranks have been told of the end of this start: note what the next one has to know.
+        """Note what the next start has to know, once the ranks have been told that this one is
+        over.
 
         Args:
-            left: The nodes whose ranks go to others.
-            there: The tasks that are still there, on whatever node.
+            left: The nodes whose ranks move to other nodes.
+            there: The tasks that are still there, those on ``left`` included.
         """
         self._nodes_left = frozenset(left)
         self._next_start = NextStart(
@@ -192,17 +205,18 @@ class RankZeroSpareNodes:
         )
 
     def next_start(self) -> NextStart:
-        """Return what the rendezvous of the next start has to know."""
-        # Not when the ranks were told: more may have been heard of a lost node since.
+        """Return which tasks the next rendezvous expects, its quorum, and when it may complete."""
+        # Computed now and not in note_end(): since then another message may have come from a node
+        # that is given up, and its worker may run until later.
         return replace(self._next_start, not_before=self.ended_by(self._nodes_left))
 
     def answer(self, rank: int, ping: Ping, asked_by: str) -> None:
-        """Answer a rank's ping.
+        """Answer a ping. The answer prolongs the lease of the worker that sent it.
 
         Args:
-            rank: Whose it is, or the number of a spare node's task.
-            ping: The message.
-            asked_by: Who wants an end of the run; empty where nobody does.
+            rank: The sender: a rank, or the number of a spare node's task.
+            ping: Its times prolong rank 0's own lease.
+            asked_by: The signal that asks for an end of the run, as text; empty for none.
         """
         lease = self._leases[rank]
         lease.note(ping.sent_at, ping.echo)

@@ -1,5 +1,5 @@
-"""Rank 0's side of the rendezvous of a restart with spare nodes: who does not come is lost, and
-replaced.
+"""Rank 0's side of the rendezvous after a restart with spare nodes: a rank that does not come is
+lost, and its node is replaced.
 """
 
 import socket
@@ -27,23 +27,24 @@ from srunddp.util.tcp import limit_silence
 
 @dataclass(kw_only=True)
 class SpareNodeServer(RendezvousServer):
-    """Waits for those that are expected, and gives the ranks of a node from which one is missing to
-    a spare node.
+    """Waits for the expected tasks. If a rank is missing, all ranks of its node move to a spare
+    node.
 
-    Ranks move by whole nodes, and the others keep theirs. A task of a spare node is told its rank,
-    and comes again as that one, so that it is expected under another number.
+    The ranks of the other nodes stay where they are. A task of a spare node that gets a rank is
+    told so and connects again as that rank, so it is then expected under its new number.
 
     Attributes:
-        sizes: the ranks of each node.
-        expected: the numbers of those that may still come, or have come. Who is given up leaves it,
-            and a rank joins it when it is given to a task of a spare node.
-        within: seconds after which who has not come is lost, and has ended its worker.
-        not_before: time of :func:`time.monotonic` before which the workers of a lost node may be
-            running.
-        quorum: how many must come, rank 0 included: others that were cut off may have a rank 0 of
-            their own.
-        lost_after: seconds without an answer after which one that has come is lost.
-        on_quorum: called when so many have come, and may raise.
+        sizes: How many ranks each node has.
+        expected: The numbers of the tasks that have come or may still come. A task that is given
+            up is removed, and a rank is added when a task of a spare node gets it.
+        within: Seconds after which a task that has not come counts as lost. By then it has ended
+            its worker.
+        not_before: The time of :func:`time.monotonic` until which the workers of a lost node may
+            still run.
+        quorum: How many tasks must come, rank 0 included. If fewer come, the others may have a
+            rank 0 of their own.
+        lost_after: Seconds without an answer after which a task that has come counts as lost.
+        on_quorum: Called when the quorum has come. It may raise.
     """
 
     sizes: tuple[int, ...]
@@ -53,35 +54,36 @@ class SpareNodeServer(RendezvousServer):
     quorum: int
     lost_after: float
     on_quorum: Callable[[], None] = lambda: None
-    # The node of each rank that has been on another.
+    # The new node of each rank that has moved.
     _moved: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Where rank 0 is new, others of its old node may come.
+        # If this rank 0 is new, ranks of the old rank 0's node may still connect. Their ranks now
+        # belong to this node.
         self._moved |= dict.fromkeys(range(self.sizes[0]), self.own.node)
 
     def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:
-        # The deadline is that of a first start, whose ranks may come late. After a restart who does
-        # not come within `within` is lost.
+        # `deadline` is not used: it is meant for the first start, whose ranks may come late. After
+        # a restart a rank that does not come within `within` is lost.
         self._await_expected(listener)
-        # Once, and before any rank moves: on the smaller side of a split network nothing may begin.
+        # Before any rank moves: the smaller side of a split network must not start anything.
         self._check_quorum()
         # Each turn gives the vacant ranks to spare nodes, or raises. A rank that has moved may not
         # come, or may be lost again: only a turn that finds nothing to do ends the loop.
         while True:
-            self.expected &= {*self._here}  # the others are given up
+            self.expected &= {*self._here}  # tasks that have not come are given up
             vacant = {*range(sum(self.sizes))} - {*self._here}
             if vacant:
                 self._replace(vacant)
-                self._await_expected(listener)  # those that were moved come again
+                self._await_expected(listener)  # the tasks that have got a rank connect again
             elif time.monotonic() < self.not_before:
-                # One that has come may be lost meanwhile, and its ranks vacant again.
+                # A task that has come may be lost while we wait; then its rank is vacant again.
                 self._take_what_comes(listener, self.not_before)
             else:
                 return
 
     def _await_expected(self, listener: AuthenticatedListener) -> None:
-        """Wait until all that are expected are here, or will not come any more."""
+        """Wait until no expected task is missing any more, for ``within`` seconds at most."""
         give_up = time.monotonic() + self.within
         while self.expected - {*self._here} and time.monotonic() < give_up:
             self._take_what_comes(listener, give_up)
@@ -90,23 +92,27 @@ class SpareNodeServer(RendezvousServer):
         self, hello: Hello, connection: socket.socket, message: RendezvousMessage | None
     ) -> None:
         if message is None:  # the connection has ended
-            # A rank that lost patience has come again over another one by now.
+            # A rank that stopped waiting may have connected again; only the end of its newest
+            # connection counts.
             if self.connections.get(hello.rank) is connection:
                 del self.connections[hello.rank], self._here[hello.rank]
                 self.expected.discard(hello.rank)
             return
         if self._moved.get(hello.rank, hello.node) != hello.node:
-            # It was cut off, and its rank is somebody else's by now: two must not share it.
+            # The task was cut off, and its rank has moved to another node meanwhile. Two tasks
+            # must not have the same rank.
             self._dismiss(connection, hello)
             return
         is_failure = isinstance(message, AbortReason | CannotCome)
         if is_failure and hello.rank >= sum(self.sizes):
-            # The failure of a rank ends the rendezvous. A task of a spare node is not needed yet.
+            # The failure of a rank would end the rendezvous. This is a task of a spare node, which
+            # has no rank yet and can be missed.
             self.expected.discard(hello.rank)
             send(connection, Told())
             return
         super()._take(hello, connection, message)
-        # The kernel then ends the connection of one whose node is lost while the others come.
+        # If this task's node is lost while the others are still coming, the kernel then ends the
+        # connection.
         limit_silence(connection, self.lost_after)
 
     def _check_quorum(self) -> None:
@@ -126,8 +132,9 @@ class SpareNodeServer(RendezvousServer):
             if not {*vacant} & {*ranks}:
                 continue
             if 0 in ranks:
-                # A new rank 0 is on a spare node, whose other tasks take the other ranks of the old
-                # rank 0's node. Beside an old rank 0 no task waits, and the run ends.
+                # A new rank 0 runs on a spare node, and the other tasks of that node take the other
+                # ranks of the old rank 0's node. If rank 0 is not new, no task waits on its node,
+                # and the run ends with the error below.
                 wanted = [*ranks][1:]
                 spare = self._spare_nodes().get(self.own.node, [])
             else:
@@ -160,7 +167,7 @@ class SpareNodeServer(RendezvousServer):
             self._moved[rank] = hello.node
 
     def _spare_nodes(self) -> dict[str, list[Hello]]:
-        """The tasks of each spare node that are here, in the order of their local ranks."""
+        """Return the waiting tasks that have come, by node, in the order of their local ranks."""
         found = defaultdict(list)
         for number, hello in sorted(self._here.items()):
             if number >= sum(self.sizes):

@@ -1,4 +1,4 @@
-"""What ``--spare-nodes`` adds to the part of one task in a run, in one object."""
+"""What one task of a run does in addition when the run has ``--spare-nodes``."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ def spare_nodes_of_start(
     limits: Limits = DEFAULT_LIMITS,
     clock: Clock = time.monotonic,
 ) -> SpareNodesOfStart:
-    """Return what the failure monitor of a start has to know.
+    """Return what the failure monitor has to know of the spare nodes in one start.
 
     Args:
-        nodes: Of each task that this task knows.
-        world_size: From which number on tasks wait on spare nodes.
-        takeover: What stands for rank 0's publication when rank 0 is gone; empty if no rank moves.
+        nodes: The node of each task that this task knows, by the task's number.
+        world_size: The number of ranks; the tasks from this number on wait on spare nodes.
+        takeover: The text that says where the deputies listen, which the ranks use when rank 0 is
+            gone; empty if no rank can move.
         lost_after: How long a lease lasts, in seconds.
         limits: The supervisor's times.
-        clock: Of the leases: one that a suspension does not stop, and the same as the failure
-            monitor's.
+        clock: The clock of the leases, which must also be the failure monitor's. It has to go on
+            while this process is suspended.
     """
     numbers = frozenset(number for number in nodes if number >= world_size)
 
     def replacement(connections: Mapping[int, SupervisorConnection]) -> NodeReplacement:
-        # Only rank 0 needs it.
+        # Imported here because only rank 0 needs it.
         from srunddp.spare_nodes.rank_zero import RankZeroSpareNodes
 
         return RankZeroSpareNodes(
@@ -68,15 +69,14 @@ def spare_nodes_of_start(
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodes:
-    """What a task, of a rank or of a spare node, does with ``--spare-nodes`` beside what it does
-    without.
+    """What a task does in addition in a run with ``--spare-nodes``, whether it is a rank or waits.
 
     Attributes:
-        setup: This rank's.
+        setup: What this task knows of itself before the rendezvous.
         lost_after: Seconds without an answer after which a node is lost.
         restart_grace: Seconds that a worker has to end before a restart.
-        folder: Of the run's logs; None where it has none.
-        say: Takes lines for the user.
+        folder: The folder of the run's logs; None if the run writes none.
+        say: Prints a line for the user.
         limits: The supervisor's times.
     """
 
@@ -88,10 +88,10 @@ class SpareNodes:
     limits: Limits = DEFAULT_LIMITS
 
     def of_start(self, nodes: Mapping[int, str], meeting: RendezvousInfo) -> SpareNodesOfStart:
-        """Return what the failure monitor of the start that begins has to know.
+        """Return what the failure monitor has to know of the spare nodes in the start that begins.
 
         Args:
-            nodes: Of each task that this task knows.
+            nodes: The node of each task that this task knows, by the task's number.
             meeting: What this task was told at the rendezvous.
         """
         options = self.setup.options
@@ -105,13 +105,13 @@ class SpareNodes:
         )
 
     def server(self, parts: ServerParts, terms: SpareNodeTerms) -> RendezvousServer:
-        """Return the server of a restart, which replaces the ranks that do not come.
+        """Return rank 0's server for the rendezvous after a restart, which replaces lost ranks.
 
         Args:
-            parts: What every server of rank 0 is made of.
-            terms: What the start before has left.
+            parts: What every rendezvous server of rank 0 needs.
+            terms: What the previous start has handed on.
         """
-        # Only rank 0 needs it, and only after a restart.
+        # Imported here because only rank 0 needs it, and only after a restart.
         from srunddp.spare_nodes.server import SpareNodeServer
 
         return SpareNodeServer(
@@ -128,12 +128,15 @@ class SpareNodes:
             not_before=terms.not_before,
             quorum=terms.quorum,
             lost_after=terms.lost_after,
-            # Only a new rank 0 may be on the smaller side of a network that is split.
+            # Only a new rank 0 has to report that the old one is lost, and to look for srun.
             on_quorum=self._on_quorum if terms.takes_over else lambda: None,
         )
 
     def _on_quorum(self) -> None:
-        """On a new rank 0, to which more than half of the tasks have come."""
+        """Report the loss of the old rank 0, and check that srun is there.
+
+        Runs on a new rank 0 when the quorum has come.
+        """
         options = self.setup.options
         terms = options.rejoin.spare_nodes if options.rejoin else None
         if terms and terms.lost:
@@ -147,37 +150,39 @@ class SpareNodes:
     def rejoin(
         self, rejoin: Rejoin, failure_monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
-        """Return how this process meets the others again, where lost ranks are replaced.
+        """Return how this process meets the others again, with the terms for replacing ranks.
 
         Args:
-            rejoin: How it would meet them without spare nodes.
-            failure_monitor: Of the start that is over.
-            meeting: What this rank was told then.
+            rejoin: How this process would meet them without spare nodes.
+            failure_monitor: The failure monitor of the start that is over.
+            meeting: What this task was told at the rendezvous of that start.
         """
         environment = self.setup.environment
         known = failure_monitor.next_start()
         terms = SpareNodeTerms(
             rank=environment.rank,
             lost_after=self.lost_after,
-            # By then a rank that does not come has ended its worker, as its lease is over; one that
-            # does come has had the time for its script's end.
+            # By then the lease of a rank that does not come is over, so its worker has ended. A
+            # rank that does come has had the time that its script may take to end.
             within=self.lost_after + self.limits.lease_ends_within + self.restart_grace,
             expected=known.expected,
             not_before=known.not_before,
             quorum=known.quorum,
         )
-        # For each restart rank 0 publishes a place of its own. It is gone where the places of the
-        # deputies, which all were told at the rendezvous, stand for it.
+        # For each restart rank 0 publishes where it listens. If the text is the deputies' places
+        # instead, which all ranks were told at the rendezvous, rank 0 is gone.
         is_without_rank_zero = rejoin.published == meeting.takeover
         if is_without_rank_zero and environment.is_spare and failure_monitor.is_first_deputy():
             return self._rejoin_as_rank_zero(rejoin, terms, failure_monitor.root_cause, meeting)
         return replace(rejoin, spare_nodes=terms)
 
     def rejoin_as(self, rank: int) -> Rejoin:
-        """Return how this task of a spare node meets the others again, as the rank that it was
-        given.
+        """Return how this task of a spare node meets the others again after it was given a rank.
 
-        They are still in the rendezvous of this start, which is one after a restart.
+        The others are still in the rendezvous of this start, which follows a restart.
+
+        Args:
+            rank: The rank that the task was given.
         """
         rejoin = self.setup.options.rejoin
         assert rejoin
@@ -191,13 +196,13 @@ class SpareNodes:
         cause: RootCause | None,
         meeting: RendezvousInfo,
     ) -> Rejoin:
-        """Return how a task of a spare node meets the others that takes over from rank 0.
+        """Return how this task meets the others again when it takes over from rank 0.
 
         Args:
-            rejoin: How it would meet them without spare nodes.
-            terms: By which it would meet them if rank 0 were still there.
-            cause: Why the start before has ended.
-            meeting: What this process was told then.
+            rejoin: How this task would meet them without spare nodes.
+            terms: The terms if rank 0 were still there.
+            cause: Why the previous start has ended.
+            meeting: What this task was told at the rendezvous of that start.
         """
         environment = self.setup.environment
         if self.setup.deputy is None:
@@ -221,5 +226,7 @@ class SpareNodes:
         )
 
     def await_srun(self) -> None:
-        """Before this process ends on a node that was cut off: wait for srun to hear of the end."""
+        """Wait until srun's node can be reached, before this process ends on a node that was cut
+        off. Otherwise srun would not learn of the end.
+        """
         srun.await_srun()

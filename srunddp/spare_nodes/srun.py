@@ -1,5 +1,5 @@
-"""Whether this step's srun is there: it may be gone with its node, or out of reach while this node
-is cut off.
+"""Whether this step's srun is there. It may be lost with its node, or be out of reach while this
+node is cut off.
 """
 
 import os
@@ -20,21 +20,24 @@ _AWAITED = 3600.0  # longer than Slurm waits for a node
 
 
 def require_srun(say: Callable[[str], None]) -> None:
-    """On a new rank 0: go on where srun is there; else have Slurm start the job again, or end it
-    where it does not.
+    """Check on a new rank 0 that srun's node answers. If it does not, requeue the job, or cancel
+    the job if Slurm refuses to requeue it.
 
-    In a batch job srun is on the first node. When that is lost no task's output goes anywhere, and
-    the step never ends.
+    In a batch job srun runs on the first node. If that node is lost, the output of the tasks goes
+    nowhere, and the step never ends.
+
+    Args:
+        say: Prints a line for the user.
 
     Raises:
-        UnavailableError: srun is gone, and what has become of the job.
+        UnavailableError: srun is gone. The message says what has become of the job.
     """
     if any(_answers() is not False for _ in range(_TRIES)):
         return
     host = os.environ["SLURM_SRUN_COMM_HOST"]
     job = os.environ.get("SLURM_JOB_ID", "")
     done = "the job is requeued"
-    # Output goes nowhere: this is where a user sees why.
+    # The output of this step goes nowhere, so the user can read the reason only in the comment.
     _refusal(
         "scontrol",
         "update",
@@ -52,8 +55,9 @@ def require_srun(say: Callable[[str], None]) -> None:
 
 
 def await_srun() -> None:
-    """Before this process ends on a node that was cut off: Slurm tells srun of that end for a few
-    seconds only.
+    """Wait until srun's node can be reached, or a signal asks for an end; for one hour at most.
+
+    When a process ends on a node that was cut off, Slurm tries only for a few seconds to tell srun.
     """
     end = time.monotonic() + _AWAITED
     while _answers() is False and time.monotonic() < end and not signal.sigpending() & {*ENDING}:
@@ -61,7 +65,7 @@ def await_srun() -> None:
 
 
 def _answers() -> bool | None:
-    """Whether its node can be reached; None where there is no srun."""
+    """Whether srun's node can be reached; None if there is no srun, or srun has ended."""
     host = os.environ.get("SLURM_SRUN_COMM_HOST", "")
     port = os.environ.get("SLURM_SRUN_COMM_PORT", "")
     if not host or not port.isdecimal():
@@ -69,14 +73,14 @@ def _answers() -> bool | None:
     try:
         socket.create_connection((host, int(port)), _ANSWERS_WITHIN).close()
     except ConnectionRefusedError:
-        return None  # it has ended
+        return None  # the node answers, and srun has ended
     except OSError:
         return False
     return True
 
 
 def _refusal(*command: str) -> str:
-    """Why Slurm does not do so; empty where it does."""
+    """Run a command of Slurm's, and return why it failed; empty if it succeeded."""
     try:
         done = slurm_command.run(command, start_new_session=True)
     except (OSError, subprocess.SubprocessError) as error:

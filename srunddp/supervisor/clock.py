@@ -1,6 +1,4 @@
-"""Time as a process has lived it: what it slept against its will, suspended or starved, does not
-count.
-"""
+"""A clock that does not count the time in which this process was suspended or starved."""
 
 import time
 from collections.abc import Callable
@@ -8,14 +6,19 @@ from collections.abc import Callable
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 
 Clock = Callable[[], float]
-"""The seconds on a clock that goes on while this process sleeps, as :func:`time.monotonic`."""
+"""Returns seconds of a clock that goes on while this process is stopped, such as
+:func:`time.monotonic`.
+"""
 
 
 class ActiveClock:
-    """Seconds from the start; all of a supervisor's time limits are of this clock.
+    """Counts seconds from its creation. Nearly all time limits of a supervisor use this clock.
 
-    A job that ``scontrol suspend`` stopped for an hour must not find, when it goes on, that
-    everybody was silent for an hour.
+    When a job goes on after ``scontrol suspend`` has stopped it for an hour, no rank must count as
+    silent for an hour.
+
+    Attributes:
+        now: The time, as of the last :meth:`advance`.
     """
 
     def __init__(self, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -25,7 +28,12 @@ class ActiveClock:
         self._last = clock()
 
     def advance(self, asked: float) -> float:
-        """After a wait of at most ``asked`` seconds: the time now."""
+        """Count a wait that has just ended, and return the time now.
+
+        Args:
+            asked: How many seconds the wait was to last at most. What goes beyond this by more than
+                :attr:`srunddp.supervisor.limits.Limits.late` does not count.
+        """
         before = self._last
         self._last = self._clock()
         self.now += min(self._last - before, asked + self._late)

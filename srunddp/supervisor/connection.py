@@ -1,10 +1,10 @@
-"""The connection between two supervisors after the rendezvous: messages without waiting, its end
-and its loss.
+"""The connection between two supervisors after the rendezvous. Sending and reading never wait, and
+a lost node is told from a process that has ended.
 
-A process that ends closes its connection, and so does the kernel of one that is killed; a node that
-was started again resets it. A node that is lost does nothing: then what is sent and the kernel's
-probes go unanswered, for so long as ``lost_after`` says. A process that is merely stopped or busy
-is none: it is the other kernel that answers.
+When a process ends or is killed, its kernel closes the connection. A node that was rebooted resets
+it. A node that is lost does nothing: neither data nor the kernel's probes are answered, and after
+``lost_after`` seconds the connection counts as lost. A process that is stopped or busy does not
+count as lost, because its kernel goes on answering.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from srunddp.supervisor.messages import RankMessage
 from srunddp.util.json_lines import LineBuffer
 from srunddp.util.tcp import limit_silence
 
-_UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes that have not even been sent
+_UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes in the queue that have not been sent yet
 _LONGEST = 1 << 20
 _NO_ANSWER = (
     errno.ETIMEDOUT,
@@ -30,16 +30,21 @@ _NO_ANSWER = (
 
 
 class SupervisorConnection:
-    """A connection between rank 0's supervisor and another's.
+    """A connection between rank 0's supervisor and another rank's.
 
     Attributes:
-        open: False once it has ended; lost: it ended because nothing answered any more; reset: the
-            other end's kernel took it back.
+        open: False once the connection has ended.
+        lost: Whether it ended because the other node did not answer any more.
+        reset: Whether it ended because the other kernel reset it.
     """
 
     def __init__(self, connection: socket.socket, lost_after: float = LOST_AFTER) -> None:
-        """Take a TCP connection; it is lost after so many seconds without an answer of the other
-        end's kernel.
+        """Take over a connected TCP socket.
+
+        Args:
+            connection: The socket; it becomes non-blocking.
+            lost_after: Seconds without an answer from the other kernel after which the connection
+                is lost.
         """
         self.open = True
         self.lost = False
@@ -51,28 +56,32 @@ class SupervisorConnection:
         limit_silence(connection, lost_after)
 
     def fileno(self) -> int:
-        """The descriptor, to wait for messages."""
+        """Return the socket's descriptor, so that a selector can wait for messages."""
         return self._socket.fileno()
 
     def send(self, message: RankMessage) -> None:
-        """Send without waiting: what the kernel does not take now goes with the next message."""
+        """Send a message without waiting. What the kernel does not take now is kept, and goes with
+        the next message.
+        """
         self._unsent += message.encode()
         try:
             sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
             self._unsent = self._unsent[sent:]
         except OSError as error:
-            # The kernel says it once, and afterwards that the connection has ended.
+            # The kernel reports this error only once; afterwards the connection simply has ended.
             self._note(error)
 
     def end(self) -> None:
-        """Send no more."""
+        """Close the sending side. Messages can still be read."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     @property
     def sent(self) -> bool:
-        """Whether all is on its way: what a network that is away for some seconds holds back gets
-        lost if we leave.
+        """Whether the kernel has sent everything, or the connection has ended.
+
+        If the network is down for some seconds, the data waits in the kernel, and it would be lost
+        if this process ended meanwhile.
         """
         with contextlib.suppress(OSError):
             waiting = struct.unpack("=i", fcntl.ioctl(self._socket, _UNSENT, bytes(4)))[0]
@@ -80,9 +89,9 @@ class SupervisorConnection:
         return True
 
     def read(self) -> list[RankMessage]:
-        """The messages that are there; afterwards ``open`` says whether more may come.
+        """Return the messages that have arrived, without lines that are no messages.
 
-        Lines that are no messages are left out.
+        Afterwards ``open`` says whether more messages may come.
         """
         try:
             piece = self._socket.recv(1 << 16)

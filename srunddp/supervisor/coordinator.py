@@ -1,11 +1,11 @@
-"""The failure monitor of rank 0: it reads from all ranks, decides which failure came first, and
-ends the run with it.
+"""The failure monitor of rank 0: it reads the messages of all ranks, decides which failure came
+first, and ends the run.
 
-What each rank has said goes into three parts that know nothing of each other: where each rank is
-(:mod:`~srunddp.supervisor.rank_table`), who is still there (:mod:`~srunddp.supervisor.liveness`),
-and how far the decision is (:mod:`~srunddp.supervisor.decision`). This module hands events to them,
-and does what they ask for. What only spare nodes need is behind
-:mod:`~srunddp.supervisor.node_replacement`.
+Three parts, which know nothing of each other, keep what the ranks have said: the state of each rank
+(:mod:`~srunddp.supervisor.rank_table`), which ranks still answer
+(:mod:`~srunddp.supervisor.liveness`), and how far the decision is
+(:mod:`~srunddp.supervisor.decision`). This module hands events to them and carries out what the
+decision asks for. What only spare nodes need is behind :mod:`~srunddp.supervisor.node_replacement`.
 """
 
 import math
@@ -53,7 +53,7 @@ from srunddp.util.console import write_stderr
 
 
 class Coordinator(FailureMonitor):
-    """The failure monitor of rank 0."""
+    """Rank 0's failure monitor, which decides for all ranks from what they report."""
 
     def __init__(
         self, context: RankContext, connections: Mapping[int, SupervisorConnection]
@@ -74,37 +74,38 @@ class Coordinator(FailureMonitor):
         self._liveness = Liveness(context, connections)
         self._decision = Decision(context.limits)
         self._stall = StallDetector(context.stall_timeout)
-        # The last one: see ASKING_STALLED and ASKING_OTHERS.
+        # The stacks asked for last, in ASKING_STALLED or ASKING_OTHERS.
         self._request = StackRequest((), deadline=0.0)
 
-        # Whose worker stays until the scripts of all are over.
+        # The ranks whose worker stays until the scripts of all ranks are over.
         self._waiting = set[int]()
-        self._scripts_were_over = False  # before the first failure
-        # The ranks that have told of their own failure; and those whose worker has ended after the
-        # decision, or whose supervisor has.
+        # Whether the scripts of all ranks were over before the first failure.
+        self._scripts_were_over = False
+        # The ranks that have reported their own failure.
         self._self_reported = set[int]()
+        # The ranks whose worker has ended since the decision, or whose connection has ended.
         self._ended = set[int]()
 
-        # srun ends the step when a task ends on a node that ran out of memory: after a restart for
-        # that all stay until the workers of all have ended.
+        # srun ends the step when a task ends on a node that ran out of memory. So after a restart
+        # for lack of memory every supervisor stays until the workers of all ranks have ended.
         restarts = context.restarts
         self._stays_together = restarts is not None and restarts.history.out_of_memory
         if self._stays_together:
             for connection in connections.values():
                 connection.send(StayUntilClosed())
 
-    # What the supervisor asks.
+    # What rank 0's supervisor asks.
 
     @property
     def released(self) -> bool:
-        # The worker hosts the store, and leaves when the scripts of all others are over.
+        # Rank 0's worker hosts torch's store, so it leaves only when all scripts are over.
         return self._table.scripts_are_over
 
     @property
     def finished(self) -> bool:
         if not self._open:
-            # The others leave first. Where the decision is still to fall, as rank 0's own worker
-            # has left and another has failed, the tick after this question brings it.
+            # All other ranks have gone. If one of them has failed and the decision is still open,
+            # the supervisor calls tick() before it leaves, and tick() decides.
             return self.root_cause is not None or self._own_state is RankState.LEFT
         return self._decision.is_over
 
@@ -130,7 +131,7 @@ class Coordinator(FailureMonitor):
         self._ended.add(self._context.rank)
 
     def fail(self, failure: Failure, now: float) -> None:
-        """A rank has failed, this one or another."""
+        """Note a failure of this rank or another; a task of a spare node is dropped instead."""
         rank = failure.rank
         if rank not in self._table.ranks:
             self._drop(rank, failure.cause, now)
@@ -150,7 +151,7 @@ class Coordinator(FailureMonitor):
             return False
         return self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now)
 
-    # What comes over the connections.
+    # What arrives over the connections.
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         rank = self._rank_of[connection]
@@ -182,7 +183,7 @@ class Coordinator(FailureMonitor):
                 self._on_note(rank, message)
 
     def _on_note(self, rank: int, message: RankMessage) -> None:
-        """Take in what changes neither the state of the rank nor that of the decision."""
+        """Handle the messages that change neither a rank's state nor the decision's."""
         match message:
             case Stacks(text):
                 self._request.add(rank, text)
@@ -191,7 +192,7 @@ class Coordinator(FailureMonitor):
             case UsesMpi():
                 self.uses_mpi()
             case LeaseHasEnded() if self._replacement:
-                self._connections[rank].lost = True  # its end follows
+                self._connections[rank].lost = True  # the rank is about to end this connection
 
     def _on_ping(self, rank: int, ping: Ping, now: float) -> None:
         if self._table[rank] is RankState.WORKING:
@@ -204,15 +205,16 @@ class Coordinator(FailureMonitor):
         self._stall.remove(rank)
 
     def _on_end(self, rank: int, now: float) -> None:
-        """The connection to a rank has ended: with a goodbye, or as its supervisor was killed or
-        its node is lost.
+        """Find out why the connection to a rank has ended: the rank has left, its supervisor was
+        killed, or its node is lost.
         """
         connection = self._connections[rank]
         self._open.discard(rank)
         self._ended.add(rank)
         if connection.reset and self._may_have_left(rank):
-            # A message of rank 0's crossed the rank's goodbye on the way, and came to a socket that
-            # was closed. The kernel there then resets the connection, and the goodbye is lost.
+            # The rank said that its worker has ended, and closed its socket, while a message from
+            # rank 0 was on the way. Its kernel reset the connection when that message arrived, and
+            # what the rank had said is lost.
             self._note(rank, RankEvent.WORKER_HAS_ENDED)
         if self.root_cause or self._table[rank] in (RankState.LEFT, RankState.FAILED):
             return
@@ -226,19 +228,21 @@ class Coordinator(FailureMonitor):
             self.fail(self._killed(rank, now), now)
 
     def _may_have_left(self, rank: int) -> bool:
-        """Whether a rank has nothing left to do but to leave."""
+        """Whether a rank's script is over, so that the end of its connection may be its normal
+        end.
+        """
         if self._table[rank] is RankState.SPARE:
             return self._table.scripts_are_over
         return self._table[rank] is RankState.DONE
 
     def _killed(self, rank: int, now: float) -> Failure:
-        """The failure of a rank whose supervisor was killed."""
+        """Return the failure of a rank whose supervisor was killed."""
         failure = of_killed_supervisor(rank, self._context.nodes[rank])
         number = self._context.asked(now)
         if not number:
             return failure
-        # The launcher has killed it: it has sent this rank a signal that ends the run, and it kills
-        # whoever handles that for too long.
+        # The launcher has sent this rank a signal that ends the run. It sends the signal to all
+        # ranks, and kills a rank that takes too long over it.
         return replace(
             failure,
             cause=by_launcher(number),
@@ -247,7 +251,7 @@ class Coordinator(FailureMonitor):
         )
 
     def _drop(self, number: int, cause: str, now: float) -> None:
-        """A task of a spare node has ended: the ranks go on, and its node takes none any more."""
+        """Give up a task of a spare node. The ranks go on, and the node can take none of them."""
         if not self._replacement or self._table[number] is RankState.DROPPED:
             return
         is_news = self._replacement.drop(number)
@@ -266,7 +270,8 @@ class Coordinator(FailureMonitor):
         self._look_around(now)
         self._move_on(now)
         if self.root_cause is not None:
-            # At once again: what the supervisor then tells may be all that rank 0 waits for.
+            # Tick again at once: the supervisor may first report something, such as the end of its
+            # worker, and rank 0 may wait for nothing else.
             return 0.0
         return max(0.0, self._next_due(now) - now)
 
@@ -275,11 +280,11 @@ class Coordinator(FailureMonitor):
             self._act(self._decision.apply(event, now))
 
     def _look_around(self, now: float) -> None:
-        """Notice what no message says."""
+        """Notice what follows from time and from the state of all ranks, without a message."""
         while self._waiting and self._table.scripts_are_over:
             self._connections[self._waiting.pop()].send(AllScriptsAreOver())
-        # After that: nothing can be sent over a connection once this side has ended it, and the
-        # tasks of spare nodes wait for the message above.
+        # Only after the message above, for which the tasks of spare nodes wait: nothing can be sent
+        # over a connection once this side has ended it.
         if self._stays_together and self._table.workers_have_ended:
             self._end_connections()
         if self._is_cut_off():
@@ -292,7 +297,8 @@ class Coordinator(FailureMonitor):
         self._liveness.look(now)
         if self._own_state is RankState.WORKING:
             self._stall.note(self._context.rank, self._context.step(), now)
-        if not self._replacement or not self._replacement.can_move:  # else each ping gets an answer
+        # If ranks can move, rank 0 answers each ping, and need not send pings of its own.
+        if not self._replacement or not self._replacement.can_move:
             self._liveness.ping(self._table.ranks_in(RankState.WORKING))
         for rank in sorted(self._liveness.silent_supervisors(now)):
             if self._table[rank] is not RankState.FAILED:
@@ -311,18 +317,18 @@ class Coordinator(FailureMonitor):
         )
 
     def _all_have_ended(self, root_cause: RootCause) -> bool:
-        """Whether the ranks have ended that may have something left to do.
+        """Whether all ranks have ended that rank 0 waits for after the decision.
 
-        Each supervisor ends its worker when it is told of the decision. But a culprit has failed
-        already, and who has stopped or got the launcher's signal may be saving: they have time to
-        end by themselves. Not waited for is a culprit that has not told of its failure itself, as
-        it hangs, or as its supervisor was killed.
+        These are the culprits, and the ranks that have agreed to stop or got the launcher's signal:
+        they have time to end by themselves and may be saving a checkpoint. The supervisors of all
+        other ranks end their workers at once. Rank 0 does not wait for a culprit that has not
+        reported its failure itself, because it hangs or its supervisor was killed.
         """
         have_time = self._decision.ended_in_order | {*root_cause.ranks}
         return have_time & self._self_reported <= self._ended
 
     def _next_due(self, now: float) -> float:
-        """When the next thing is to be done, if nothing happens before."""
+        """Return when rank 0 has to act next if nothing happens before."""
         due = [self._liveness.next_look, now + self._cut_off_in()]
         if self._decision.ends_at is not None:
             due.append(self._decision.ends_at)
@@ -331,7 +337,9 @@ class Coordinator(FailureMonitor):
         return min(due)
 
     def _cut_off_in(self) -> float:
-        """In how many seconds rank 0 has had no answer of most of the tasks for too long."""
+        """Return in how many seconds rank 0 is cut off unless more tasks answer; 0 or less if it is
+        cut off already.
+        """
         if self._replacement is None or self._table.scripts_are_over:
             return math.inf
         return self._replacement.cut_off_in(len(self._open))
@@ -365,7 +373,7 @@ class Coordinator(FailureMonitor):
                 self._end_connections()
 
     def _ask_for_stacks(self) -> None:
-        """Ask the ranks that work, this one included."""
+        """Ask the ranks whose script runs for their stacks, and take this rank's own."""
         working = self._table.ranks_in(RankState.WORKING)
         self._request = StackRequest(working, self._decision.ends_at or 0.0)
         for rank in working:
@@ -380,7 +388,11 @@ class Coordinator(FailureMonitor):
         self._lose(RootCause(ranks, node, cause, LOST, ending=Ending.LOST), now)
 
     def _lose(self, root_cause: RootCause, now: float) -> bool:
-        """End the run for a lost node; returns whether nothing was decided before."""
+        """End the run because a node is lost.
+
+        Returns:
+            False if the run had been decided before; then nothing is done.
+        """
         if (
             self._decision.apply(DecisionEvent.NODE_IS_LOST, now)
             is not RankZeroAction.NAME_LOST_NODE
@@ -390,17 +402,17 @@ class Coordinator(FailureMonitor):
         return True
 
     def _end_run(self, root_cause: RootCause) -> None:
-        """The decision has fallen: report, decide on a restart, tell all, write.
+        """Report the decision, decide on a restart, tell all ranks, and write the file.
 
         The order matters:
 
-        1. Report. Whoever is told ends, and a launcher kills all at the first bad end, rank 0 with
-           its unsaid word included.
-        2. Decide which nodes are left, and whether the ranks start anew. Rank 0 listens for the
-           next rendezvous from then on.
-        3. Tell the others, and with that where they meet: they may come at once.
-        4. Write ``failure.json``. It takes a fork, and its file system may not answer; nobody waits
-           for it.
+        1. Report. A rank that is told ends, and at the first rank that ends with an error a
+           launcher may kill all processes, rank 0's among them.
+        2. Decide which nodes are given up and whether the run restarts. From then on rank 0 listens
+           for the next rendezvous.
+        3. Send the verdict, which says where the ranks meet again. They may connect at once.
+        4. Write ``failure.json``. This takes a fork, and the file system may not answer, so no rank
+           waits for it.
         """
         self.root_cause = root_cause
         report(root_cause, self._others())
@@ -417,7 +429,7 @@ class Coordinator(FailureMonitor):
         write(root_cause, self._others(), self._folder)
 
     def _obstacle(self, root_cause: RootCause, left: Collection[str]) -> str:
-        """Why the ranks cannot start anew; empty where they can."""
+        """Return why no restart is possible; empty if one is."""
         if self._replacement and self._replacement.can_move:
             if self._replacement.are_too_few_for(left):
                 return "no spare node is left"
@@ -433,10 +445,10 @@ class Coordinator(FailureMonitor):
         return not self._table.ranks - {self._context.rank} <= self._open
 
     def _tell(self, root_cause: RootCause, left: Collection[str]) -> None:
-        """Send each rank the verdict."""
+        """Send each rank the verdict. A rank whose node is given up is not told of a restart."""
         published = self.restart
         if self.fenced and self._context.spare_nodes:
-            # The others go on without this node, where the deputies listen.
+            # The others go on without this node: they meet where the deputies listen.
             published = self._context.spare_nodes.takeover
         for rank, connection in self._connections.items():
             is_given_up = published is not None and self._context.nodes[rank] in left
@@ -457,12 +469,14 @@ class Coordinator(FailureMonitor):
             connection.end()
 
     def _finished_ranks(self) -> dict[int, str]:
-        """The nodes of the ranks whose script is over without an error."""
+        """Return the node of each rank whose script is over without an error."""
         finished = self._table.ranks_in(RankState.DONE, RankState.LEFT)
         return {rank: self._context.nodes[rank] for rank in finished}
 
     def _others(self) -> dict[int, str]:
-        """The nodes of the ranks that end with the run."""
+        """Return the node of each rank that ends with the run: this one, and all that have not left
+        before.
+        """
         return {
             rank: self._context.nodes[rank]
             for rank in sorted(self._table.ranks)

@@ -1,18 +1,19 @@
 """When rank 0 decides why the run ends: the states of the decision, the events and the table of
 transitions.
 
-The decision falls once, and nothing takes it back: all ranks end with one exit code, and people
-read one cause. So what another failure has likely caused waits for that one, and this table says
-for how long. Which failure is the cause then, :func:`find_root_cause` says.
+Rank 0 decides once and never changes the decision, because all ranks end with one exit code and
+people read one cause. So if another failure has likely caused the first one to arrive, rank 0 waits
+for the other; the table says for how long. Then :func:`find_root_cause` picks the cause.
 
-Rank 0 has three clocks, and they are never mixed:
+Rank 0 uses three clocks and never mixes them:
 
-- ``now``, here and wherever a supervisor waits, is :class:`ActiveClock`: the time in which it could
-  run. After ``scontrol suspend`` nobody has been silent, and no time is over.
-- The clock of the leases of spare nodes goes on meanwhile: other nodes may, too, and may have gone
-  on without this one. See :class:`srunddp.spare_nodes.rank_zero.RankZeroSpareNodes`.
-- The time of day stands in texts, for people. Clocks of nodes differ, so nothing is ordered by it:
-  the order of failures is that of their arrival at rank 0.
+- ``now``, here and wherever a supervisor waits, is the time of :class:`ActiveClock`, which stands
+  still while this process is suspended. So after ``scontrol suspend`` no rank counts as silent, and
+  no time limit has passed.
+- The clock of the leases of spare nodes goes on during a suspension, because the other nodes may
+  have gone on without this one. See :class:`srunddp.spare_nodes.rank_zero.RankZeroSpareNodes`.
+- The time of day is only for texts that people read. The clocks of nodes differ, so failures are
+  ordered by their arrival at rank 0 and not by this time.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from srunddp.supervisor.stall import may_be_of_a_hang
 
 
 class DecisionState(Enum):
-    """How far the decision is; the value says it in words."""
+    """How far the decision is; the value describes the state in words."""
 
     UNDECIDED = "no rank has failed"
     WAITING_FOR_CAUSE = (
@@ -33,37 +34,45 @@ class DecisionState(Enum):
     )
     WAITING_FOR_ALL = "ranks have ended by the launcher's signal, or have agreed to stop"
     ASKING_STALLED = "no rank makes a step, and all ranks at work have been asked for their stacks"
-    ASKING_OTHERS = "a rank that hangs may be the cause, and all at work have been asked for theirs"
+    ASKING_OTHERS = (
+        "a rank that hangs may be the cause, and all ranks at work have been asked for their stacks"
+    )
     DECIDED = "the cause is known, and all ranks have been told"
     CLOSING = "no rank has anything left to do, and the connections have been ended"
     OVER = "rank 0 waits for nobody any more"
 
 
 class DecisionEvent(Enum):
-    """What moves the decision on; the value says it in words."""
+    """What changes the decision's state; the value describes the event in words."""
 
     CAUSE = "a primary failure: no other rank's failure has caused it"
     DOUBTFUL = "an aborted, network or secondary failure: another's may have caused it"
     ORDERLY_END = "a rank stops, or ends by the launcher's signal"
     NODE_IS_LOST = "a node is lost, rank 0's own included"
     NO_STEP = "no step of any rank for `--stall-timeout`"
-    STEP = "a rank makes a step after all, or none is to be expected any more"
-    WAITED = "its time is over, or no worker is left that could fail"
-    MAY_BE_A_HANG = "as before, and one rank that hangs may have caused all failures"
-    IS_NO_HANG = "a failure that no rank which hangs can have caused"
-    ANSWERED = "all have answered, or its time is over"
+    STEP = "a rank makes a step after all, or no rank is expected to make one any more"
+    WAITED = "the state's time is over, or no worker is left that could fail"
+    MAY_BE_A_HANG = (
+        "the state's time is over, or no worker is left that could fail; and one rank that hangs"
+        " may have caused all failures"
+    )
+    IS_NO_HANG = "a failure that a hanging rank cannot have caused"
+    ANSWERED = "all ranks that were asked have answered, or the state's time is over"
     ALL_HAVE_ENDED = "the ranks that may have something left to do have ended"
-    TIME_IS_OVER = "its time is over"
+    TIME_IS_OVER = "the state's time is over"
 
 
 class RankZeroAction(Enum):
-    """What rank 0 does at a transition; the value says it in words."""
+    """What rank 0 does at a transition; the value describes the action in words."""
 
     ASK_FOR_STACKS = "ask the ranks at work for their stacks"
-    NAME_FIRST_FAILURE = "end the run, and name the likeliest of the failures so far"
+    NAME_FIRST_FAILURE = "end the run, and name the likeliest cause among the failures so far"
     NAME_LOST_NODE = "end the run, and name the node"
     NAME_STALLED_RANK = "end the run, and name the rank that the others wait for"
-    NAME_HANGING_RANK = "end the run, and name the rank that hangs, else the likeliest failure"
+    NAME_HANGING_RANK = (
+        "end the run, and name the rank that hangs; if that is not clear, the likeliest cause among"
+        " the failures"
+    )
     END_CONNECTIONS = "end the connections, so that all may leave"
 
 
@@ -75,34 +84,35 @@ VERDICTS = frozenset(
         RankZeroAction.NAME_HANGING_RANK,
     }
 )
-"""The actions that end the run: each transition to DECIDED has one, and no other transition has."""
+"""The actions that end the run. Each transition to DECIDED has one of them, and no other does."""
 
 TIME: Mapping[DecisionState, Callable[[Limits], float]] = {
-    # 0.7 s. The errors of a dead rank's peers may be faster than the word of its supervisor, which
-    # first has to see the end of its worker. All ranks wait for the decision meanwhile.
+    # 0.7 s. The errors of a dead rank's peers may arrive before the message of its own supervisor,
+    # which first has to see that its worker has ended. It is short because all ranks wait.
     DecisionState.WAITING_FOR_CAUSE: lambda limits: limits.secondary_waits,
-    # 300 s. Who handles the launcher's signal may be saving a checkpoint, and must not be ended
-    # for those that save nothing. Most launchers end all sooner, as by Slurm's KillWait.
+    # 300 s. A rank that handles the launcher's signal may be saving a checkpoint, and must not be
+    # ended because other ranks save nothing. Most launchers kill all ranks sooner, as by Slurm's
+    # KillWait.
     DecisionState.WAITING_FOR_ALL: lambda limits: limits.signalled_waits,
-    # 3 s. Where a worker cannot answer, or its supervisor is stopped, that says something as well.
+    # 3 s. If a worker cannot answer, or its supervisor is stopped, that is a hint as well.
     DecisionState.ASKING_STALLED: lambda limits: limits.stalled_answer_within,
     DecisionState.ASKING_OTHERS: lambda limits: limits.stalled_answer_within,
-    # 1.2 s. The others close first: what is lost on the way to them can be sent again only while
-    # rank 0's end is there.
+    # 1.2 s. The others close first: the kernel can send a lost message again only while rank 0's
+    # end of the connection is open.
     DecisionState.CLOSING: lambda limits: limits.last_word,
 }
-"""For how long a state lasts at most. A transition to a state begins its time, also one from the
-state to itself.
+"""How many seconds each state lasts at most; a state that is not here has no limit. The time begins
+with every transition to the state, also with one from the state to itself.
 """
 
 
 @dataclass(frozen=True)
 class Transition:
-    """Where an event leads.
+    """What follows an event in one state.
 
     Attributes:
-        to: The state from then on.
-        action: What rank 0 does once it is in that state.
+        to: The next state.
+        action: What rank 0 does when it has entered that state; None for nothing.
     """
 
     to: DecisionState
@@ -122,7 +132,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.UNDECIDED, DecisionEvent.NO_STEP): Transition(
         DecisionState.ASKING_STALLED, RankZeroAction.ASK_FOR_STACKS
     ),
-    # A second doubtful failure does not put the decision off: each peer of a dead rank sends one.
+    # A second doubtful failure does not delay the decision: each peer of a dead rank reports one.
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
@@ -130,14 +140,14 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.MAY_BE_A_HANG): Transition(
         DecisionState.ASKING_OTHERS, RankZeroAction.ASK_FOR_STACKS
     ),
-    # The time begins again with each rank that ends in order: they may save one after the other.
-    # It does not with a doubtful failure. That one misses a rank that has ended, and says nothing
-    # of those that are still saving.
+    # The time begins again when another rank ends in order, because the ranks may save one after
+    # the other. A doubtful failure does not extend it: its rank misses a rank that has ended, which
+    # says nothing about the ranks that are still saving.
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.WAITED): _CAUSE_IS_KNOWN,
-    # A failure says more than a step that is not made.
+    # A failure says more about the cause than a missing step.
     (DecisionState.ASKING_STALLED, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
     (DecisionState.ASKING_STALLED, DecisionEvent.DOUBTFUL): _WAIT_FOR_CAUSE,
     (DecisionState.ASKING_STALLED, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
@@ -153,14 +163,16 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
         DecisionState.DECIDED, RankZeroAction.NAME_HANGING_RANK
     ),
-    # Who has failed of its own accord, and all after a stop, may have something left to do: if its
-    # connection ended before, its launcher would kill it.
+    # The ranks that end by themselves may still be saving. If rank 0 ended the connections before,
+    # the other supervisors would leave with an error, and the launcher would kill these ranks.
     (DecisionState.DECIDED, DecisionEvent.ALL_HAVE_ENDED): Transition(
         DecisionState.CLOSING, RankZeroAction.END_CONNECTIONS
     ),
     (DecisionState.CLOSING, DecisionEvent.TIME_IS_OVER): Transition(DecisionState.OVER),
 }
-"""What is not in the table changes nothing. In particular no failure changes what is decided."""
+"""An event that is not in the table changes nothing. In particular, no failure changes a decision
+that has been made.
+"""
 
 _EVENTS = {
     FailureKind.PRIMARY: DecisionEvent.CAUSE,
@@ -174,13 +186,14 @@ _EVENTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the decision depends on besides failures and time, at one moment.
+    """What the decision depends on at one moment, apart from failures and time.
 
     Attributes:
         steps_are_overdue: No rank has made a step for ``--stall-timeout``.
         someone_may_fail: The worker of some rank is still there and has not failed.
-        stacks_are_there: All that were asked for their stacks have answered.
-        all_have_ended: Of those that end by themselves after the decision.
+        stacks_are_there: All ranks that were asked for their stacks have answered, or have had
+            their time.
+        all_have_ended: All ranks that may end by themselves after the decision have ended.
     """
 
     steps_are_overdue: bool = False
@@ -190,14 +203,14 @@ class Facts:
 
 
 class Decision:
-    """The state of rank 0's decision. It changes by :meth:`apply` alone, by the table.
+    """The state of rank 0's decision. Only :meth:`apply` changes it, by :data:`TRANSITIONS`.
 
     Attributes:
-        state: How far it is.
-        ends_at: When the state's time is over; None where it has none.
-        failures: In the order of their arrival, those after the decision included.
-        finished_before: The nodes of the ranks whose script was over, without an error, before the
-            first failure. Whoever hands in the first failure sets it.
+        state: How far the decision is.
+        ends_at: When the state's time is over, by ``now``; None if the state has no limit.
+        failures: All failures in the order of their arrival, those after the decision included.
+        finished_before: The node of each rank whose script was over, without an error, before the
+            first failure. The caller sets it before it hands in the first failure.
     """
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -208,7 +221,11 @@ class Decision:
         self._limits = limits
 
     def apply(self, event: DecisionEvent, now: float) -> RankZeroAction | None:
-        """Move on by the table.
+        """Change the state as :data:`TRANSITIONS` says.
+
+        Args:
+            event: What has happened.
+            now: The time, from which the new state's limit counts.
 
         Returns:
             What rank 0 has to do now; None for nothing.
@@ -222,12 +239,12 @@ class Decision:
         return transition.action
 
     def fail(self, failure: Failure, now: float) -> RankZeroAction | None:
-        """Note that a rank has failed, and move on; see :meth:`apply`."""
+        """Record a failure and apply the event that its kind stands for; see :meth:`apply`."""
         self.failures.append(failure)
         return self.apply(_EVENTS[failure.weight], now)
 
     def due(self, now: float, facts: Facts) -> DecisionEvent | None:
-        """Return the event that time or the facts have brought; None where there is none."""
+        """Return the event that follows from the time and the facts; None if none does."""
         time_is_over = self.ends_at is not None and now >= self.ends_at
         match self.state:
             case DecisionState.UNDECIDED if facts.steps_are_overdue:
@@ -252,15 +269,15 @@ class Decision:
 
     @property
     def is_over(self) -> bool:
-        """Whether rank 0 has waited long enough for the others to close."""
+        """Whether rank 0's supervisor need not wait for any other rank any more."""
         return self.state is DecisionState.OVER
 
     @property
     def ended_in_order(self) -> set[int]:
-        """The ranks that have stopped or ended by the launcher's signal, to this moment."""
+        """The ranks that have agreed to stop or ended by the launcher's signal so far."""
         return {each.rank for each in self.failures if each.weight >= FailureKind.STOPPED}
 
     @property
     def _may_be_a_hang(self) -> bool:
-        # What the others miss may also be a rank that had finished.
+        # If a rank had finished before, the others may miss that rank and not one that hangs.
         return not self.finished_before and may_be_of_a_hang(self.failures)

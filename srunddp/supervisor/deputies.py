@@ -1,4 +1,4 @@
-"""Who acts for rank 0 when it is gone."""
+"""The ranks that act for rank 0 when rank 0 is gone."""
 
 import errno
 import socket
@@ -10,15 +10,16 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 
 @dataclass(frozen=True)
 class Deputies:
-    """The ranks that may act for rank 0, the first one first.
+    """The ranks that may act for rank 0.
 
-    Each listens on a node of its own, and answers nobody: that its kernel accepts a connection is
-    enough.
+    Each deputy is on another node and has a listening socket that it never reads. To find out
+    whether a deputy is there, it is enough that its kernel accepts a connection.
 
     Attributes:
-        listening: rank, address and port of each.
-        rank: of this process; master: rank 0's address.
-        limits: how long each may take to answer.
+        listening: Rank, address and port of each deputy, in the order in which they act.
+        rank: The rank of this process.
+        master: Rank 0's address.
+        limits: How long a deputy's kernel may take to accept.
     """
 
     listening: Sequence[tuple[int, str, int]] = ()
@@ -28,12 +29,15 @@ class Deputies:
 
     @property
     def here(self) -> bool:
-        """Whether this process is one of them."""
+        """Whether this process is a deputy."""
         return any(rank == self.rank for rank, _, _ in self.listening)
 
     def first(self, *, lost: bool) -> int | None:
-        """The first that can be reached, this one included; where rank 0's node is ``lost``, of the
-        others.
+        """Return the rank of the first deputy that can be reached, which may be this one; None if
+        there is none.
+
+        Args:
+            lost: Whether rank 0's node is lost, so that a deputy on that node does not count.
         """
         for rank, host, port in self.listening:
             if not (lost and host == self.master) and (
@@ -43,16 +47,19 @@ class Deputies:
         return None
 
     def network_is_up(self) -> bool:
-        """Whether a node that is neither this one's nor rank 0's can be reached; True where there
-        is none.
+        """Whether any deputy's node other than this node and rank 0's answers; True if there is no
+        such deputy.
         """
         own = {host for rank, host, _ in self.listening if rank == self.rank} | {self.master}
         others = [(host, port) for _, host, port in self.listening if host not in own]
         return not others or any(self._answers(*other) is not None for other in others)
 
     def _answers(self, host: str, port: int) -> bool | None:
-        """Whether its kernel accepts; None where nothing answers."""
-        # Not create_connection, which imports more: nothing is imported at the moment of a failure.
+        """Return True if a deputy's kernel accepts a connection, False if the node refuses it, and
+        None if nothing answers.
+        """
+        # socket.create_connection() may import a module, and nothing may be imported at the moment
+        # of a failure.
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as connection:
             connection.settimeout(self.limits.deputy_answers_within)
             try:
@@ -60,6 +67,6 @@ class Deputies:
             except ConnectionError:
                 return False
             except OSError as error:
-                # As a firewall there may say.
+                # A firewall on that node may answer EHOSTUNREACH.
                 return False if error.errno == errno.EHOSTUNREACH else None
         return True

@@ -1,8 +1,8 @@
-"""What happens to one rank's supervisor, and what it does upon that: the words in which
-:mod:`srunddp.supervisor.phases` says which follows from which.
+"""The events that happen to one rank's supervisor, and the actions that it takes.
+:mod:`srunddp.supervisor.phases` says which actions follow from which event.
 
-A kind without facts of its own is a plain subclass, as a dataclass compares the class as well: a
-dataclass more costs the start of every rank some time.
+An event or action without attributes of its own is a plain subclass, not a dataclass: the equality
+of the base class compares the class too, and each dataclass makes the start of every rank slower.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from srunddp.supervisor.failure import Failure
 
 
 class VerdictTerms(NamedTuple):
-    """What a verdict means for the end of this rank's worker.
+    """What a verdict means for this rank's worker.
 
     Attributes:
-        is_culprit: This rank is the root cause, or one of its ranks.
-        restarts: All ranks start again.
-        fenced: Others may go on with this node's ranks.
+        is_culprit: Whether this rank is one of the ranks of the root cause.
+        restarts: Whether another start follows.
+        fenced: Whether another node may go on with the ranks of this node.
     """
 
     is_culprit: bool = False
@@ -29,17 +29,17 @@ class VerdictTerms(NamedTuple):
 
 @dataclass(frozen=True)
 class Event:
-    """Something has happened to this rank.
+    """Something that has happened to this rank.
 
     Attributes:
-        at: When, by the supervisor's clock.
+        at: The time by the supervisor's clock.
     """
 
     at: float
 
 
 class RanksHaveMet(Event):
-    """The rendezvous is complete; from now on the failure monitor is there."""
+    """The rendezvous is complete. From now on this supervisor has a failure monitor."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RanksDoNotMeet(Event):
     """The rendezvous has failed.
 
     Attributes:
-        error: Why.
+        error: What the rendezvous has raised.
     """
 
     error: BaseException
@@ -58,19 +58,19 @@ class FailureEvent(Event):
     """This rank has failed.
 
     Attributes:
-        failure: How.
+        failure: The cause, the exit code, and what else is known.
     """
 
     failure: Failure
 
 
 class RankHasFailed(FailureEvent):
-    """The worker has ended, is stopped or hangs, and that is a failure."""
+    """The worker has ended, is stopped or hangs, and this counts as a failure."""
 
 
 class ScriptFailed(FailureEvent):
-    """The script has failed or stopped, and has said so. The worker is about to end by itself, and
-    may have something to do before.
+    """The script has failed or stopped, and its worker has said so. The worker is about to end by
+    itself, but may have something to save before.
     """
 
 
@@ -83,14 +83,14 @@ class ScriptSucceeded(Event):
     """The script has ended with 0, and its worker waits until it may leave.
 
     Attributes:
-        waits: It waits until the scripts of all ranks are over.
+        waits: Whether the worker has to wait until the scripts of all ranks are over.
     """
 
     waits: bool = False
 
 
 class MayLeave(Event):
-    """Nobody needs the worker any more, whose script is over."""
+    """The script is over, and no rank needs this worker any more."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,10 @@ class WorkerIsGone(Event):
     """The worker has ended, or cannot be killed.
 
     Attributes:
-        status: Its exit code, or minus its signal; None for one that could not be killed.
-        signal_may_follow: A signal has ended it that the launcher may have sent, and may be about
-            to send here.
+        status: The worker's exit code, or minus the number of the signal that ended it; None if it
+            could not be killed.
+        signal_may_follow: Whether the launcher may have ended the worker by a signal that this
+            supervisor is still to get.
     """
 
     status: int | None
@@ -109,21 +110,22 @@ class WorkerIsGone(Event):
 
 @dataclass(frozen=True)
 class VerdictIsKnown(Event):
-    """Rank 0 has decided that all end, or whoever decides where rank 0 is gone.
+    """The verdict is there: rank 0 has decided that all ranks end, or this rank has, because rank 0
+    is gone.
 
     Attributes:
-        terms: What it means here.
+        terms: What the verdict means for this rank.
     """
 
     terms: VerdictTerms
 
 
 class NobodyNeedsUs(Event):
-    """The failure monitor has said all that it had to say."""
+    """The failure monitor has nothing left to say, so this supervisor may leave."""
 
 
 class TimeIsOver(Event):
-    """The time of the phase is over, which some phases have."""
+    """The time limit of the phase is over. Only some phases have a limit."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Action:
 
 
 class HandOverWorld(Action):
-    """Give the worker what it needs to start the script, and watch for what it says."""
+    """Give the worker what it needs to start the script, and begin to read its messages."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,14 @@ class FailureAction(Action):
     """Something to do about a failure of this rank.
 
     Attributes:
-        failure: Which.
+        failure: The cause, the exit code, and what else is known.
     """
 
     failure: Failure
 
 
 class AbortRendezvous(FailureAction):
-    """End the rendezvous: the thread that waits for the other ranks tells them of this failure."""
+    """End the rendezvous. The thread that waits for the other ranks tells them of this failure."""
 
 
 class TellFailure(FailureAction):
@@ -157,8 +159,8 @@ class TellFailure(FailureAction):
 class WriteFailure(FailureAction):
     """Write the traceback to the rank's log.
 
-    Always after the failure has been told: it forks, and a slow file system must not delay the
-    verdict.
+    This comes always after the failure has been told: writing takes a fork, which must not delay
+    the verdict.
     """
 
 
@@ -167,7 +169,7 @@ class TellScriptIsOver(Action):
     """Tell the failure monitor that the script is over.
 
     Attributes:
-        waits: The worker stays until the scripts of all ranks are over.
+        waits: Whether the worker stays until the scripts of all ranks are over.
     """
 
     waits: bool = False
@@ -182,7 +184,9 @@ class TellEndAfterVerdict(Action):
 
 
 class AnnounceEnd(Action):
-    """Let the worker know that the signal to come is for another's failure."""
+    """Let the worker know that the signal it is about to get is for the root cause, and not the
+    launcher's.
+    """
 
 
 class LetLeave(Action):
@@ -191,11 +195,11 @@ class LetLeave(Action):
 
 @dataclass(frozen=True)
 class EndWorker(Action):
-    """Make the worker go. Of several of these the earliest time counts.
+    """End the worker. If this action comes several times, the earliest SIGKILL counts.
 
     Attributes:
-        ask: By SIGTERM first; not one that is about to end by itself.
-        within: Seconds until SIGKILL; None leaves it its time.
+        ask: Whether to send SIGTERM first; False if the worker is about to end by itself.
+        within: Seconds until SIGKILL; None for no limit, and then nothing is sent.
     """
 
     ask: bool
@@ -203,34 +207,35 @@ class EndWorker(Action):
 
 
 class ReportStatus(Action):
-    """Make a failure of how the worker has ended; :class:`RankHasFailed` follows."""
+    """Make a :class:`RankHasFailed` from the worker's exit code or signal."""
 
 
 @dataclass(frozen=True)
 class LingeringAction(Action):
-    """Something to do about a worker that has not ended for long after its script.
+    """Something to do about a worker that has not ended long after its script was over.
 
     Attributes:
-        since: When it was told that it may leave.
+        since: When the worker was told that it may leave.
     """
 
     since: float
 
 
 class NameLingering(LingeringAction):
-    """Print where it hangs."""
+    """Print where the worker hangs."""
 
 
 class ReportLingering(LingeringAction):
-    """Make a failure of where it hangs; :class:`RankHasFailed` follows."""
+    """Make a :class:`RankHasFailed` that says where the worker hangs."""
 
 
 @dataclass(frozen=True)
 class LeaveWith(Action):
-    """Leave with this error in the end; of several the last one counts.
+    """Have the supervisor raise this error when it leaves. If this action comes several times, the
+    last error counts.
 
     Attributes:
-        error: To be raised.
+        error: What :meth:`srunddp.supervisor.supervisor.Supervisor.run` raises.
     """
 
     error: BaseException

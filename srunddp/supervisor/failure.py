@@ -1,6 +1,6 @@
-"""How one rank failed, and how likely that is the cause of the run's end.
+"""How one rank failed, and how likely its failure is the cause of the run's end.
 
-The errors that a dead rank's peers see are secondary.
+When a rank dies, its peers see errors too; those errors are secondary.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from types import TracebackType
 from srunddp.supervisor.signals import signal_name
 from srunddp.util.cgroup import kills_whole_step
 
-# Bytes of a text once it is JSON, so that a message fits whatever letters it is in.
+# The longest text in bytes of JSON: a letter may take several, and the message must fit.
 _LONGEST = 24000
 _LONGEST_CAUSE = 500
 
 
 class FailureKind(IntEnum):
-    """The lower, the likelier this failure is the cause."""
+    """How likely a failure is the root cause: the lower the number, the likelier."""
 
     PRIMARY = 0
-    ABORTED = 1  # SIGABRT: a C++ library gave up, for a reason of its own or for a lost peer
-    NETWORK = 2  # Python's ConnectionError: of the script's own doing, or of a lost peer
-    SECONDARY = 3  # an error of a collective or of the store, as a lost peer causes it
+    ABORTED = 1  # SIGABRT: a C++ library gave up, for a reason of its own or because a peer is lost
+    NETWORK = 2  # Python's ConnectionError: from the script's own work, or because a peer is lost
+    SECONDARY = 3  # an error of a collective or of the store, such as a lost peer causes
     STOPPED = 4  # no failure: all ranks have agreed to end
-    SIGNALLED = 5  # after a signal from the launcher, which ends all ranks alike
+    SIGNALLED = 5  # a failure after the launcher's signal, which ends all ranks
 
 
 class FailureCategory(Enum):
@@ -38,7 +38,7 @@ class FailureCategory(Enum):
 
     OTHER = "other"
     WRONG_SCRIPT = "wrong script"  # a syntax or an import error: the script would fail again
-    OUT_OF_MEMORY = "out of memory"  # the kernel has killed the worker for that
+    OUT_OF_MEMORY = "out of memory"  # the kernel has killed the worker for lack of memory
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class ScriptError:
     """What a worker knows of the error that has ended its script.
 
     Attributes:
-        cause: In a few words.
-        traceback: As Python prints it, or empty.
-        weight: How likely it is the cause of the other ranks' failures.
-        category: What it means for another start.
+        cause: The error in one line.
+        traceback: The traceback as Python prints it, or empty.
+        weight: How likely the error is the root cause.
+        category: What the error means for another start.
     """
 
     cause: str
@@ -63,13 +63,16 @@ class Failure:
     """One rank's failure.
 
     Attributes:
-        rank, node: whose.
-        cause: in a few words; traceback: text, or empty.
-        exit_code: what the run is to end with.
-        weight: how likely it is the cause.
-        time: of the rank's own clock, in ISO 8601; for people, never to order by.
-        shown: the user has already seen it.
-        category: what it means for another start.
+        rank: The rank that failed.
+        node: The node of that rank.
+        cause: The reason in one line.
+        exit_code: The exit code of the run if this is the root cause.
+        weight: How likely this failure is the root cause.
+        traceback: The traceback or stack as text, or empty.
+        time: When it failed by its node's clock, in ISO 8601. It is for people only: failures are
+            never ordered by it.
+        shown: Whether the user has already seen the error.
+        category: What the failure means for another start.
     """
 
     rank: int
@@ -84,7 +87,7 @@ class Failure:
 
 
 def time_of_day() -> str:
-    """This node's clock, in ISO 8601 and UTC."""
+    """Return the time by this node's clock, in ISO 8601 with milliseconds, in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -92,8 +95,8 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
     """Describe an exception that has ended the script."""
     text = "".join(traceback.format_exception(type(error), error, trace))
     lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-    # A message may have several lines, and notes below it; of a syntax error the message is the
-    # last.
+    # A message may have several lines, and notes below it. For a syntax error Python prints the
+    # message last, below the line of source.
     cause = lines[-1 if isinstance(error, SyntaxError) else 0]
     if isinstance(error, SyntaxError | ImportError):
         category = FailureCategory.WRONG_SCRIPT
@@ -105,7 +108,12 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
 def of_exit(end: SystemExit, code: int) -> ScriptError:
     """Describe a ``sys.exit`` that has ended the script.
 
-    In the handler of a collective's error it counts as secondary, as that error would.
+    If the script calls ``sys.exit`` while it handles another error, that error gives the weight: in
+    the handler of a collective's error the exit is secondary too.
+
+    Args:
+        end: The exception that ``sys.exit`` has raised.
+        code: The exit code of the process.
     """
     if isinstance(end.code, str):
         said = f": {end.code}"[:_LONGEST_CAUSE]
@@ -119,10 +127,11 @@ def of_exit(end: SystemExit, code: int) -> ScriptError:
 
 
 def of_killed_supervisor(rank: int, node: str) -> Failure:
-    """Describe what another rank sees of one whose supervisor has ended without a word.
+    """Return the failure of a rank whose supervisor has ended without a message, as another rank
+    describes it.
 
-    Its worker ends with it, and nobody is left there who could read why. Where the kernel kills
-    supervisor and worker together when memory runs out, that is the likeliest cause.
+    The worker ends with its supervisor, so no process is left that could say why. If the kernel
+    kills the whole job step when memory runs out, lack of memory is the likeliest reason.
     """
     if kills_whole_step(os.environ):
         likely = ", probably out of memory, as OOMKillStep is on"
@@ -132,14 +141,14 @@ def of_killed_supervisor(rank: int, node: str) -> Failure:
 
 
 def by_launcher(number: int) -> str:
-    """The cause where the launcher has sent a signal that ends a run."""
+    """Return the cause of a failure for which the launcher's signal is the reason."""
     return (
         f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
     )
 
 
 def shortened(text: str) -> str:
-    """The beginning and the end of a long text."""
+    """Return the text, or its beginning and end if it is too long for a message."""
     half = _LONGEST // 2
     whole = text
     while len(json.dumps(text)) > _LONGEST:
@@ -148,7 +157,7 @@ def shortened(text: str) -> str:
     return text
 
 
-# What Gloo, NCCL and the store say when a peer has gone or does not come; they raise RuntimeErrors.
+# What the RuntimeErrors of Gloo, NCCL and the store say when a peer has gone or does not come.
 _SECONDARY = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|socket closed|"
     r"timed out (waiting|after)|wait timeout|watchdog|failed to recv",
@@ -157,8 +166,8 @@ _SECONDARY = re.compile(
 
 
 def _weight(error: BaseException) -> FailureKind:
-    """Of an exception and those that it was raised from, or while they were handled, the least
-    likely.
+    """Return the highest weight, which is the least likely cause, among an exception, its causes
+    and its contexts.
     """
     weights: dict[int, FailureKind] = {}
     following: BaseException | None = error

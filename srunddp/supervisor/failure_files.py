@@ -1,7 +1,5 @@
-"""The files about a failure.
-
-Each is written by a process of its own: a file system that does not answer holds up that process
-alone.
+"""Writes the files about a failure, each in a process of its own: if the file system does not
+answer, only that process hangs.
 """
 
 from __future__ import annotations
@@ -15,21 +13,32 @@ from pathlib import Path
 
 from srunddp.supervisor.worker_process import wait_for_child
 
-FILE_EXISTS = 3  # the exit code of a writer where a new file was wanted
+FILE_EXISTS = 3  # exit code of a writer that was to make a new file, but the file is there already
 _writers: list[int] = []
 
 
 def start_writer(path: Path, text: str, *, new: bool = False) -> int:
-    """Start to append to a file, or to make a ``new`` one; returns the process that does."""
+    """Start a process that appends a text to a file.
+
+    Args:
+        path: The file.
+        text: What to write.
+        new: Write nothing if the file exists; the process then ends with :data:`FILE_EXISTS`.
+
+    Returns:
+        The process id.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads: what they may hold is not needed there
+        # Python warns of a fork while other threads run. The child needs no lock of theirs.
+        warnings.simplefilter("ignore")
         pid = os.fork()
     if pid:
         _writers.append(pid)
         return pid
     code = 1
     try:
-        # While it is held up, nobody is to wait for the end of a connection or of our output.
+        # If this process hangs, nobody else may have to wait for the end of a connection or of the
+        # output that it has inherited.
         os.closerange(0, max(map(int, os.listdir("/proc/self/fd"))) + 1)
         opened = os.open(
             path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_APPEND), 0o644
@@ -43,18 +52,25 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int:
 
 
 def finish_writers(within: float) -> set[int]:
-    """Wait for all that were started, for so many seconds at most.
+    """Wait for all writers.
+
+    Args:
+        within: How many seconds to wait at most, for all of them together.
 
     Returns:
-        Those that have not ended, and need not be waited for.
+        The process ids of the writers that have not ended by then.
     """
     end = time.monotonic() + within
     return {pid for pid in _writers if wait_for_child(pid, end - time.monotonic()) is None}
 
 
 def rotate_previous(folder: Path) -> None:
-    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the
-    same folder.
+    """Rename the ``failure.json`` of an earlier attempt to ``failure.N.json``, N from 1.
+
+    Rank 0 calls this before its run can fail.
+
+    Args:
+        folder: The folder of the run's logs.
     """
     for number in itertools.count(1):
         earlier = folder / f"failure.{number}.json"

@@ -1,8 +1,9 @@
-"""What decides for all ranks when one fails: what a supervisor asks of it, what it knows of its own
-rank (:class:`RankContext`), and the failure monitor of a single process.
+"""The failure monitor, which each supervisor asks what the failure of one rank means for all.
 
-:class:`srunddp.supervisor.coordinator.Coordinator` does so on rank 0, and
-:class:`srunddp.supervisor.participant.Participant`, which obeys it, on the others.
+:class:`FailureMonitor` is its interface and the implementation for a single process. On rank 0 it
+is a :class:`srunddp.supervisor.coordinator.Coordinator`, which decides; on the other ranks it is a
+:class:`srunddp.supervisor.participant.Participant`, which obeys rank 0. :class:`RankContext` is
+what both know of their own rank.
 """
 
 import signal
@@ -21,7 +22,8 @@ from srunddp.supervisor.restart import RestartPolicy
 from srunddp.supervisor.root_cause import RootCause, report, write
 from srunddp.util.console import write_stderr
 
-# Of other ends whoever asked for them knows, and Python is silent about them, too.
+# A single process reports its end by these signals. Whoever sent another signal, such as SIGTERM,
+# knows why the process ends; Python prints nothing for it either.
 _UNFORESEEN = (
     signal.SIGKILL,
     signal.SIGSEGV,
@@ -33,17 +35,17 @@ _UNFORESEEN = (
 
 
 class FailureMonitor:
-    """What a supervisor asks of it. All times are those of the supervisor's :class:`ActiveClock`.
+    """Tells a supervisor what to do when a rank fails or finishes.
 
-    This class itself is for a single process: its failure is the root cause, and nobody else is
-    told.
+    The times of its methods are those of the supervisor's :class:`ActiveClock`. This class itself
+    is for a single process, whose failure is the root cause.
 
     Attributes:
-        root_cause: why all ranks leave now; None while they need not.
-        restart: what rank 0 has published for the next start of the run; None where there is none.
-        has_lost: whether a spare node is lost.
-        fenced: whether the worker has to end at once, as others may go on without it; cut_off: as
-            this node is lost.
+        root_cause: Why all ranks have to leave; None while the run goes on.
+        restart: The text that says where the ranks meet for the next start; None if none follows.
+        has_lost: Whether a spare node has been lost.
+        fenced: Whether the worker has to end at once, because others may go on with its rank.
+        cut_off: Whether this node may be cut off from the other nodes.
     """
 
     def __init__(
@@ -72,16 +74,14 @@ class FailureMonitor:
         return self._left or self.root_cause is not None
 
     def connections(self) -> Iterable[SupervisorConnection]:
-        """Those to watch for :meth:`on_readable`."""
+        """Return the connections for which the supervisor has to call :meth:`on_readable`."""
         return ()
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
-        """Read the messages of a connection, whose ``open`` says afterwards whether it has
-        ended.
-        """
+        """Read the messages of a connection. Afterwards its ``open`` is False if it has ended."""
 
     def fail(self, failure: Failure, now: float) -> None:
-        """This rank has failed."""
+        """Note that this rank has failed, which may set the root cause at once."""
         if not self.root_cause:
             shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
             self.root_cause = RootCause.of(replace(failure, shown=shown))
@@ -90,25 +90,28 @@ class FailureMonitor:
             write(self.root_cause, {}, self._folder)
 
     def next_start(self) -> NextStart:
-        """With spare nodes, what is known of a next start. Asked once the worker has ended."""
+        """Return what is known of the next start with spare nodes. The supervisor asks when the
+        worker has ended.
+        """
         return NextStart()
 
     def is_first_deputy(self) -> bool:
-        """Where rank 0 is gone, whether this one is the first that can act for it; asked when the
-        worker has ended.
+        """Return whether this rank is the first deputy that can be reached. It is asked when rank 0
+        is gone and the worker has ended.
         """
         return False
 
     def abandon(self, failure: Failure, now: float) -> bool:
-        """Leave the ranks of this node to a spare node, as this process cannot go on.
+        """Leave the ranks of this node to a spare node, because this process cannot go on.
 
         Args:
-            failure: Why it cannot.
+            failure: Why this process cannot go on.
             now: The time.
 
         Returns:
-            Whether they are left: there is a root cause from now on, or the one that there was
-            has changed. Else nothing was done, and this rank has failed.
+            Whether a spare node can take the ranks. If so, there is a root cause from now on, which
+            may replace an earlier one. If not, nothing was done, and the caller has to treat this
+            as a failure of this rank.
         """
         return False
 
@@ -120,32 +123,38 @@ class FailureMonitor:
             write_stderr(f"srunddp: {line}\n" if line else "")
 
     def done(self, *, waits: bool = False) -> None:
-        """The script is over, without an error; ``waits``: its worker stays until all scripts are
-        over, as with MPI.
+        """Note that the script is over without an error.
+
+        Args:
+            waits: Whether the worker stays until the scripts of all ranks are over, as with MPI.
         """
         self._done = True
 
     def left(self) -> None:
-        """The worker has ended with 0."""
+        """Note that the worker has ended with 0."""
         self._left = True
 
     def asked(self, by: str) -> None:
-        """Somebody wants an end of the run: no failure is a restart any more."""
+        """Note that a signal asks for an end of the run: no restart follows a failure any more.
+
+        Args:
+            by: The signal's name.
+        """
         self._asked_by = self._asked_by or f"{by} asks for an end"
 
     def uses_mpi(self) -> None:
-        """The script has started MPI, which cannot be started in these processes again: no restart
-        any more.
+        """Note that the script has started MPI. MPI cannot be started again in the same process, so
+        no restart is possible any more.
         """
         if self._restarts:
             self._restarts = None
             write_stderr("srunddp: --restarts has no effect from now on, as the script uses MPI\n")
 
     def ended(self) -> None:
-        """The worker has ended after the root cause was known."""
+        """Note that the worker has ended after the root cause was known."""
 
     def tick(self, now: float) -> float:
-        """Do what is due; returns the seconds until something is."""
+        """Do what is due, and return how many seconds later the next thing is."""
         return self._limits.single_looks
 
 
@@ -154,20 +163,25 @@ class RankContext:
     """What a failure monitor knows of its own rank.
 
     Attributes:
-        rank, node: of this supervisor; nodes: of the ranks that it knows, rank 0's among them.
-        stall_timeout: seconds without a step; 0 for no limit.
-        step: how many steps the worker has made; stacks: asks the worker for its stacks.
-        link_is_up: whether this node's interface has a link.
-        folder: of the run's logs.
-        restarts: on rank 0, decides whether the run starts anew; None without ``--restarts``.
-        asked: the number of the launcher's signal that ends this run, at a time; 0 for none.
-        lost_after: seconds without an answer of another node's kernel, after which that node is
+        rank: The rank of this supervisor.
+        node: The node of this supervisor.
+        nodes: The node of each task that this supervisor knows, by number; always with rank 0.
+        stall_timeout: Seconds without a step of any rank after which the run ends; 0 for no limit.
+        step: Returns how many steps the worker has made.
+        stacks: Asks the worker for its stacks, and returns them as text.
+        link_is_up: Returns whether this node's interface has a link.
+        folder: The folder of the run's logs; None if the run writes none.
+        lost_after: Seconds without an answer from another node's kernel after which that node is
             lost.
-        deputies: those that act for rank 0 when it is gone.
-        spare_nodes: of this start; None in a run without ``--spare-nodes``.
-        limits: how long it waits for what.
-        clock: for leases and for how long a deputy stays: one that a suspension does not stop. With
-            spare nodes theirs is the same.
+        restarts: Decides on rank 0 whether the run restarts; None on other ranks and without
+            ``--restarts``.
+        asked: Returns the number of the launcher's signal that counts as the end of this run at a
+            given time; 0 for none.
+        deputies: The ranks that act for rank 0 when rank 0 is gone.
+        spare_nodes: The spare nodes of this start; None in a run without ``--spare-nodes``.
+        limits: How long the failure monitor waits, and how often it looks.
+        clock: The clock of the leases, which goes on during a suspension. A deputy also measures by
+            it how long it stays.
     """
 
     rank: int
@@ -188,18 +202,20 @@ class RankContext:
 
     @property
     def ping_every(self) -> float:
-        """Seconds between two pings, which also say how many steps this rank has made."""
+        """Seconds between two pings. A ping also says how many steps this rank has made, so they
+        are more frequent if ``--stall-timeout`` is short.
+        """
         seldom = self.limits.pings_every
         return min(seldom, self.lost_after / 4, self.stall_timeout / 4 or seldom)
 
     @property
     def silent_after(self) -> float:
-        """Seconds without a ping, though the kernel answers, after which a supervisor is stopped or
-        starved.
+        """Seconds without a ping after which a supervisor counts as stopped or starved although its
+        node's kernel answers.
         """
         return self.lost_after + self.limits.starved_for
 
     @property
     def starved(self) -> str:
-        """The cause then."""
+        """The cause to report for a supervisor that counts as stopped or starved."""
         return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"

@@ -1,198 +1,211 @@
-"""The times of a supervisor: for how long it waits, and how often it looks. All are in seconds.
+"""The times of a supervisor, in seconds: how long it waits, and how often it looks.
 
-They are handed to whatever waits, so that one instance says all that a run goes by. What a user may
-choose has an option instead, whose default is here.
+One :class:`Limits` is handed to every part that waits, so a test can change all times in one place.
+A time that a user may choose is an option instead, and only its default is here.
 """
 
 from dataclasses import dataclass
 
 STALL_TIMEOUT = 300.0
-"""The default of ``--stall-timeout``: without a step of any rank for so long the run ends."""
+"""The default of ``--stall-timeout``: the run ends after so long without a step of any rank."""
 
 LOST_AFTER = 60.0
-"""The default of ``--lost-after``: without an answer of a node for so long it is lost."""
+"""The default of ``--lost-after``: a node is lost if it has not answered for so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The times that no option changes; the defaults are those of every run."""
+    """The times that no option changes. Every run has the defaults; only tests have others."""
 
     # The clock.
 
     late: float = 1.0
-    """By how much longer than asked for a wait counts. A busy machine wakes a process late by less;
-    what is longer is a suspension, and nobody's fault.
+    """How much of the time beyond the end of a wait still counts. A busy machine wakes a process
+    late by less than this. If a wait takes longer, this process was suspended, and the time does
+    not count against anybody.
     """
 
     longest_wait: float = 30.0
-    """The longest wait of a supervisor with nothing to do."""
+    """How long a supervisor with nothing to do waits at most before it looks again."""
 
     # The worker.
 
     stopped_for: float = 10.0
-    """For how long a worker may be stopped, as by SIGSTOP. A debugger or ``kill -STOP`` by mistake
-    may be quickly undone, and the other ranks hold their GPUs meanwhile.
+    """How long a worker may be stopped, as by SIGSTOP, before that is a failure. A debugger or a
+    mistaken ``kill -STOP`` may soon let it go on, but the other ranks hold their GPUs meanwhile.
     """
 
     stopped_looks: float = 1.0
-    """How often a supervisor looks at a stopped worker. Where both are stopped, no more than one
-    such wait counts, and :attr:`late`.
+    """How often a supervisor looks at a stopped worker. If the supervisor is stopped as well, only
+    one such wait and :attr:`late` count towards :attr:`stopped_for`.
     """
 
     kill_after: float = 1.0
-    """From SIGTERM to SIGKILL for a worker that ends for another's failure, and has nothing to
-    save.
+    """The time from SIGTERM to SIGKILL for a worker that is ended because of another rank's
+    failure, and has nothing to save.
     """
 
     gives_up_after: float = 10.0
-    """From SIGKILL until a worker is given up: it may have a GPU's memory to give back, and a
-    process in a kernel call that does not return cannot be killed.
+    """The time from SIGKILL until the supervisor gives the worker up. A killed worker may take some
+    seconds to give back a GPU's memory, and a process whose kernel call does not return cannot be
+    killed at all.
     """
 
     all_gone_within: float = 10.0
-    """The same for the processes that a worker leaves, all of them together."""
+    """How long the processes that a worker leaves behind may take to die, all of them together."""
 
     ends_within: float = 60.0
-    """For how long a process may stay when its script is over, before it is named; then it has its
-    ``--grace``.
+    """How long a worker may stay when its script is over before the user is told; after that it has
+    ``--grace`` until it counts as failed.
     """
 
     signal_may_follow: float = 0.1
-    """Between a worker's end by a signal and the same signal here: a launcher sends it to one after
-    the other.
+    """How long after a worker's end by a signal the supervisor may still get the same signal. A
+    launcher sends it to one process after the other.
     """
 
     forwards_every: float = 1.0
-    """How often a worker gets the same signal from its supervisor, where that cannot tell whether
-    the launcher's has reached the worker: one that comes twice at once would be handled twice.
+    """The shortest time between two times that the supervisor passes on the same signal if it
+    cannot tell whether the launcher's signal reaches the worker too. The worker would handle one
+    signal twice if both arrived at once.
     """
 
     stacks_within: float = 1.0
-    """In which a worker writes its stacks: faulthandler needs neither the GIL nor a file system."""
+    """How long a worker may take to write its stacks. It is short because faulthandler needs
+    neither the GIL nor a file system.
+    """
 
     stacks_look: float = 0.02
-    """How often a supervisor looks whether there are more of them."""
+    """How often a supervisor looks whether the worker has written more of its stacks."""
 
     # The end of a run.
 
     rendezvous_ends_within: float = 7.0
-    """From a failure during the rendezvous until this rank leaves: before that it tells the others,
-    for which it may have to connect to rank 0.
+    """How long after a failure during the rendezvous this rank may stay. In this time it tells the
+    others of its failure, for which it may first have to connect to rank 0.
     """
 
     killed_within: float = 12.0
-    """From the end of the worker until its supervisor leaves without a word of rank 0, besides
-    ``--grace``: longer than :attr:`gives_up_after`, within which all other workers have ended.
+    """How long after the end of its worker, besides ``--grace``, a supervisor waits for rank 0 to
+    close the connections. It is longer than :attr:`gives_up_after`, within which the workers of all
+    other ranks end.
     """
 
     last_word: float = 1.2
-    """For how long rank 0 leaves its connections open once all has been said. One message that was
-    lost on the way can be sent again: TCP's first repetition comes within a second.
+    """How long rank 0 keeps its connections open after its last message. A message that was lost on
+    the way can be sent again in this time: TCP first repeats it within a second.
     """
 
     looks_whether_sent: float = 0.1
-    """How often a rank whose worker has ended looks whether its last word is on its way."""
+    """How often a rank whose worker has ended looks whether its last message has been sent."""
 
     output_within: float = 0.5
-    """In which the terminal takes the rest of a rank's output; a reader that has stopped keeps
-    nobody.
+    """How long a supervisor waits for the terminal to take the rest of a rank's output. A reader
+    that has stopped must not hold up the end of the run.
     """
 
     files_written_within: float = 2.0
-    """In which the files about a failure are written, all of them together; a file system that does
-    not answer keeps nobody.
+    """How long a supervisor waits until the files about a failure are written, all of them
+    together. A file system that does not answer must not hold up the end of the run.
     """
 
     deputy_files_written_within: float = 0.5
-    """In which a deputy learns whether another has written ``failure.json``, and has thus spoken
-    for rank 0. It is silent meanwhile, and where the file system is slow it is better that two
-    speak than none.
+    """How long a deputy waits to learn whether another deputy has written ``failure.json`` and so
+    has already reported for rank 0. After that it reports itself: if the file system is slow, two
+    reports are better than none.
     """
 
     deputy_stays: float = 0.5
-    """For how long a deputy that has spoken for rank 0 can still be reached. The others notice the
-    end of rank 0 at moments of their own, and a deputy that has left counts as one that cannot
-    speak: the next one would say the same again.
+    """How long a deputy that has reported for rank 0 can still be reached. The other ranks notice
+    the end of rank 0 a little earlier or later, and if the first deputy had left by then, the
+    second would report the same again.
     """
 
     # Which failure is the cause.
 
     secondary_waits: float = 0.7
-    """For how long rank 0 waits for the cause of a failure that another has likely caused. Its
-    message may be on the way, or the other supervisor busy; all ranks wait for the decision.
+    """How long rank 0 waits for the cause when a failure arrives that another has likely caused.
+    The message about the cause may still be on the way, or the supervisor that has to send it may
+    be busy. It is short because all ranks wait for the decision.
     """
 
     signalled_waits: float = 300.0
-    """The same where ranks end by the launcher's signal, or have agreed to stop: who handles that
-    may be saving a checkpoint. It begins again with each rank that ends so. The launcher's own
-    limit, as Slurm's KillWait, most often ends this sooner.
+    """How long rank 0 waits for the other ranks when one has ended by the launcher's signal or has
+    agreed to stop. They may be saving checkpoints. The time begins again with each rank that ends
+    in this way. Most often the launcher's own limit, such as Slurm's KillWait, ends the run sooner.
     """
 
     signal_counts_for: float = 120.0
-    """After the launcher's signal what fails fails for that. So long after it there is a reason of
-    its own.
+    """How long after the launcher's signal that signal counts as the cause of this rank's failures.
+    A later failure has a cause of its own.
     """
 
     progress_after: float = 60.0
-    """Where nothing counts steps: a start that took as long has made some, and another start is
-    worth it.
+    """How long a start must have taken to count as progress, and so be worth a restart, in a run
+    whose script reports no steps.
     """
 
-    # Who is there.
+    # Which ranks are there.
 
     pings_every: float = 5.0
-    """Between two pings of a connection; fewer where ``--lost-after`` or ``--stall-timeout`` is
-    short, see :attr:`srunddp.supervisor.failure_monitor.RankContext.ping_every`.
+    """The time between two pings on a connection. It is shorter if ``--lost-after`` or
+    ``--stall-timeout`` is short, see
+    :attr:`srunddp.supervisor.failure_monitor.RankContext.ping_every`.
     """
 
     starved_for: float = 30.0
-    """Beyond ``--lost-after``: without a ping, though the kernel answers, a supervisor is stopped
-    or starved. A node that is short of memory or of processors may keep it from running for many
-    seconds.
+    """How long beyond ``--lost-after`` a supervisor may send no ping, while its node's kernel
+    answers, before it counts as stopped or starved. A node that is short of memory or processors
+    may keep a process from running for many seconds.
     """
 
     slurm_is_asked_after: float = 10.0
-    """Without a sign of a node, after two pings, Slurm is asked whether it is down."""
+    """How long a node must be silent before rank 0 asks Slurm whether it is down. By default two
+    pings are missing then.
+    """
 
     sinfo_within: float = 10.0
-    """In which ``sinfo`` answers; slurmctld may be busy, and nobody waits."""
+    """How long ``sinfo`` may take. It can be long, because slurmctld may be busy and only a thread
+    of its own waits.
+    """
 
     stalled_answer_within: float = 3.0
-    """In which all ranks answer with their stacks: :attr:`stacks_within`, and the way there and
-    back.
+    """How long all ranks may take to answer with their stacks: :attr:`stacks_within`, and the time
+    of the messages.
     """
 
     deputy_answers_within: float = 1.0
-    """In which a deputy's kernel accepts a connection: with one repetition on a network that
-    works.
+    """How long a deputy's kernel may take to accept a connection. It suffices for one repetition
+    by TCP on a network that works.
     """
 
     lease_ends_within: float = 3.0
-    """With spare nodes: in which a worker has ended once its lease is over, before others go on
-    without it. It is killed without being asked, see :attr:`late` and :attr:`all_gone_within`.
+    """How long after the end of its lease a worker may still run, with spare nodes; after that,
+    others go on without it. The worker is killed without SIGTERM, but its supervisor may wake late
+    (:attr:`late`).
     """
 
     single_looks: float = 3600.0
-    """How often the failure monitor of a single process has something to do, which is never."""
+    """How often the failure monitor of a single process is asked to act; it never has to."""
 
     # The thread that passes output on.
 
     relay_rests: float = 0.002
-    """Between two reads, where a script prints line by line: else each line would wake the
-    thread.
+    """The pause between two reads when a script prints line by line. Without it each line would
+    wake the thread.
     """
 
     relay_looks: float = 0.05
-    """How often it looks at the clock once the worker has ended."""
+    """How often the thread looks at the clock once the worker has ended."""
 
     relay_quiet: float = 0.2
-    """Without output for so long after the worker's end, a process that was left behind is taken to
-    be silent.
+    """How long no output must have come, after the worker's end, until the thread stops reading
+    although a process that was left behind holds the pipe open.
     """
 
     relay_holds: float = 0.5
-    """For how long the worker waits for a terminal that takes nothing, where a file has all: a
-    reader that is merely slower than a burst of output catches up.
+    """How long the worker has to wait for a terminal that takes nothing, when a file gets all the
+    output. A reader that is only slower than a burst of output catches up in this time.
     """
 
 

@@ -1,8 +1,9 @@
-"""Who is still there, as rank 0 knows it: pings, silence, and which node is lost.
+"""Which ranks are still there, as rank 0 sees it: pings, silence, and which node is lost.
 
-A node is lost when its kernel no longer answers: its connection ends, and says so. Two more things
-show here, which no connection says: a supervisor that is stopped or starved sends no pings although
-its kernel answers, and Slurm may know that a node is down long before a connection ends.
+When a node's kernel no longer answers, the connection ends and is marked as lost. Rank 0 notices
+two more cases without the end of a connection: a supervisor that is stopped or starved sends no
+pings although its kernel answers, and Slurm may know that a node is down long before the connection
+ends.
 """
 
 import os
@@ -17,11 +18,13 @@ from srunddp.supervisor.messages import Pong
 
 
 class Liveness:
-    """When rank 0 last heard of each other task. All times are of the supervisor's clock, which a
-    suspension stops: after it nobody has been silent.
+    """When rank 0 last heard from each other task.
+
+    All times are those of the supervisor's clock, which stands still during a suspension, so that
+    afterwards no task counts as silent.
 
     Attributes:
-        next_look: when :meth:`look` is due again. The clock begins at 0, and the first look is one
+        next_look: When :meth:`look` is due again. The clock begins at 0, and the first look is one
             interval later.
     """
 
@@ -35,21 +38,21 @@ class Liveness:
         self.next_look = context.ping_every
 
     def note(self, rank: int, now: float) -> None:
-        """Something has come from a rank, or from a task of a spare node."""
+        """Note that something has come from a rank, or from a task of a spare node."""
         self._heard_at[rank] = now
 
     def look(self, now: float) -> None:
-        """Begin to expect pings of who has said nothing yet, and say when to look again."""
+        """Set the next look, and treat tasks that have said nothing yet as heard from now."""
         self.next_look = now + self._context.ping_every
-        # A long rendezvous is no silence: nothing is expected before the first look.
+        # No ping is expected before the first look, because the rendezvous may have taken long.
         for rank in self._connections:
             self._heard_at.setdefault(rank, now)
 
     def ping(self, ranks: Iterable[int]) -> None:
-        """Send a ping to these ranks, where their connection is open.
+        """Send a ping to each of these ranks whose connection is open.
 
-        Each side's kernel notices the loss of the other only if something that was sent goes
-        without an answer.
+        A kernel notices the loss of the other node only if it has sent something that is not
+        answered.
         """
         for rank in ranks:
             connection = self._connections.get(rank)
@@ -57,15 +60,19 @@ class Liveness:
                 connection.send(Pong())
 
     def silent_supervisors(self, now: float) -> set[int]:
-        """Return the tasks whose kernel answers, and whose supervisor has sent no ping for too
-        long.
+        """Return the tasks whose supervisor has sent nothing for too long although its kernel
+        answers.
         """
         return self._silent(now, self._context.silent_after)
 
     def node_that_is_down(self, now: float, ranks: Collection[int]) -> str | None:
-        """Return a silent node of these ranks that Slurm takes for down; None where there is none.
+        """Return a silent node that Slurm says is down; None if there is none.
 
-        Slurm is asked in a thread, so that its answer is there at a later look.
+        A thread asks Slurm, so the answer counts at a later look.
+
+        Args:
+            now: The time.
+            ranks: Only nodes of these ranks count.
         """
         silent = self._silent(now, self._context.limits.slurm_is_asked_after)
         nodes = {self._context.nodes[rank] for rank in silent if rank in ranks}
@@ -77,25 +84,26 @@ class Liveness:
         return None
 
     def lost_node(self, rank: int, now: float, *, is_cut_off: bool) -> str:
-        """Return which node is lost, as the connection to a rank is: its node, or our own.
+        """Return which node is lost when the connection to a rank is lost: the rank's node or our
+        own.
 
         Args:
-            rank: Whose kernel no longer answers.
+            rank: The rank whose kernel no longer answers.
             now: The time.
-            is_cut_off: Most of the tasks no longer answer, which only spare nodes tell.
+            is_cut_off: Whether most of the tasks no longer answer; known only with spare nodes.
         """
         own = self._context.node
-        # The link is looked at last, as that asks the kernel for all interfaces.
+        # The link is checked last, because this asks the kernel for all interfaces.
         if is_cut_off or self._nobody_answers(now) or not self._context.link_is_up():
             return own
         return self._context.nodes[rank]
 
     def _nobody_answers(self, now: float) -> bool:
-        """Whether none of several other nodes does; with a single one either side may be cut off.
+        """Whether all other nodes are silent or lost, and there are at least two of them.
 
-        The connections to several nodes that are cut off at once end one after the other. When the
-        first one ends, the others have been silent for some time: half of what ends them is enough
-        to tell.
+        With a single other node, either of the two may be cut off. If this node is cut off, the
+        connections to the others end one after the other. When the first one ends, the others have
+        been silent for nearly as long, so half of ``--lost-after`` is enough here.
         """
         nodes = self._context.nodes
         others = {rank for rank in self._connections if nodes[rank] != self._context.node}
@@ -104,7 +112,9 @@ class Liveness:
         return others <= silent | lost and len({nodes[rank] for rank in others}) > 1
 
     def _silent(self, now: float, seconds: float) -> set[int]:
-        """Return the tasks with an open connection of which nothing has come for so long."""
+        """Return the tasks whose connection is open, but from which nothing has come for so many
+        seconds.
+        """
         return {
             rank
             for rank, heard_at in self._heard_at.items()
@@ -113,11 +123,11 @@ class Liveness:
 
 
 class DownNodes:
-    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been
-    received for a while.
+    """The nodes that Slurm says are down, among the silent nodes that it was asked about.
 
     Attributes:
-        names: of the last answer; empty outside a job step, and where there is no ``sinfo``.
+        names: The nodes that are down by the last answer; empty outside a job step, and if
+            there is no ``sinfo``.
     """
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -126,7 +136,7 @@ class DownNodes:
         self._thread = threading.Thread()
 
     def ask(self, nodes: set[str]) -> None:
-        """Ask for these in a thread, unless one does so already."""
+        """Ask Slurm about these nodes in a thread, unless an earlier thread still asks."""
         if "SLURM_STEP_ID" in os.environ and not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._ask, args=(",".join(sorted(nodes)),), daemon=True
@@ -134,7 +144,8 @@ class DownNodes:
             self._thread.start()
 
     def _ask(self, nodes: str) -> None:
-        # Most runs need none of it, and here it delays nobody.
+        # Imported here because most runs never need it, and in this thread the import delays
+        # nobody.
         from srunddp.util import slurm_command
 
         command = ("sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t")

@@ -1,6 +1,6 @@
-"""What a rank's supervisor and rank 0's tell each other after the rendezvous.
+"""The messages between a rank's supervisor and rank 0's after the rendezvous.
 
-All ranks of a run have one version of srunddp, so that what is said may change with a release.
+All ranks of a run have the same version of srunddp, so the messages may change with a release.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from srunddp.util.messages import Message
 
 
 class RankMessage(Message):
-    """What rank 0's supervisor and another's tell each other."""
+    """A message between a rank's supervisor and rank 0's after the rendezvous."""
 
 
 # From a rank to rank 0.
@@ -23,8 +23,8 @@ class ScriptIsOver(RankMessage, kind="script_is_over"):
     """The rank's script has ended with 0.
 
     Attributes:
-        waits: Its worker stays until the scripts of all ranks are over, as MPI is initialised or a
-            restart is possible.
+        waits: Whether its worker stays until the scripts of all ranks are over, because MPI is
+            initialised or a restart is possible.
     """
 
     waits: bool = False
@@ -37,12 +37,14 @@ class WorkerHasEnded(RankMessage, kind="worker_has_ended"):
 
 @dataclass(frozen=True)
 class HasFailed(RankMessage, kind="has_failed"):
-    """How the rank has failed.
+    """The rank has failed.
 
     Attributes:
-        cause, traceback, exit_code, time, shown: As of a failure.
-        weight: Its :class:`FailureKind`, which says how likely it is the cause of the others.
-        category: Its :class:`FailureCategory`, which says what it means for another start.
+        cause, traceback, exit_code, time, shown: The fields of the failure with these names.
+        weight: The number of its :class:`FailureKind`, which says how likely the failure is the
+            root cause.
+        category: The value of its :class:`FailureCategory`, which says what the failure means for
+            another start.
     """
 
     cause: str
@@ -75,8 +77,7 @@ class HasFailed(RankMessage, kind="has_failed"):
         """Return the failure that the message is about.
 
         Args:
-            rank, node: Whose it is: of the rank at the other end of the connection, whatever the
-                message says.
+            rank, node: The rank at the other end of the connection, and its node.
         """
         return Failure(
             rank=rank,
@@ -97,7 +98,8 @@ class Ping(RankMessage, kind="ping"):
 
     Attributes:
         step: How many steps its worker has made.
-        sent_at: With spare nodes, the rank's time; echo: the last time of rank 0 that it has seen.
+        sent_at: With spare nodes, the rank's time; echo: the last time that the rank has received
+            from rank 0.
     """
 
     step: int
@@ -107,12 +109,14 @@ class Ping(RankMessage, kind="ping"):
 
 @dataclass(frozen=True)
 class LeaseHasEnded(RankMessage, kind="lease_has_ended"):
-    """The rank has had no answer for ``--lost-after``. It ends its worker, and hears no more."""
+    """The rank has had no answer from rank 0 for ``--lost-after``. It ends its worker, and ignores
+    what rank 0 sends from now on.
+    """
 
 
 @dataclass(frozen=True)
 class EndRequested(RankMessage, kind="end_requested"):
-    """A signal asks the rank for an end of the run: no failure is a restart from now on.
+    """A signal to the rank asks for an end of the run, so no restart follows a failure any more.
 
     Attributes:
         by: The signal's name.
@@ -123,7 +127,7 @@ class EndRequested(RankMessage, kind="end_requested"):
 
 @dataclass(frozen=True)
 class UsesMpi(RankMessage, kind="uses_mpi"):
-    """The rank's script has imported ``mpi4py.MPI``: no restart from now on."""
+    """The rank's script has imported ``mpi4py.MPI``, so no restart is possible any more."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +137,10 @@ class EndedAfterVerdict(RankMessage, kind="ended_after_verdict"):
 
 @dataclass(frozen=True)
 class Stacks(RankMessage, kind="stacks"):
-    """Where the rank's worker is, as rank 0 has asked.
+    """The answer to ``stacks_wanted``: where the rank's worker is.
 
     Attributes:
-        text: Python's stacks of its threads.
+        text: The Python stacks of the worker's threads; empty if it gave none in time.
     """
 
     text: str
@@ -147,11 +151,12 @@ class Stacks(RankMessage, kind="stacks"):
 
 @dataclass(frozen=True)
 class Pong(RankMessage, kind="pong"):
-    """Rank 0 is still there. With spare nodes it answers each ping.
+    """Rank 0 is still there. With spare nodes, each ping is answered by this message.
 
     Attributes:
-        asked_by: Who wants an end of the run; empty where nobody does.
-        sent_at: With spare nodes, rank 0's time; echo: the last time of the rank that it has seen.
+        asked_by: The signal that asks for an end of the run, as text; empty for none.
+        sent_at: With spare nodes, rank 0's time; echo: the last time that rank 0 has received from
+            the rank.
     """
 
     asked_by: str = ""
@@ -166,26 +171,30 @@ class StacksWanted(RankMessage, kind="stacks_wanted"):
 
 @dataclass(frozen=True)
 class AllScriptsAreOver(RankMessage, kind="all_scripts_are_over"):
-    """The scripts of all ranks have ended: who has waited for that may leave."""
+    """The scripts of all ranks are over, so a worker that has waited for this may leave."""
 
 
 @dataclass(frozen=True)
 class StayUntilClosed(RankMessage, kind="stay_until_closed"):
-    """After a restart for memory: end when this connection ends, as soon as all workers have.
+    """The supervisor stays until rank 0 ends this connection, which it does when the workers of all
+    ranks have ended.
 
-    Else srun ends the step with the first task that ends on the node that was short of memory.
+    Rank 0 sends this after a restart for lack of memory. Without it srun would end the step as soon
+    as a task ends on the node that ran out of memory.
     """
 
 
 @dataclass(frozen=True)
 class Verdict(RankMessage, kind="verdict"):
-    """The run, or this start of it, is over: all end now.
+    """The run, or this start of it, is over, and all ranks end now.
 
     Attributes:
         culprits: The ranks of the root cause.
-        exit_code: What all end with, from 1 to 255.
-        restart_at: What rank 0 has published for the next start; None where there is none.
-        node_is_given_up: The ranks of this node go to another. It ends with 0, and at once.
+        exit_code: The exit code of all ranks, from 1 to 255.
+        restart_at: The text that says where the ranks meet for the next start; None if none
+            follows.
+        node_is_given_up: Whether the ranks of this node move to another node. If so, this rank ends
+            at once and with 0.
     """
 
     culprits: tuple[int, ...]

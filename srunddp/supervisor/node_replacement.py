@@ -1,7 +1,7 @@
-"""What a failure monitor asks of spare nodes, in a run that has some.
+"""What a failure monitor needs from spare nodes, in a run that has some.
 
-The package :mod:`srunddp.spare_nodes` answers. A run without ``--spare-nodes`` has none of these
-objects, and imports nothing of that package.
+The package :mod:`srunddp.spare_nodes` implements it. A run without ``--spare-nodes`` has none of
+these objects and does not import that package.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from srunddp.supervisor.root_cause import RootCause
 
 @dataclass(frozen=True)
 class NextStart:
-    """What the rendezvous of a next start has to know.
+    """What the rendezvous of the next start has to know.
 
     Attributes:
-        expected: The numbers of the tasks that are known to be alive, and will come.
-        quorum: How many tasks must come before a new rank 0 may go on. If fewer do, this is the
-            side that is cut off.
-        not_before: By the clock of the leases, when the workers of all nodes that are lost have
-            ended in any case.
+        expected: The numbers of the tasks that are known to be alive and will come.
+        quorum: How many tasks must come before a new rank 0 may go on. If fewer come, this side of
+            a split network is cut off.
+        not_before: The time, by the clock of the leases, by which the workers of all lost nodes
+            have ended.
     """
 
     expected: tuple[int, ...] = ()
@@ -34,11 +34,11 @@ class NextStart:
 
 
 class LeaseTimes(NamedTuple):
-    """The times that a message carries.
+    """The times that prolong a lease; a ping and its answer carry them.
 
     Attributes:
-        sent_at: Its sender's time.
-        echo: The last time of the receiver's that the sender has seen.
+        sent_at: When the message was sent, by the sender's clock.
+        echo: The last ``sent_at`` that the sender has received from the other side; 0 for none yet.
     """
 
     sent_at: float
@@ -46,91 +46,100 @@ class LeaseTimes(NamedTuple):
 
 
 class WorkerLease(Protocol):
-    """Until when a worker may run without an answer of rank 0."""
+    """How long the worker of a rank other than 0 may run without an answer from rank 0."""
 
     @property
     def ends(self) -> float:
-        """When the lease is over, by the clock of the leases."""
+        """When the lease is over, by this side's clock."""
 
     @property
     def other_ended(self) -> float:
-        """When rank 0's worker has ended at the latest, if rank 0 has heard nothing of this side
-        since its last message here.
+        """The time, by this side's clock, by which rank 0's worker has ended if no further message
+        arrives from rank 0.
         """
 
     def stamp(self) -> LeaseTimes:
-        """Return the times that a message to rank 0 carries."""
+        """Return the times to send with the next message to rank 0."""
 
     def note(self, sent_at: float | None, echo: float | None) -> None:
-        """Take in the times of a message of rank 0's."""
+        """Prolong the lease by the times of a message from rank 0; without times, do nothing."""
 
 
 class NodeReplacement(Protocol):
-    """Rank 0's part: which nodes are left after a failure, and whether this side may go on."""
+    """What rank 0 decides with spare nodes: which nodes are given up after a failure, and whether
+    this side of a split network may go on.
+    """
 
     @property
     def can_move(self) -> bool:
-        """Whether ranks can go to a spare node: not in the last start, which no restart follows,
-        and not if no task of a spare node can take over from rank 0.
+        """Whether ranks can move to spare nodes. They cannot in the last start, which no restart
+        follows, and not if no task of a spare node can take over from rank 0.
         """
 
     def drop(self, number: int) -> bool:
-        """A task of a spare node has ended: its node can take no rank any more.
+        """Give up a task of a spare node: its node can take no ranks any more.
+
+        Args:
+            number: The task's number.
 
         Returns:
-            Whether the node could until now.
+            Whether this is the first task of its node that is given up.
         """
 
     def cut_off_in(self, still_open: int) -> float:
-        """Return in how many seconds rank 0 has had no answer of most of the tasks for too long.
+        """Return in how many seconds rank 0 is cut off unless more tasks answer.
+
+        The result is 0 or less if rank 0 is cut off already, and infinite if no lease is in force.
 
         Args:
-            still_open: To how many tasks there is a connection.
+            still_open: How many connections to other tasks are open.
         """
 
     def nodes_to_leave(self, root_cause: RootCause, before: Starts) -> set[str]:
-        """Return the nodes whose ranks go to others in the next start.
+        """Return the nodes whose ranks have to move to other nodes in the next start.
 
         Args:
-            root_cause: Of this one's end.
-            before: What the starts before have come to.
+            root_cause: Why this start ends.
+            before: What is known of the earlier starts.
         """
 
     def are_too_few_for(self, left: Collection[str]) -> bool:
-        """Whether the ranks of these nodes have no others to go to."""
+        """Whether there are fewer usable spare nodes than these nodes, whose ranks must move."""
 
     def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
-        """The ranks have been told of the end of this start: note what the next one has to know.
+        """Note what the next start has to know, once the ranks have been told that this one is
+        over.
 
         Args:
-            left: The nodes whose ranks go to others.
-            there: The tasks that are still there, on whatever node.
+            left: The nodes whose ranks move to other nodes.
+            there: The tasks that are still there, those on ``left`` included.
         """
 
     def next_start(self) -> NextStart:
-        """Return what the rendezvous of the next start has to know."""
+        """Return which tasks the next rendezvous expects, its quorum, and when it may complete."""
 
     def answer(self, rank: int, ping: Ping, asked_by: str) -> None:
-        """Answer a ping, which makes the lease of its sender longer.
+        """Answer a ping. The answer prolongs the lease of the worker that sent it.
 
         Args:
-            rank: Whose it is, or the number of a spare node's task.
-            ping: The message.
-            asked_by: Who wants an end of the run; empty where nobody does.
+            rank: The sender: a rank, or the number of a spare node's task.
+            ping: Its times prolong rank 0's own lease.
+            asked_by: The signal that asks for an end of the run, as text; empty for none.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodesOfStart:
-    """The spare nodes of one start, as the failure monitor of any task has them.
+    """What the failure monitor of any task has to know of the spare nodes in one start.
 
     Attributes:
-        numbers: Of the tasks that wait on spare nodes, as far as this task knows them.
-        takeover: What stands for rank 0's publication when rank 0 is gone: where the deputies
-            listen. It is empty if no rank moves: in the last start, which no restart follows, and
-            where no task of a spare node can take over.
-        replacement: Returns rank 0's part, for its connections to the other tasks.
-        lease: Begins the lease of a task other than rank 0; returns None if no rank moves.
+        numbers: The numbers of the tasks that wait on spare nodes, as far as this task knows them.
+        takeover: The text that says where the deputies listen. The ranks meet there when rank 0 is
+            gone. It is empty if no rank can move, see :attr:`NodeReplacement.can_move`.
+        replacement: Makes rank 0's :class:`NodeReplacement` from its connections to the other
+            tasks, by their numbers.
+        lease: Begins and returns the lease of a task other than rank 0; returns None if no rank can
+            move.
     """
 
     numbers: frozenset[int]

@@ -1,5 +1,5 @@
-"""The failure monitor of every rank but rank 0: it tells rank 0's supervisor what happens here, and
-obeys it.
+"""The failure monitor of every rank but rank 0. It tells rank 0's supervisor what happens to this
+rank, and does what rank 0 decides.
 """
 
 from collections.abc import Iterable
@@ -30,16 +30,16 @@ from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_dep
 
 
 class RankZeroEnd(Enum):
-    """How rank 0 is gone, as another rank sees it.
+    """In which way another rank sees that rank 0 is gone.
 
     Attributes:
-        may_go_on: Rank 0's node may be there and cut off, or this one may be, so that rank 0 may go
-            on on the other side. Else its processes have ended.
+        may_go_on: Whether the processes of rank 0 may still run, for example on the other side of
+            a split network. If not, they have ended.
     """
 
     KILLED = "its supervisor has ended, and its kernel has closed or reset the connection"
     UNREACHABLE = "its kernel does not answer: ours has given the connection up"
-    SILENT = "its kernel answers, and its supervisor does not: it is stopped or starved"
+    SILENT = "its kernel answers, but its supervisor does not: it is stopped or starved"
     LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
 
     @property
@@ -50,9 +50,9 @@ class RankZeroEnd(Enum):
 class Participant(FailureMonitor):
     """The failure monitor of a rank above 0.
 
-    It needs rank 0 until its worker has ended with 0 or a root cause is known. Until then the end
-    of rank 0 is a root cause of its own, see :class:`RankZeroEnd`; afterwards it is what the others
-    wait for.
+    It needs rank 0 until the worker has ended with 0 or a root cause is known. Until then the loss
+    of rank 0 is itself a root cause, see :class:`RankZeroEnd`. Afterwards this rank expects rank 0
+    to close the connection.
     """
 
     def __init__(self, context: RankContext, connection: SupervisorConnection) -> None:
@@ -63,13 +63,17 @@ class Participant(FailureMonitor):
         self._lease: WorkerLease | None = None
         if context.spare_nodes:
             self._lease = context.spare_nodes.lease()
-        self._waits = False  # the worker stays until the scripts of all ranks are over
-        self._stays = False  # until rank 0 closes, though the worker has ended with 0
+        # Whether the worker stays until the scripts of all ranks are over.
+        self._waits = False
+        # Whether the supervisor stays until rank 0 closes, even if the worker has ended with 0.
+        self._stays = False
         self._rank_zero_end: RankZeroEnd | None = None
-        self._hears = True  # until this rank goes on without rank 0
-        # The supervisor's clock begins at 0: the first ping is one interval later, not at once.
+        # False once this rank goes on without rank 0.
+        self._hears = True
+        # The supervisor's clock begins at 0, so the first ping is sent one interval later.
         self._heard = self._pinged = 0.0
-        self._stays_until = 0.0  # by the context's clock, where it has spoken for rank 0
+        # Until when this rank stays after it has reported for rank 0, by the context's clock.
+        self._stays_until = 0.0
 
     @property
     def released(self) -> bool:
@@ -77,7 +81,8 @@ class Participant(FailureMonitor):
 
     @property
     def finished(self) -> bool:
-        # After a failure when rank 0 closes: a launcher kills all at the first bad end.
+        # After a failure, leave only when rank 0 has closed: at the first rank that ends with an
+        # error a launcher may kill all.
         stays = self._stays or self.root_cause is not None
         if stays:
             return not self._connection.open and self._context.clock() >= self._stays_until
@@ -90,7 +95,7 @@ class Participant(FailureMonitor):
         self._heard = now
         messages = connection.read()
         if not self._hears:
-            # Reading has found the connection open again, if it is.
+            # read() sets `open` by what it finds, but this connection counts as ended.
             connection.open = False
             return
         for message in messages:
@@ -120,8 +125,8 @@ class Participant(FailureMonitor):
         self._notice_end(now)
 
     def done(self, *, waits: bool = False) -> None:
-        # The store is rank 0's. But where a rank fails while another is in MPI_Finalize, Open MPI's
-        # mpirun may hang.
+        # torch's store is rank 0's, so this worker need not stay for the others. But if one rank
+        # fails while another is in MPI_Finalize, Open MPI's mpirun may hang; hence `waits`.
         super().done()
         self._waits = waits
         self._connection.send(ScriptIsOver(waits))
@@ -145,8 +150,8 @@ class Participant(FailureMonitor):
         if not self._lease:
             return False
         self.root_cause = RootCause.of(failure)
-        # Also where a verdict had said where the ranks meet again: without its launcher this
-        # process does not go on.
+        # Even if a verdict had announced a restart: without its launcher this process takes no
+        # part.
         self.restart = None
         self.fenced = True
         self._connection.end()
@@ -154,7 +159,7 @@ class Participant(FailureMonitor):
         return True
 
     def _hangs_up(self) -> None:
-        """Take what still comes from rank 0 for nothing."""
+        """Ignore whatever still comes from rank 0."""
         self._hears = False
         self._connection.open = False
 
@@ -198,35 +203,38 @@ class Participant(FailureMonitor):
         return self._rank_zero_end is not None and self._rank_zero_end.may_go_on
 
     def _notice_end(self, now: float) -> None:
-        """See whether rank 0 is gone, and end the run here if it is."""
+        """End the run on this rank if rank 0 is gone."""
         if not self._needs_rank_zero:
             return
         end = self._how_rank_zero_is_gone(now)
         if end is None:
             return
         if self._context.asked(now) and not self._failure:
-            # The launcher ends one node after the other, and the worker may have something to save.
+            # The launcher's signal explains why rank 0 is gone: the launcher ends one node after
+            # the other. The worker here may still have something to save.
             return
         if end is RankZeroEnd.LEASE_OVER:
-            # In this order: nothing can be sent any more once our side has ended. Without the
-            # message rank 0, which may be there, would take that end for a killed supervisor, and
-            # not for a lost node.
+            # The message goes first, because nothing can be sent once this side has ended the
+            # connection. Without it rank 0, if it is there, would see a killed supervisor instead
+            # of a lost node.
             self._connection.send(LeaseHasEnded())
             self._connection.end()
         self._end_without_rank_zero(end, now)
 
     def _how_rank_zero_is_gone(self, now: float) -> RankZeroEnd | None:
-        """Return the way in which rank 0 is gone, the surest first; None where it is there."""
+        """Return in which way rank 0 is gone, by the surest sign that there is; None if it is not
+        gone.
+        """
         if not self._connection.open:
             if self._connection.lost:
                 return RankZeroEnd.UNREACHABLE
             return RankZeroEnd.KILLED
         if self._lease_ends(now) <= self._context.clock():
             return RankZeroEnd.LEASE_OVER
-        # A rank whose script is over does not need to be heard, and rank 0 does not ping it.
+        # Rank 0 does not ping a rank whose script is over, so such a rank expects nothing.
         heard = self._heard or now
         if now - heard > self._context.silent_after and not self._done:
-            # A write may have failed for the same reason, before a read has.
+            # A write may have found the connection lost before a read has.
             return RankZeroEnd.UNREACHABLE if self._connection.lost else RankZeroEnd.SILENT
         return None
 
@@ -239,12 +247,15 @@ class Participant(FailureMonitor):
             self.restart = context.spare_nodes.takeover
             self.fenced = True
             self.cut_off = end.may_go_on
-        # Else a new rank 0 says so, once others have come to it.
+        # If rank 0 may go on and there are spare nodes, a new rank 0 reports the loss when the
+        # other tasks have come to it.
         if not (end.may_go_on and self._lease):
             self._act_for_rank_zero()
 
     def _act_for_rank_zero(self) -> None:
-        """Where rank 0 is gone, the first deputy says so, unless it is cut off itself."""
+        """Report the root cause if this rank is the first deputy that can be reached, or if there
+        are no deputies; but not if this node is cut off itself.
+        """
         deputies = self._context.deputies
         if (deputies.listening and not deputies.here) or self._is_cut_off():
             return
@@ -268,12 +279,14 @@ class Participant(FailureMonitor):
         )
 
     def _own_root_cause(self, end: RankZeroEnd) -> RootCause:
-        """Without rank 0: this rank's own failure, else a lost node, rank 0's or ours, else rank
-        0's supervisor.
+        """Return the root cause as this rank sees it without rank 0.
+
+        It is this rank's own failure if the loss of rank 0 cannot have caused that; else the death
+        of rank 0's supervisor if ``end`` is KILLED; else a lost node, rank 0's or this one.
         """
         context = self._context
         failure = self._failure
-        # An error of a collective is what a lost rank 0 causes.
+        # If rank 0 is lost, the error of a collective follows from that.
         follows = end.may_go_on and failure is not None and failure.weight is FailureKind.SECONDARY
         if failure is not None and not follows:
             return RootCause.of(failure)

@@ -1,12 +1,13 @@
 """The phases of one rank's supervisor: what may happen in each, and what is done then.
 
-:func:`advance` is all there is to it: a pure function of the state and an event. The supervisor
-reads events from sockets, signals and the clock, asks this function, and carries the actions out.
-What is not in :data:`TABLE` changes nothing.
+:func:`advance` is a pure function of the state and an event. The supervisor reads events from
+sockets, signals and the clock, calls this function, and carries out the actions that it returns. An
+event that is not in :data:`TABLE` changes nothing.
 
-A path without a failure is MEETING, RUNNING, FINISHING, LEAVING, GONE, OVER. Two things turn off
-from it: a failure of this rank, which is told once, and the verdict, upon which the worker is ended
-(ENDING, CLOSING). After the ranks have met a failure changes no phase but CRASHED.
+Without a failure the phases are MEETING, RUNNING, FINISHING, LEAVING, GONE, OVER. Two things lead
+away from this path: a failure of this rank, which is told once, and the verdict, after which the
+worker is ended (ENDING, CLOSING). Once the ranks have met, a failure changes the phase only in
+CRASHED.
 """
 
 from __future__ import annotations
@@ -54,17 +55,17 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 
 
 class Phase(Enum):
-    """Where one rank's supervisor is; the values say what that means."""
+    """Where one rank's supervisor is; the value describes the phase in words."""
 
     MEETING = "the worker is there, and the ranks meet"
     ENDED_EARLY = "the worker has ended while the ranks meet, and its failure is not told yet"
-    ABORTING = "this rank has failed while the ranks meet; it tells the others, which may wait"
+    ABORTING = "this rank has failed while the ranks meet, and is telling the others"
     UNMET = "the ranks have not met, and the worker is being ended"
     RUNNING = "the script runs"
     FINISHING = "the script is over, and its worker waits until it may leave"
     LEAVING = "the worker may leave, and ends by itself"
-    LINGERING = "the worker has been named, as it has not ended for long"
-    CRASHED = "the worker has ended, not with 0, and its failure is not told yet"
+    LINGERING = "the worker has not ended long after its script, and the user has been told so"
+    CRASHED = "the worker has ended, but not with 0, and its failure is not told yet"
     ENDING = "the verdict is known, and the worker is being ended"
     GONE = "the worker has ended, and the other ranks go on, or the verdict is still to come"
     CLOSING = "the verdict is known, the worker has ended, and rank 0 closes the connections"
@@ -72,12 +73,12 @@ class Phase(Enum):
 
 
 class Times(NamedTuple):
-    """The seconds that the phases go by.
+    """The times on which the phases depend, in seconds.
 
     Attributes:
-        grace: What the end of a script may take that has failed or stopped; None for no limit, as
-            of a single process, for which nobody waits.
-        restart_grace: The same before a restart, for all ranks.
+        grace: How long a script that has failed or stopped may take to end; None for no limit, as
+            in a single process, for which no other rank waits.
+        restart_grace: How long any script may take to end before a restart.
         limits: The times that no option changes.
     """
 
@@ -91,19 +92,20 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """A phase, and what else of the past decides what is done.
+    """The phase of a supervisor, with everything else that decides what the next event means.
 
     Attributes:
-        phase: Where this supervisor is.
-        until: When the time of this phase is over; never for those that end by an event. It begins
-            anew with each phase, so that no time outlives the phase that has set it.
-        failure: Of this rank, once it has been told; the first one counts.
-        script_is_done: The script has ended with 0, and the failure monitor knows.
-        script_ends_itself: The script has failed or stopped, and is about to end.
-        leaves_since: When the worker was told that it may leave; in LEAVING and LINGERING.
-        is_told_to_leave: The worker has been told that it may leave, and waits for no second word.
-        worker_has_ended: It has, or cannot be killed.
-        terms: Of the verdict, once that is known.
+        phase: The current phase.
+        until: When the time of this phase is over, by the supervisor's clock; infinite for a phase
+            without a limit. Each change of phase sets it anew.
+        failure: The first failure of this rank that has been told; None for none.
+        script_is_done: Whether the script has ended with 0, and the failure monitor knows.
+        script_ends_itself: Whether the script has failed or stopped, and is about to end.
+        leaves_since: When the worker was told that it may leave, in LEAVING and LINGERING; else
+            infinite.
+        is_told_to_leave: Whether the worker has been told that it may leave, which happens once.
+        worker_has_ended: Whether the worker has ended, or cannot be killed.
+        terms: What the verdict means for this rank; None until there is one.
     """
 
     phase: Phase = Phase.MEETING
@@ -122,13 +124,13 @@ Transition = TypeVar("Transition", bound=Callable[..., Step])
 
 
 class Row(NamedTuple):
-    """An entry of the table: a kind of event in some phases.
+    """An entry of the table: what follows from one class of event in some phases.
 
     Attributes:
-        phases: In which it counts.
-        event: Which.
+        phases: The phases in which this entry applies.
+        event: The class of the event.
         following: The phases that may follow, the most likely first.
-        take: Returns the state that follows, and the actions.
+        take: Returns the next state and the actions, for a state, an event and the times.
     """
 
     phases: tuple[Phase, ...]
@@ -145,16 +147,16 @@ IN_THE_RUN = (Phase.RUNNING, Phase.FINISHING, Phase.LEAVING, Phase.LINGERING)
 
 
 def advance(state: State, event: Event, times: Times) -> Step:
-    """Return what follows an event.
+    """Return the next state and the actions that follow from an event.
 
     Args:
-        state: Before it.
+        state: The state before the event.
         event: What has happened.
-        times: How long things may take.
+        times: The times on which the phases depend.
 
     Returns:
-        The state after it, and the actions, to be carried out in this order. One that another event
-        follows from is the last.
+        The state after the event, and the actions to carry out in this order. An action that leads
+        to another event is always the last.
     """
     row = TABLE.get((state.phase, type(event)))
     if row is None:
@@ -164,11 +166,11 @@ def advance(state: State, event: Event, times: Times) -> Step:
 
 def time_to_end(state: State, terms: VerdictTerms, times: Times) -> float | None:
     """Return how many seconds the worker may take to end after a verdict; None for no limit."""
-    # The first that holds: a fence outranks a restart, and a restart what a script has to save.
+    # The order matters: a fence outranks a restart, and a restart outranks what a script may save.
     if terms.fenced:
-        return 0.0  # others may begin with our ranks, whatever this rank has to save
+        return 0.0  # another node may start our ranks now, even if this rank has something to save
     if terms.restarts:
-        return times.restart_grace  # the same for all, so that they meet again soon
+        return times.restart_grace  # the same for all ranks, so that they meet again soon
     has_stopped = state.failure is not None and state.failure.weight >= FailureKind.STOPPED
     if state.script_ends_itself and (terms.is_culprit or has_stopped):
         return times.grace  # it may have something to save
@@ -178,7 +180,13 @@ def time_to_end(state: State, terms: VerdictTerms, times: Times) -> float | None
 def _on(
     event: type[Event], *phases: Phase, to: tuple[Phase, ...] | Phase
 ) -> Callable[[Transition], Transition]:
-    """Enter a function in the table, for an event in these phases; ``to``: see :class:`Row`."""
+    """Return a decorator that enters a function in the table.
+
+    Args:
+        event: The class of the event.
+        phases: The phases in which the function handles the event.
+        to: The phases that may follow, see :attr:`Row.following`.
+    """
 
     def enter(take: Transition) -> Transition:
         following = to if isinstance(to, tuple) else (to,)
@@ -213,8 +221,8 @@ def _end_unmet(state: State, event: RanksDoNotMeet, times: Times) -> Step:
 
 @_on(WorkerIsGone, Phase.MEETING, to=Phase.ENDED_EARLY)
 def _end_early(state: State, event: WorkerIsGone, times: Times) -> Step:
-    """Make a failure of it soon, also of an end with 0: no script has run. If it was a signal that
-    the launcher sends to all, wait 0.1 s for that signal here.
+    """Report the end of the worker as a failure soon, even an end with 0, because no script has
+    run. If the launcher's signal may have ended the worker, wait 0.1 s for that signal here.
     """
     ended = replace(state, worker_has_ended=True)
     return _enter(ended, Phase.ENDED_EARLY, _status_counts_from(event, times)), []
@@ -222,15 +230,15 @@ def _end_early(state: State, event: WorkerIsGone, times: Times) -> Step:
 
 @_on(TimeIsOver, Phase.ENDED_EARLY, Phase.CRASHED, to=(Phase.ENDED_EARLY, Phase.CRASHED))
 def _report_status(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Make a failure of the exit code or the signal."""
+    """Make a failure from the worker's exit code or signal."""
     return _enter(state, state.phase), [ReportStatus()]
 
 
 @_on(RankHasFailed, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
 @_on(LauncherHasEnded, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
 def _fail_early(state: State, event: FailureEvent, times: Times) -> Step:
-    """End the rendezvous, in which the others are told, for 7 s at most. After the launcher's
-    signal leave at once: all ranks end by the same signal, and nobody has to be told.
+    """End the rendezvous, and tell the others there; wait 7 s for that at most. After the
+    launcher's signal do not wait: all ranks get the same signal and need not be told.
     """
     failure = event.failure
     failed = replace(state, failure=failure)
@@ -244,23 +252,26 @@ def _fail_early(state: State, event: FailureEvent, times: Times) -> Step:
 
 @_on(RanksHaveMet, Phase.ENDED_EARLY, to=Phase.CRASHED)
 def _meet_without_worker(state: State, _: RanksHaveMet, __: Times) -> Step:
-    """Tell the failure monitor then, instead of the rendezvous."""
+    """Hand the world over all the same. The failure will be told to the failure monitor instead of
+    the rendezvous.
+    """
     return _enter(state, Phase.CRASHED, state.until), [HandOverWorld()]
 
 
 @_on(RanksDoNotMeet, Phase.ENDED_EARLY, to=Phase.UNMET)
 def _end_unmet_early(state: State, event: RanksDoNotMeet, _: Times) -> Step:
-    """Wait until the end of the worker is a failure of its own. The rendezvous may have failed for
-    that end, as in MPI_Init, and that may be for the launcher's signal.
+    """Wait until the worker's end counts as a failure. That end may be why the rendezvous has
+    failed, as in MPI_Init, and the launcher's signal may be why the worker has ended.
     """
     return _enter(state, Phase.UNMET, state.until), [LeaveWith(event.error)]
 
 
 @_on(RanksHaveMet, Phase.ABORTING, to=(Phase.RUNNING, Phase.GONE))
 def _tell_failure_late(state: State, _: RanksHaveMet, __: Times) -> Step:
-    """Tell the failure monitor: the last rank came before the rendezvous could be ended.
+    """Tell the failure monitor of the failure: the last rank came before the rendezvous could be
+    ended.
 
-    The worker, if it is still there, gets the world all the same, and the verdict ends it.
+    If the worker is still there, it gets the world all the same, and the verdict ends it.
     """
     assert state.failure is not None
     actions = [HandOverWorld(), TellFailure(state.failure)]
@@ -277,7 +288,9 @@ def _have_aborted(state: State, event: RanksDoNotMeet, times: Times) -> Step:
 
 @_on(TimeIsOver, Phase.ABORTING, to=(Phase.OVER, Phase.UNMET))
 def _stop_waiting_for_rendezvous(state: State, _: TimeIsOver, times: Times) -> Step:
-    """Leave with the failure: some rendezvous cannot be interrupted, as in PMI's barrier."""
+    """Leave with the failure, because some waits of a rendezvous cannot be interrupted, such as
+    PMI's barrier.
+    """
     failure = state.failure
     assert failure is not None
     cause = f"rank {failure.rank} on {failure.node} failed: {failure.cause}"
@@ -286,7 +299,7 @@ def _stop_waiting_for_rendezvous(state: State, _: TimeIsOver, times: Times) -> S
 
 @_on(WorkerIsGone, Phase.ABORTING, to=Phase.ABORTING)
 def _end_while_aborting(state: State, _: WorkerIsGone, __: Times) -> Step:
-    """Stay until the others have been told; why this rank has failed is known."""
+    """Stay until the others have been told. Why this rank has failed is known already."""
     return replace(state, worker_has_ended=True), []
 
 
@@ -298,15 +311,15 @@ def _leave_unmet(state: State, _: WorkerIsGone, __: Times) -> Step:
 
 @_on(RanksHaveMet, Phase.UNMET, to=Phase.UNMET)
 def _tell_failure_in_the_end(state: State, _: RanksHaveMet, __: Times) -> Step:
-    """Tell the failure monitor. It is too late for the worker, which is being ended."""
-    assert state.failure is not None  # else the rendezvous has failed, and never completes
+    """Tell the failure monitor of the failure. The worker is being ended and gets no world."""
+    assert state.failure is not None  # without a failure the rendezvous has failed for good
     return state, [TellFailure(state.failure)]
 
 
 @_on(RanksDoNotMeet, Phase.UNMET, to=Phase.UNMET)
 def _learn_error_in_the_end(state: State, event: RanksDoNotMeet, _: Times) -> Step:
-    """Leave with this error: the rendezvous has ended after all, and knows more. But it does not
-    know of the launcher's signal.
+    """Leave with this error, because the rendezvous has ended after all and says more. If the
+    launcher's signal is the cause, keep the error that says so.
     """
     if state.failure is not None and state.failure.weight is FailureKind.SIGNALLED:
         return state, []
@@ -315,8 +328,8 @@ def _learn_error_in_the_end(state: State, event: RanksDoNotMeet, _: Times) -> St
 
 @_on(TimeIsOver, Phase.UNMET, to=Phase.UNMET)
 def _report_unmet_status(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Make a failure of the exit code or the signal, to see whether the launcher's signal has ended
-    the worker.
+    """Make a failure from the worker's exit code or signal. It shows whether the launcher's signal
+    has ended the worker.
     """
     return _enter(state, Phase.UNMET), [ReportStatus()]
 
@@ -324,7 +337,7 @@ def _report_unmet_status(state: State, _: TimeIsOver, __: Times) -> Step:
 @_on(RankHasFailed, Phase.UNMET, to=(Phase.OVER, Phase.UNMET))
 def _leave_with_cause(state: State, event: RankHasFailed, _: Times) -> Step:
     """Leave with the rendezvous's error once the worker is gone. If the launcher's signal has ended
-    the worker, leave with that: it is the cause of the other.
+    the worker, leave with the signal instead, because it has caused that error.
     """
     failure = event.failure
     failed = replace(state, failure=failure)
@@ -337,7 +350,7 @@ def _leave_with_cause(state: State, event: RankHasFailed, _: Times) -> Step:
 
 
 def _unmet(state: State, error: BaseException, times: Times) -> Step:
-    """The ranks have not met: end the worker, or leave where it has ended."""
+    """Return the step that leaves with an error: at once, or when the worker has been ended."""
     if state.worker_has_ended:
         return _enter(state, Phase.OVER), [LeaveWith(error)]
     return _enter(state, Phase.UNMET), [LeaveWith(error), _soon(times)]
@@ -348,10 +361,10 @@ def _soon(times: Times) -> EndWorker:
 
 
 def _status_counts_from(event: WorkerIsGone, times: Times) -> float:
-    """Return from when on the end of a worker is a failure of its own."""
+    """Return the time from which the worker's exit status counts as a failure."""
     if event.signal_may_follow:
         return event.at + times.limits.signal_may_follow
-    # Now, and not at once: what else has come at the same moment is read before.
+    # The event itself makes no failure: the supervisor first reads what came at the same moment.
     return event.at
 
 
@@ -360,15 +373,16 @@ def _status_counts_from(event: WorkerIsGone, times: Times) -> float:
 
 @_on(ScriptSucceeded, Phase.RUNNING, to=Phase.FINISHING)
 def _finish(state: State, event: ScriptSucceeded, _: Times) -> Step:
-    """Tell the failure monitor."""
+    """Tell the failure monitor that the script is over."""
     done = replace(state, script_is_done=True)
     return _enter(done, Phase.FINISHING), [TellScriptIsOver(event.waits)]
 
 
 @_on(MayLeave, Phase.FINISHING, to=Phase.LEAVING)
 def _let_leave(state: State, event: MayLeave, times: Times) -> Step:
-    """Tell the worker. Its process may stay for 60 s, as in exit handlers; in a single process
-    nobody waits, and after a failure the verdict ends it.
+    """Tell the worker that it may leave. It may stay for 60 s, for example in exit handlers. There
+    is no limit in a single process, for which no rank waits, nor after a failure, because the
+    verdict then ends the worker.
     """
     until = math.inf
     if times.grace is not None and state.failure is None:
@@ -379,43 +393,46 @@ def _let_leave(state: State, event: MayLeave, times: Times) -> Step:
 
 @_on(TimeIsOver, Phase.LEAVING, to=Phase.LINGERING)
 def _name_lingering(state: State, event: TimeIsOver, times: Times) -> Step:
-    """Print where it hangs, and give it its ``--grace``."""
+    """Print where the worker hangs, and give it ``--grace``."""
     until = state.until + (times.grace or 0.0)
     return _enter(state, Phase.LINGERING, until), [NameLingering(state.leaves_since)]
 
 
 @_on(TimeIsOver, Phase.LINGERING, to=Phase.LINGERING)
 def _fail_lingering(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Make a failure of where it hangs."""
+    """Make a failure that says where the worker hangs."""
     return _enter(state, Phase.LINGERING), [ReportLingering(state.leaves_since)]
 
 
 @_on(RankHasFailed, *IN_THE_RUN, to=IN_THE_RUN)
 def _fail(state: State, event: FailureEvent, _: Times) -> Step:
     """Tell the failure monitor, and write the traceback. Only the first failure counts."""
-    # From now on the verdict ends the worker, and no time of LEAVING.
+    # This drops the time limit of LEAVING: from now on the verdict ends the worker.
     return _told(_enter(state, state.phase), event.failure)
 
 
 @_on(ScriptFailed, *IN_THE_RUN, to=IN_THE_RUN)
 def _fail_by_script(state: State, event: ScriptFailed, times: Times) -> Step:
-    """Tell the failure monitor, and write the traceback. The worker may be given ``--grace``."""
+    """Tell the failure monitor, and write the traceback. The verdict may leave the worker
+    ``--grace``, because it ends by itself.
+    """
     return _fail(replace(state, script_ends_itself=True), event, times)
 
 
 @_on(LauncherHasEnded, *IN_THE_RUN, to=IN_THE_RUN)
 def _lose_launcher(state: State, event: LauncherHasEnded, times: Times) -> Step:
-    """Tell the failure monitor. A script that is about to end has no time for it any more: nothing
-    that it could save for is left.
+    """Tell the failure monitor, and write the traceback. The verdict will not leave the worker
+    ``--grace``, because the end of the launcher is the end of its ranks.
     """
     return _fail(replace(state, script_ends_itself=False), event, times)
 
 
 @_on(WorkerIsGone, *IN_THE_RUN, to=(Phase.GONE, Phase.CRASHED))
 def _lose_worker(state: State, event: WorkerIsGone, times: Times) -> Step:
-    """With 0: tell the failure monitor, also that the script is over if it has not said so, as
-    after ``os._exit(0)``. Else it is a failure, unless one has been told: at once, or if it was a
-    signal that the launcher sends to all, after 0.1 s.
+    """If the worker has ended with 0, tell the failure monitor so, and also that the script is
+    over, if the script has not said so (``os._exit(0)``). Otherwise its end is a failure, unless
+    one has been told. If the launcher's signal may have ended the worker, wait 0.1 s for that
+    signal here.
     """
     ended = replace(state, worker_has_ended=True)
     if event.status == 0:
@@ -429,29 +446,30 @@ def _lose_worker(state: State, event: WorkerIsGone, times: Times) -> Step:
 @_on(RankHasFailed, Phase.CRASHED, to=Phase.GONE)
 @_on(LauncherHasEnded, Phase.CRASHED, to=Phase.GONE)
 def _tell_crash(state: State, event: FailureEvent, _: Times) -> Step:
-    """Tell the failure monitor, and write the traceback. If the launcher has ended, that explains
-    the end of the worker.
+    """Tell the failure monitor, and write the traceback. If the launcher has ended, its end
+    explains the worker's.
     """
     return _told(_enter(state, Phase.GONE), event.failure)
 
 
 def _told(state: State, failure: Failure) -> Step:
-    """Tell of a failure, unless one has been told."""
+    """Return the step that tells and writes a failure; nothing is done if one has been told."""
     if state.failure is not None:
         return state, []
     return replace(state, failure=failure), [TellFailure(failure), WriteFailure(failure)]
 
 
 def _told_to_leave(state: State) -> Step:
-    """Let the worker leave, once."""
+    """Return the step that lets the worker leave; nothing is done if it has been told before."""
     if state.is_told_to_leave:
         return state, []
     return replace(state, is_told_to_leave=True), [LetLeave()]
 
 
 def _told_of_good_end(state: State) -> Step:
-    """Tell that the worker has ended with 0; first that the script is over, unless it has said so:
-    rank 0 counts both.
+    """Return the step that tells that the worker has ended with 0.
+
+    If the script has not said that it is over, that is told first, because rank 0 counts both.
     """
     actions: list[Action] = []
     if not state.script_is_done:
@@ -464,11 +482,11 @@ def _told_of_good_end(state: State) -> Step:
 
 @_on(VerdictIsKnown, *IN_THE_RUN, to=Phase.ENDING)
 def _obey(state: State, event: VerdictIsKnown, times: Times) -> Step:
-    """Let the worker know, and end it within the time that it has. One whose script has failed may
-    be waiting for its leave, and is not asked by SIGTERM: it is about to end.
+    """Let the worker know of the verdict, and end it within the time that it has. If this rank has
+    failed, tell the worker that it may leave, and send no SIGTERM, because it is about to end.
     """
     ending = _enter(replace(state, terms=event.terms), Phase.ENDING)
-    # Before the signal, for whose handler it is meant.
+    # This comes before the signal, because the signal's handler in the worker reads it.
     actions: list[Action] = [AnnounceEnd()]
     if state.failure is not None:
         ending, leave = _told_to_leave(ending)
@@ -478,16 +496,16 @@ def _obey(state: State, event: VerdictIsKnown, times: Times) -> Step:
 
 @_on(VerdictIsKnown, Phase.ENDING, to=Phase.ENDING)
 def _obey_again(state: State, event: VerdictIsKnown, times: Times) -> Step:
-    """End the worker within the time that it has now. A verdict changes if the launcher ends, and
-    others may go on with the ranks of this node.
+    """End the worker within the time that the new verdict leaves. A verdict changes if the launcher
+    ends and another node may go on with the ranks of this node.
     """
     return replace(state, terms=event.terms), [_end(state, event.terms, times)]
 
 
 @_on(RankHasFailed, Phase.ENDING, to=Phase.ENDING)
 def _fail_while_ending(state: State, event: FailureEvent, _: Times) -> Step:
-    """Tell the failure monitor, as rank 0 waits for the end of those that end by themselves; and
-    let the worker leave, which may be waiting for that. It gets no more time than it had.
+    """Tell the failure monitor, because rank 0 waits for ranks that end by themselves. Tell the
+    worker that it may leave, for which it may be waiting. It gets no more time than it had.
     """
     failed, actions = _told(state, event.failure)
     failed, leave = _told_to_leave(failed)
@@ -496,13 +514,17 @@ def _fail_while_ending(state: State, event: FailureEvent, _: Times) -> Step:
 
 @_on(ScriptFailed, Phase.ENDING, to=Phase.ENDING)
 def _fail_by_script_while_ending(state: State, event: ScriptFailed, times: Times) -> Step:
-    """Do as for any failure here: the script has most likely failed of the end of another rank."""
+    """Do the same as for any failure in this phase. Most likely the end of another rank has made
+    the script fail.
+    """
     return _fail_while_ending(replace(state, script_ends_itself=True), event, times)
 
 
 @_on(LauncherHasEnded, Phase.ENDING, to=Phase.ENDING)
 def _lose_launcher_while_ending(state: State, event: LauncherHasEnded, times: Times) -> Step:
-    """Tell the failure monitor, and end the worker soon: nothing that it could save for is left."""
+    """Tell the failure monitor, and end the worker soon, because the end of the launcher is the end
+    of its ranks.
+    """
     assert state.terms is not None
     alone = replace(state, script_ends_itself=False)
     failed, actions = _fail_while_ending(alone, event, times)
@@ -511,14 +533,15 @@ def _lose_launcher_while_ending(state: State, event: LauncherHasEnded, times: Ti
 
 @_on(ScriptSucceeded, Phase.ENDING, to=Phase.ENDING)
 def _finish_while_ending(state: State, event: ScriptSucceeded, _: Times) -> Step:
-    """Tell the failure monitor, as rank 0 counts the scripts that are over."""
+    """Tell the failure monitor that the script is over, because rank 0 counts these scripts."""
     return replace(state, script_is_done=True), [TellScriptIsOver(event.waits)]
 
 
 @_on(WorkerIsGone, Phase.ENDING, to=Phase.CLOSING)
 def _end_after_verdict(state: State, event: WorkerIsGone, times: Times) -> Step:
-    """Tell rank 0, which closes when all have ended, and wait for that: a launcher kills all at the
-    first bad end. Without a word of it leave after 12 s and ``--grace``.
+    """Tell rank 0 that the worker has ended, and wait until rank 0 closes the connections: a
+    launcher may kill all ranks when one leaves with an error, and some may still be saving. If
+    rank 0 does not close, leave after 12 s and ``--grace``.
     """
     ended = replace(state, worker_has_ended=True)
     actions: list[Action] = []
@@ -529,15 +552,17 @@ def _end_after_verdict(state: State, event: WorkerIsGone, times: Times) -> Step:
 
 @_on(VerdictIsKnown, Phase.GONE, to=Phase.CLOSING)
 def _close(state: State, event: VerdictIsKnown, times: Times) -> Step:
-    """Tell rank 0 that the worker has ended, and wait until it closes, as above."""
+    """Tell rank 0 that the worker has ended, and wait until rank 0 closes the connections, as in
+    ENDING.
+    """
     known = replace(state, terms=event.terms)
     return _enter(known, Phase.CLOSING, _closes_by(event, times)), [TellEndAfterVerdict()]
 
 
 @_on(VerdictIsKnown, Phase.CRASHED, to=Phase.CLOSING)
 def _close_after_crash(state: State, event: VerdictIsKnown, times: Times) -> Step:
-    """Tell rank 0 that the worker has ended, and make a failure of how: for the rank's log, and for
-    rank 0, which waits for those that end by themselves.
+    """Tell rank 0 that the worker has ended, and make a failure from its exit code or signal, for
+    the rank's log and for rank 0, which waits for ranks that end by themselves.
     """
     closing, actions = _close(state, event, times)
     return closing, [*actions, ReportStatus()]
@@ -551,21 +576,23 @@ def _tell_crash_in_the_end(state: State, event: RankHasFailed, _: Times) -> Step
 
 @_on(LauncherHasEnded, Phase.GONE, Phase.CLOSING, to=(Phase.GONE, Phase.CLOSING))
 def _lose_launcher_without_worker(state: State, event: LauncherHasEnded, _: Times) -> Step:
-    """Tell the failure monitor, unless a failure has been told: the other ranks that this launcher
-    has started have lost it, too, and the run cannot go on.
+    """Tell the failure monitor, unless a failure has been told. The other ranks of this launcher
+    have lost it too, so the run cannot go on.
     """
     return _told(state, event.failure)
 
 
 @_on(NobodyNeedsUs, Phase.GONE, Phase.CLOSING, to=Phase.OVER)
 def _leave(state: State, _: NobodyNeedsUs, __: Times) -> Step:
-    """Leave with the verdict's exit code, else with the worker's."""
+    """Leave with the verdict's exit code; without a verdict, with the worker's."""
     return _enter(state, Phase.OVER), []
 
 
 @_on(TimeIsOver, Phase.CLOSING, to=Phase.OVER)
 def _leave_in_any_case(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Leave: rank 0 has not closed, and all workers that end in time have ended."""
+    """Leave although rank 0 has not closed the connections: by now all workers that end in time
+    have ended.
+    """
     return _enter(state, Phase.OVER), []
 
 

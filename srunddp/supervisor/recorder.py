@@ -1,4 +1,6 @@
-"""The failure of this rank, however its supervisor learns of it."""
+"""Makes the failure of this rank from whatever its supervisor learns: a message of the worker, its
+exit code, a signal or a limit.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ class FailureRecorder:
     """Makes this rank's :class:`Failure`.
 
     Attributes:
-        rank, node: of this rank; dump: of its worker's stacks.
-        log: the file that gets its traceback, or None.
-        limits: for how long a signal of the launcher's counts.
+        rank: This rank.
+        node: This rank's node.
+        dump: The memory into which the worker writes its stacks.
+        log: The log that gets the traceback; None to write none.
+        limits: How long a signal of the launcher's counts as the cause.
     """
 
     rank: int
@@ -39,25 +43,29 @@ class FailureRecorder:
     dump: StackDump
     log: Path | None
     limits: Limits = DEFAULT_LIMITS
-    _signal: int = 0  # the launcher's last one that ends a run
+    _signal: int = 0  # the launcher's last signal that ends a run; 0 for none
     _signalled_at: float = 0.0
     _oom_kills: int = field(default_factory=oom_kills)
 
     def ending_signal(self, now: float) -> int:
-        """The number of the signal with which the launcher has asked this run to end; 0 for none,
-        or long ago.
+        """Return the number of the signal by which the launcher has asked this run to end; 0 if it
+        has not, or if that was too long ago to be a cause.
         """
         if now < self._signalled_at + self.limits.signal_counts_for:
             return self._signal
         return 0
 
     def note_ending_signal(self, number: int, now: float) -> None:
-        """The launcher has sent a signal that ends a run."""
+        """Note that the launcher has sent a signal that ends a run."""
         self._signal = number
         self._signalled_at = now
 
     def print_stack(self, worker: int) -> None:
-        """Print where this rank is, to standard error."""
+        """Print the stack of the worker's main thread to standard error.
+
+        Args:
+            worker: The worker's process id.
+        """
         stack = stacks.main_stack(self.dump.request(worker))
         if stack:
             where = f"is in {stacks.top_frame(stack)}\n{stacks.format_stack(stack)}"
@@ -66,15 +74,21 @@ class FailureRecorder:
         write_stderr(f"srunddp: rank {self.rank} on {self.node} {where}\n")
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
-        """Of a worker that ended without a word, by its exit code or minus its signal; with
-        faulthandler's stacks.
+        """Return the failure of a worker that ended without a message.
+
+        What faulthandler has written becomes the traceback.
+
+        Args:
+            status: The worker's exit code, or minus the number of the signal that ended it.
+            now: The time.
+            dumped_core: Whether the kernel wrote a core file.
         """
         trace = shortened(self.dump.read())
         if status >= 0:
             return self.of(
                 f"the process ended with {status}, by os._exit or a library",
-                # An end with 0 is a failure where the script has not begun, and no run ends with 0
-                # for a failure.
+                # An end with 0 is a failure if the script had not begun. The exit code of a failure
+                # must not be 0.
                 status or 1,
                 now,
                 trace=trace,
@@ -102,7 +116,7 @@ class FailureRecorder:
         )
 
     def of_message(self, message: ScriptHasFailed, now: float) -> Failure:
-        """Of a worker that has told of its exception."""
+        """Return the failure that the worker itself has reported."""
         return self.of(
             message.cause,
             message.exit_code,
@@ -124,7 +138,18 @@ class FailureRecorder:
         shown: bool = False,
         category: FailureCategory = FailureCategory.OTHER,
     ) -> Failure:
-        """Of anything; after the launcher's signal that is the cause."""
+        """Return the failure for a cause. If the launcher's signal has come shortly before, that
+        signal becomes the cause, unless the ranks have agreed to stop.
+
+        Args:
+            cause: The reason in one line.
+            code: The exit code.
+            now: The time.
+            weight: How likely the failure is the root cause.
+            trace: The traceback, or empty.
+            shown: Whether the user has already seen the error.
+            category: What the failure means for another start.
+        """
         number = self.ending_signal(now)
         if number and weight is not FailureKind.STOPPED:
             if trace and code != 128 + number:
@@ -148,8 +173,9 @@ class FailureRecorder:
         )
 
     def write(self, failure: Failure) -> None:
-        """Its traceback goes to the rank's log unless it has been shown; only when the others have
-        been told.
+        """Start to write the traceback to the rank's log, unless the user has already seen it.
+
+        Call this only when the failure monitor has been told, because it takes a fork.
         """
         if self.log and failure.traceback and not failure.shown:
             start_writer(self.log, failure.traceback.rstrip("\n") + "\n")

@@ -1,5 +1,5 @@
-"""Whether a run starts anew after a failure: rank 0 decides, by what the starts before have come
-to.
+"""Whether a run restarts after a failure. Rank 0 decides, from the failure and the earlier
+starts.
 """
 
 import time
@@ -13,19 +13,24 @@ from srunddp.supervisor.failure import FailureCategory
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.root_cause import Ending, RootCause
 
-# Exit codes that end a script before its first step, and would again.
+# Exit codes of scripts that were started wrongly (argparse's 2, sysexits' EX_CONFIG): another start
+# would end in the same way.
 _WRONG_USE = (2, 78)
-_ASKS = (*signals.ENDING, *signals.URGENT)  # whoever sends one wants an end
+_ASKS = (*signals.ENDING, *signals.URGENT)  # signals by which a user or launcher asks for an end
 
 
 @dataclass(frozen=True)
 class Starts:
-    """What the starts before this one have come to.
+    """What is known of the starts before this one.
 
     Attributes:
-        count: how many there were; steps, out_of_memory: whether one of them counted steps, or was
-            killed for memory.
-        cause, node: of the last one's failure; progressed: whether it made a step.
+        count: How many starts there were.
+        steps: Whether one of them counted steps.
+        out_of_memory: Whether one of them was killed for lack of memory.
+        cause: The cause of the last start's failure.
+        node: The node of the last start's failure.
+        progressed: Whether the last start made progress: a step, or enough time if none are
+            counted.
     """
 
     count: int = 0
@@ -37,10 +42,11 @@ class Starts:
 
 
 class RestartPolicy:
-    """Decides on rank 0 what a failure means.
+    """Decides on rank 0 whether a restart follows a failure.
 
     Attributes:
-        history: with this start in it, once it has failed and another follows.
+        history: What is known of the starts so far. This start is included once it has failed and
+            another follows.
     """
 
     def __init__(
@@ -52,15 +58,16 @@ class RestartPolicy:
         clock: Clock = time.monotonic,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """Begin to decide for this start.
+        """Take what the decision needs. Called when a start begins: its length counts from then.
 
         Args:
-            most: Restarts that a run may have.
-            history: Of the starts before this one.
-            publish: Listens for the next rendezvous, and returns what the ranks need to find it.
-            has_steps: Whether a worker has made a step in this start.
-            clock: By which the start's length counts.
-            limits: From how long on a start counts as progress where nothing counts steps.
+            most: How many restarts a run may have.
+            history: What is known of the starts before this one.
+            publish: Begins to listen for the next rendezvous, and returns the text by which the
+                ranks find it.
+            has_steps: Returns whether a worker has made a step in this start.
+            clock: The clock that measures how long the start takes.
+            limits: How long a start must take to count as progress if no steps are counted.
         """
         self.history = history
         self._most = most
@@ -73,19 +80,20 @@ class RestartPolicy:
     def decide(
         self, cause: RootCause, obstacle: str, *, moves: bool = False
     ) -> tuple[str | None, str]:
-        """Decide whether all ranks start anew, and listen for them if they do.
+        """Decide whether the run restarts, and if so, begin to listen for the ranks.
 
         Args:
             cause: Why this start has ended.
-            obstacle: Why no start can follow, as rank 0 knows it; empty where one can.
-            moves: The ranks of a node go to a spare one, so that what was wrong with their node may
-                not be there.
+            obstacle: Why no restart is possible, if rank 0 knows a reason; else empty.
+            moves: Whether ranks move from a node to a spare one, so that a fault of that node may
+                be gone.
 
         Returns:
-            What rank 0 has published, None where the run ends; and a line for the user, empty for
-            none.
+            The text by which the ranks find the next rendezvous, None if the run ends; and a line
+            for the user, empty for none.
         """
-        if cause.ending is Ending.STOPPED:  # all have agreed to, or the launcher has asked for it
+        # All ranks have agreed to stop, or the launcher has asked for it.
+        if cause.ending is Ending.STOPPED:
             return None, ""
         last = self.history
         steps = last.steps or self._has_steps()
@@ -102,12 +110,13 @@ class RestartPolicy:
         return published, f"restart {self.history.count} of {self._most}: all ranks start anew"
 
     def _refusal(self, cause: RootCause, *, may_go_better: bool) -> str:
-        """Return why another start would be of no use; empty where it may be.
+        """Return why no other start is worth it; empty if one is.
 
         Args:
             cause: Why this start has ended.
-            may_go_better: This start has made a step, or ranks move to another node. Then only what
-                counts for any start refuses.
+            may_go_better: Whether this start has made progress, or ranks move to another node. Then
+                only the number of restarts and a signal that asks for an end speak against another
+                start.
         """
         last = self.history
         if last.count >= self._most:

@@ -1,5 +1,5 @@
-"""The root cause: which failure came first. It is reported once, with its traceback and the ranks
-that end with it.
+"""The root cause: the failure that ends the run. It is reported once, with its traceback and the
+ranks that end with it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import write_stderr
 from srunddp.util.hostlist import fold_ranks
 
-LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
-STALLED = 124  # as of timeout(1)
+LOST = 69  # exit code for a lost node: sysexits' EX_UNAVAILABLE, as a RendezvousError has
+STALLED = 124  # exit code for a stall, as timeout(1) has
 
 _NODES_NAMED = 16
 
 
 class Ending(Enum):
-    """How a run ends; the value is the word before the cause."""
+    """How a run ends; the value is the word that stands before the cause in the report."""
 
-    FAILED = "failed"  # a rank has
+    FAILED = "failed"  # a rank has failed
     LOST = "lost"  # a node does not answer, or its launcher has ended
-    STOPPED = "stopped"  # all have agreed to, or the launcher has asked for it
+    STOPPED = "stopped"  # all ranks have agreed to stop, or the launcher has asked for it
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,17 @@ class RootCause:
     """Why the run ends.
 
     Attributes:
-        ranks: the culprits: one, or all of a lost node; node: theirs.
-        ending: what has come to an end, and how.
-        cause, traceback, time: of the failure.
-        exit_code: of every srunddp of the run.
-        victims: what else is known to have failed.
-        notes: lines that follow the traceback.
+        ranks: The culprits: one rank, or all ranks of a lost node.
+        node: The node of the culprits.
+        cause: The reason in one line.
+        exit_code: The exit code of every rank of the run.
+        ending: How the run ends.
+        traceback: The culprit's traceback or stack, or empty.
+        time: The time of the failure by its node's clock, or empty.
+        victims: The other failures that are known.
+        notes: Lines to print below the traceback.
+        shown: Whether the user has already seen the error.
+        category: What the failure means for another start.
     """
 
     ranks: tuple[int, ...]
@@ -59,7 +64,7 @@ class RootCause:
 
     @classmethod
     def of(cls, failure: Failure) -> RootCause:
-        """Of one rank's failure."""
+        """Make one rank's failure the root cause."""
         if failure.weight >= FailureKind.STOPPED:
             ending = Ending.STOPPED
         else:
@@ -78,13 +83,18 @@ class RootCause:
 
 
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
-    """The root cause of these failures, in the order in which rank 0 received them; there is at
-    least one.
+    """Return the likeliest root cause.
 
-    ``left`` are the nodes of the ranks whose script was over, without an error, before the first
-    failure.
+    If the likeliest failure is secondary and a rank had left with exit code 0 before, that rank is
+    the root cause.
+
+    Args:
+        failures: At least one, in the order in which rank 0 received them.
+        left: The node of each rank whose script was over, without an error, before the first
+            failure.
     """
-    # Of equals the first. All that agreed to stop have been waited for: rank 0 speaks.
+    # Among failures of equal weight the first counts. Only if all ranks have agreed to stop, the
+    # lowest rank counts, so that the report does not depend on the order.
     stopped = FailureKind.STOPPED
     failure = min(
         _candidates(failures),
@@ -93,7 +103,7 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
     if failure.weight is not FailureKind.SECONDARY or not left:
         return replace(RootCause.of(failure), victims=others)
-    # What the others miss is the rank that left too early.
+    # The others miss a rank that left too early.
     rank = min(left)
     cause = (
         f"it left with exit code 0 while others still worked; then rank {failure.rank} on"
@@ -110,15 +120,15 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
     )
 
 
-# A signal of the launcher's reaches the nodes of a job one after the other: its first rank's peers
-# fail for that. What may still be the cause is then of another kind, by whether it was heard of
-# before the signal or after it.
+# The launcher's signal reaches the nodes of a job one after the other, and when the first ranks end
+# their peers fail. So if a rank has ended by the signal, fewer kinds of failure may be the cause,
+# and fewer still among those that arrived after it.
 _CAUSES_BEFORE_SIGNAL = {*FailureKind} - {FailureKind.SECONDARY}
 _CAUSES_AFTER_SIGNAL = {FailureKind.PRIMARY, FailureKind.STOPPED, FailureKind.SIGNALLED}
 
 
 def _candidates(failures: Sequence[Failure]) -> Sequence[Failure]:
-    """Those that may be the cause."""
+    """Return the failures that may be the root cause."""
     kinds = [each.weight for each in failures]
     if FailureKind.SIGNALLED not in kinds:
         return failures
@@ -128,9 +138,13 @@ def _candidates(failures: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def render(found: RootCause, others: Mapping[int, str]) -> str:
-    """The root cause as people read it; ``others`` are the nodes of the ranks that end with it.
+    """Return the report of a root cause, for people.
 
-    ``srunddp triage`` reads these lines, too: see ``triage/signatures.yaml``.
+    ``srunddp triage`` reads these lines too, see ``triage/signatures.yaml``.
+
+    Args:
+        found: The root cause.
+        others: The node of each rank that ends with it.
     """
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
     if found.ending is Ending.STOPPED:
@@ -148,8 +162,12 @@ def render(found: RootCause, others: Mapping[int, str]) -> str:
 
 
 def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
-    """``ranks 0-2 on node01, …``, or how many they are where they are on too many nodes to be
-    listed.
+    """Return a text such as ``ranks 0-2 on node01``. For more than 16 nodes it says only how many
+    ranks and nodes there are.
+
+    Args:
+        ranks: The ranks to name.
+        nodes: The node of each rank.
     """
     where = {nodes[rank] for rank in ranks}
     if len(where) <= _NODES_NAMED:
@@ -158,14 +176,18 @@ def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
 
 
 def report(found: RootCause, others: Mapping[int, str]) -> None:
-    """Say it once on standard error; see :func:`render`."""
+    """Print the report to standard error, unless the user has seen the error; see
+    :func:`render`.
+    """
     if not found.shown:
         write_stderr(render(found, others))
 
 
 def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:
-    """Start to write ``failure.json`` where there is a folder for logs; see
-    :func:`start_writer`.
+    """Start to write ``failure.json``.
+
+    Returns:
+        The writer's process id, see :func:`start_writer`; None if there is no folder for logs.
     """
     if folder is None:
         return None
@@ -177,15 +199,17 @@ def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> i
 def report_as_deputy(
     found: RootCause, folder: Path | None, limits: Limits = DEFAULT_LIMITS
 ) -> None:
-    """The same for rank 0, who is gone; where the file is there already, another has done so."""
+    """Write ``failure.json`` and print the report in place of rank 0, which is gone. If the file is
+    there already, another deputy has reported, and nothing is printed.
+    """
     writer = write(found, {}, folder)
     if writer is None or wait_for_child(writer, limits.deputy_files_written_within) != FILE_EXISTS:
         report(found, {})
 
 
 def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
-    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the
-    end of the run.
+    """Return what ``failure.json`` holds. A victim's cause is empty if no failure of that rank is
+    known.
     """
     causes = {each.rank: each.cause for each in found.victims}
     nodes = {each.rank: each.node for each in found.victims} | dict(others)

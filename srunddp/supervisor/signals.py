@@ -1,5 +1,5 @@
-"""Signals as a file descriptor, and who sent them: the parts of Linux that Python's signal module
-leaves out.
+"""Linux's signal functions that Python's signal module lacks: signals as a file descriptor, their
+sender, and what happens when a parent ends.
 """
 
 import contextlib
@@ -11,21 +11,20 @@ from pathlib import Path
 
 from srunddp.util.kernel_file import ancestors, environ_of
 
-# Whose sender wants the run to end.
+# The signals that ask for an end of the run.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
-# What users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be passed on, SIGPIPE and faults are
-# one's own.
+# The signals that users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be caught and passed on;
+# SIGPIPE and faults such as SIGSEGV come from the process itself.
 FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-# Passed on where Slurm's tracking cannot be told: a job's last chance of a checkpoint goes before a
-# signal too many.
+# Passed on even if it is unknown whether Slurm signals the worker too. Such a signal may be a job's
+# last chance of a checkpoint, so it is better for the worker to get it twice than not at all.
 URGENT = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-# Has the supervisor print its worker's stack. Other processes that get it ignore it by default.
+# On this signal the supervisor prints its worker's stack. Other processes ignore it by default.
 PRINT_STACK = signal.SIGURG
 _WATCHED = (*FORWARDED, PRINT_STACK, signal.SIGCONT, signal.SIGCHLD)
 
-# The launchers' processes that start ranks, by the names that the kernel has of them, of at most 15
-# letters.
+# The processes of launchers that start ranks, by the kernel's names, which have at most 15 letters.
 _SLURMSTEPD = "slurmstepd"
 _DAEMONS = (
     _SLURMSTEPD,
@@ -38,27 +37,32 @@ _DAEMONS = (
     "hydra_pmi_proxy",
     "palsd",
 )
-# The kernel's fixed number of the one that hides no group.
+# The initial cgroup namespace, from which no group is hidden; the kernel's number for it is fixed.
 _INITIAL_NAMESPACE = "cgroup:[4026531835]"
 
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
-_FROM_KERNEL = 0x80  # Linux's SI_KERNEL, as of a terminal's keys
+_FROM_KERNEL = 0x80  # Linux's SI_KERNEL, as for a key typed in a terminal
 _PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def block() -> set[signal.Signals]:
-    """Hold the watched signals back for :func:`descriptor`; returns the mask from before."""
-    # Inherited as ignored it would never come, and neither would the worker's end.
+    """Block the watched signals, which :func:`descriptor` then reports.
+
+    Returns:
+        The signals that were blocked before.
+    """
+    # If SIGCHLD was inherited as ignored, it would never come, and the worker's end would go
+    # unnoticed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)}
 
 
 def descriptor() -> int:
-    """A file descriptor that becomes readable when one of the blocked signals has come."""
+    """Return a new file descriptor that becomes readable when a watched signal has come."""
     mask = ctypes.create_string_buffer(128)
     _libc.sigemptyset(mask)
     for number in _WATCHED:
@@ -67,12 +71,12 @@ def descriptor() -> int:
 
 
 def read() -> list[signal.struct_siginfo]:
-    """The signals that have come since the last reading, each with its sender's process id."""
+    """Return the watched signals that have come since the last call, with their senders."""
     return list(iter(lambda: signal.sigtimedwait(_WATCHED, 0), None))
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
+    """Return a name such as ``SIGKILL``, or ``signal 64`` for a signal without a name."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
@@ -80,14 +84,14 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Who starts this process and sends signals to it.
+    """The launcher of this process, which also sends it signals.
 
     Attributes:
-        pid: the launcher's process id; 0 where it is outside our process namespace; None for no
+        pid: The launcher's process id; 0 if it is outside our process namespace; None for no
             launcher.
-        slurm: the process ids of Slurm among our ancestors, and 0 where they are outside our
-            process namespace.
-        signals_all: whether Slurm signals all processes of a step, by :func:`signals_all`.
+        slurm: The process ids of Slurm's processes among our ancestors; 0 stands for those outside
+            our process namespace.
+        signals_all: Whether Slurm signals all processes of a step, see :func:`signals_all`.
     """
 
     pid: int | None
@@ -95,14 +99,14 @@ class Launcher:
     signals_all: bool | None = True
 
     def sent(self, received: signal.struct_siginfo) -> bool:
-        """Whether the launcher, or Slurm around it, has sent this signal."""
+        """Return whether the launcher, or the Slurm step that it runs in, has sent a signal."""
         return received.si_pid == self.pid or received.si_pid in self.slurm
 
     def reached_worker(self, received: signal.struct_siginfo) -> bool | None:
-        """Whether the worker has got this signal as well; None where that cannot be told.
+        """Return whether the worker has got this signal too; None if that is unknown.
 
-        Slurm goes by its process tracking. Open MPI and Hydra signal the process group of each
-        rank, and a terminal its whole foreground group.
+        Which processes Slurm signals depends on its process tracking. Open MPI and Hydra signal the
+        process group of each rank, and a terminal signals its whole foreground group.
         """
         if received.si_code == _FROM_KERNEL:
             return received.si_signo in TERMINAL
@@ -112,10 +116,11 @@ class Launcher:
 
 
 def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
-    """Find the launcher among our ancestors, by the variable in which it tells the rank; empty for
-    no launcher.
+    """Find the launcher among our ancestors.
 
-    ``slurm`` says whether this process belongs to a job step of Slurm.
+    Args:
+        rank_variable: The variable in which the launcher sets the rank; empty for no launcher.
+        slurm: Whether this process belongs to a job step of Slurm.
     """
     pid = _launcher(rank_variable) if rank_variable else None
     steps = {ancestor for ancestor, name in ancestors(os.getppid()) if name == _SLURMSTEPD}
@@ -127,11 +132,12 @@ def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
 
 
 def _launcher(rank_variable: str) -> int:
-    """Our nearest ancestor that was not itself told a rank; wrappers in between were told the same
-    rank as we.
+    """Return the process id of our nearest ancestor whose environment has no rank. Wrappers between
+    the launcher and this process have the same rank as we.
 
-    The environment of another user's process may not be read, nor that of one outside our user
-    namespace, as of a container's starter: there the name counts.
+    We may not read the environment of another user's process, nor of one outside our user
+    namespace, such as a container's starter. For such a process its name decides. If no ancestor is
+    a launcher, the result is the nearest unreadable one, or 0.
     """
     unreadable = 0
     for pid, name in ancestors(os.getppid()):
@@ -146,12 +152,15 @@ def _launcher(rank_variable: str) -> int:
 
 
 def signals_all(groups: Path, namespace: Path) -> bool | None:
-    """Whether Slurm signals all processes of a step, by ``/proc/self/cgroup`` and
-    ``/proc/self/ns/cgroup``.
+    """Return whether Slurm signals all processes of a step; None if a container hides the groups.
 
-    ``proctrack/linuxproc`` and ``proctrack/pgid`` do. ``proctrack/cgroup``, of the kind ``freezer``
-    of version 1, or of version 2, signals those that slurmstepd started, and none of their
-    children. None where a container hides the groups.
+    With ``proctrack/linuxproc`` and ``proctrack/pgid`` Slurm signals all of them. With
+    ``proctrack/cgroup``, which uses the ``freezer`` group of version 1 or the group of version 2,
+    it signals only the processes that slurmstepd started, and not their children.
+
+    Args:
+        groups: ``/proc/self/cgroup``.
+        namespace: ``/proc/self/ns/cgroup``.
     """
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
@@ -166,15 +175,19 @@ def signals_all(groups: Path, namespace: Path) -> bool | None:
 
 
 def become_subreaper() -> None:
-    """In the supervisor, before the fork: orphans of the worker become our children, not those of
-    process 1.
+    """Make orphans among our descendants our own children instead of those of process 1.
+
+    The supervisor calls this before it forks the worker.
     """
     _libc.prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread of ``parent`` ends that forked it, or has
-    ended before.
+    """Have the kernel kill this process when the thread that forked it ends. If the parent has
+    ended already, end at once.
+
+    Args:
+        parent: The process id of the parent.
     """
     _libc.prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -182,8 +195,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def pidfd_open(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends, else an OSError; also where Python
-    has no such call.
+    """Return a descriptor that becomes readable when a process ends, even if Python lacks the call.
+
+    Raises:
+        OSError: The process does not exist, or the kernel is too old.
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
@@ -191,7 +206,7 @@ def pidfd_open(pid: int) -> int:
 
 
 def _checked(result: int) -> int:
-    """What a call of C's library returned; an OSError where it failed."""
+    """Return the result of a function of the C library; raise an OSError if it is negative."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result

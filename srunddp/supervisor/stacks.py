@@ -1,8 +1,9 @@
-"""Where a rank is: its Python stacks, which faulthandler writes on a signal without the GIL; and
-who blocks the others.
+"""The Python stacks of a worker, which faulthandler writes on a signal without the GIL; and which
+rank, by its stack, blocks the others.
 
-The worker writes into memory that the supervisor reads, so that neither a full pipe nor a user's
-file is in the way, and what a crash leaves is there after the process has gone.
+The worker writes into shared memory that the supervisor reads. So no pipe can be full and no file
+of the user is needed, and what faulthandler writes at a crash is still there when the worker has
+ended.
 """
 
 import contextlib
@@ -17,30 +18,32 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.kernel_file import memory_file
 
-# Neither Python, torch, NCCL nor MPI uses it.
+# The signal that asks for stacks. Neither Python, torch, NCCL nor MPI uses it.
 ASK = signal.SIGRTMAX - 3
 _LONGEST = 12000
 _OURS = 'srunddp/run/script.py", line'
 
 
 class StackDump:
-    """Memory into which faulthandler writes, with the descriptor of a file in it; made before the
-    fork.
+    """Shared memory into which the worker's faulthandler writes. Made before the fork.
+
+    Attributes:
+        descriptor: The descriptor of the memory, which is a file without a name.
     """
 
     def __init__(self, descriptor: int | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         self.descriptor = memory_file() if descriptor is None else descriptor
         self._read = 0
         self._limits = limits
-        # What it is in the worker before arm(), and again when Python itself has ended, and C's
-        # exit handlers run.
+        # The worker ignores the signal before arm(), and again when Python has shut down and the
+        # exit handlers of C run.
         signal.signal(ASK, signal.SIG_IGN)
 
     def arm(self) -> None:
-        """In the worker: from now on a crash, and the signal, leave their stacks here.
+        """Write the stacks here at a crash, and when the signal comes. Called in the worker.
 
-        A handler that the user has switched on (PYTHONFAULTHANDLER) stays, and writes to standard
-        error. In what Python forks here, the signal does what it does in plain Python.
+        If the user has switched faulthandler on (PYTHONFAULTHANDLER), the stacks of a crash still
+        go to standard error. In processes that the worker forks, the signal has its default effect.
         """
         if not faulthandler.is_enabled():
             faulthandler.enable(self.descriptor)
@@ -48,7 +51,7 @@ class StackDump:
         os.register_at_fork(after_in_child=_disarm)
 
     def read(self) -> str:
-        """In the supervisor: what has been written since the last reading."""
+        """Return what has been written since the last call. Called in the supervisor."""
         return _of_the_script(self._unread())
 
     def _unread(self) -> bytes:
@@ -57,12 +60,17 @@ class StackDump:
         return piece
 
     def request(self, worker: int) -> str:
-        """In the supervisor: the worker's stacks now; empty where it gives none in time."""
+        """Ask the worker for its stacks and return them; empty if it gives none in time. Called in
+        the supervisor.
+
+        Args:
+            worker: The worker's process id.
+        """
         self._unread()
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, ASK)
-        # faulthandler writes a line in many pieces, of which a look may see some: nothing can be
-        # told of a line before all of it is there.
+        # faulthandler writes a line in several pieces. Wait until the text ends with a complete
+        # line and nothing more comes.
         dumped = b""
         end = time.monotonic() + self._limits.stacks_within
         while time.monotonic() < end:
@@ -75,7 +83,7 @@ class StackDump:
 
 
 def _of_the_script(dumped: bytes) -> str:
-    """The text of a dump without the frames above the script."""
+    """Return the text of a dump without the frames of srunddp that have called the script."""
     kept: list[str] = []
     ours = False
     for line in dumped.decode(errors="replace").strip().splitlines():
@@ -89,7 +97,7 @@ Stack = tuple[re.Match[str], ...]  # the lines of a stack, the innermost frame f
 _FRAME = re.compile(
     r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE
 )
-# They say nothing about where a rank is: decorators, and what calls a module.
+# Functions that say nothing about where a rank is: decorators, and torch's calls of a module.
 _WRAPPERS = ("wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "<lambda>")
 _WAITING = (
     "torch/distributed/",
@@ -100,14 +108,15 @@ _WAITING = (
 
 
 def _disarm() -> None:
-    # Its stack would be taken for the worker's.
+    # In a forked child: its stack would be taken for the worker's.
     faulthandler.unregister(ASK)
     signal.signal(ASK, signal.SIG_DFL)
 
 
 def main_stack(text: str) -> Stack:
-    """The stack of the thread that took the signal; it is marked as current, and an empty line ends
-    it.
+    """Return the stack of the thread that took the signal; empty for none.
+
+    faulthandler calls it the current thread, and an empty line ends its stack.
     """
     _, current, stack = text.rpartition("Current thread")
     if current:
@@ -116,14 +125,14 @@ def main_stack(text: str) -> Stack:
 
 
 def top_frame(stack: Stack) -> str:
-    """The frame that says the most, in words."""
+    """Return the innermost frame that is no wrapper, as ``function (file.py:12)``."""
     for frame in (*(each for each in stack if each["function"] not in _WRAPPERS), *stack):
         return f"{frame['function']} ({os.path.basename(frame['file'])}:{frame['line']})"
     return "no stack"
 
 
 def format_stack(stack: Stack) -> str:
-    """A stack as Python prints it, the outermost frame first; empty for none."""
+    """Return a stack as Python prints it, with the outermost frame first; empty for none."""
     lines = [
         frame.expand(r'  File "\g<file>", line \g<line>, in \g<function>')
         for frame in reversed(stack)
@@ -134,14 +143,18 @@ def format_stack(stack: Stack) -> str:
 
 
 def is_waiting(stack: Stack) -> bool:
-    """Whether this rank waits for others: its innermost frames are torch's for collectives, or for
-    a GPU.
+    """Return whether a rank with this stack waits for other ranks or for a GPU: one of the four
+    innermost frames is in a module of torch that does so.
     """
     return any(part in frame["file"] for frame in stack[:4] for part in _WAITING)
 
 
 def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks by the place where they are, the largest group first."""
+    """Return the ranks by the place where they are, with the largest group first.
+
+    Args:
+        texts: The dump of each rank.
+    """
     found = group_by_key(
         (top_frame(main_stack(text)), rank) for rank, text in sorted(texts.items())
     )
@@ -149,8 +162,15 @@ def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> int:
-    """The rank that the others wait for: of those that do not wait for others themselves; else of
-    those a step behind; else of the smallest group. Of several, the lowest.
+    """Return the rank that the others most likely wait for.
+
+    If some ranks wait and some do not, only those that do not wait are considered. Of these, the
+    ranks with the fewest steps count; of those, the ones in the smallest group at one place; of
+    those, the lowest rank.
+
+    Args:
+        texts: The dump of each rank.
+        steps: How many steps each rank has made; 0 for a rank that is missing.
     """
     candidates = [rank for rank in texts if not is_waiting(main_stack(texts[rank]))]
     if not candidates or len(candidates) == len(texts):

@@ -1,5 +1,5 @@
-"""Steps that stop: since when no rank has made one, where each rank is then, and which one the
-others wait for.
+"""Stalls: how long no rank has made a step, where each rank is then, and which rank the others wait
+for.
 """
 
 import re
@@ -22,11 +22,12 @@ _LIMIT = re.compile(r"tim(e|ed|ing)[ -]?out|watchdog", re.IGNORECASE)
 
 @dataclass
 class StallDetector:
-    """Rank 0's view of all ranks' steps. Only ranks that have made one are expected to make more.
+    """Rank 0's count of the steps of all ranks. More steps are expected only of a rank that has
+    made one.
 
     Attributes:
-        timeout: seconds without a step of any rank; 0 for no limit.
-        steps: how many each rank has made that has made one.
+        timeout: Seconds without a step of any rank that count as a stall; 0 for no limit.
+        steps: How many steps each rank has made, without the ranks of which none is expected.
     """
 
     timeout: float
@@ -35,20 +36,20 @@ class StallDetector:
 
     @property
     def due(self) -> float | None:
-        """When the ranks have stalled, unless one makes a step before; None where no step is
-        expected.
+        """When the ranks count as stalled unless one makes a step before; None if no step is
+        expected, or there is no limit.
         """
         if self.timeout and self.steps:
             return self._advanced + self.timeout
         return None
 
     def detected(self, now: float) -> bool:
-        """Whether the ranks have stalled."""
+        """Return whether the ranks have stalled."""
         due = self.due
         return due is not None and now >= due
 
     def note(self, rank: int, step: int, now: float) -> None:
-        """How many steps a rank has made; 0 where none is expected of it."""
+        """Note how many steps a rank has made; 0 if none is expected of it."""
         if self.steps.get(rank, 0) != step:
             self.steps[rank] = step
             self._advanced = now
@@ -56,13 +57,16 @@ class StallDetector:
             self.remove(rank)
 
     def remove(self, rank: int) -> None:
-        """A rank has finished."""
+        """Expect no step of this rank any more."""
         self.steps.pop(rank, None)
 
 
 class StackRequest:
-    """The stacks that ranks are asked for, by rank; empty where one has not answered, nor is waited
-    for any longer.
+    """The stacks that rank 0 has asked ranks for.
+
+    Attributes:
+        deadline: Until when rank 0 waits for answers.
+        stacks: The dump of each rank that was asked; empty for one that has not answered.
     """
 
     def __init__(self, ranks: Sequence[int], deadline: float) -> None:
@@ -71,13 +75,13 @@ class StackRequest:
         self._missing = set(ranks)
 
     def add(self, rank: int, stacks: str) -> None:
-        """A rank has answered."""
+        """Note a rank's answer; ignored if the rank was not asked."""
         if rank in self.stacks:
             self.stacks[rank] = stacks
             self._missing.discard(rank)
 
     def complete(self, now: float) -> bool:
-        """Whether all have answered, or have had their time."""
+        """Return whether all ranks have answered, or the deadline is over."""
         return now >= self.deadline or not self._missing
 
 
@@ -87,8 +91,14 @@ def find_stalled_rank(
     nodes: Mapping[int, str],
     finished: Mapping[int, str],
 ) -> RootCause:
-    """The rank that the others wait for, and where each of those that work is; ``finished``: whose
-    script is over.
+    """Return the root cause of a stall: the rank that the others most likely wait for, with notes
+    on where the others are.
+
+    Args:
+        stacks: The dump of each rank whose script runs.
+        stall: The steps of the ranks, and the limit.
+        nodes: The node of each rank.
+        finished: The node of each rank whose script is over without an error.
     """
     rank = find_blocking_rank(stacks, stall.steps)
     found = _blocked_by(rank, stacks, nodes, f"no step for {stall.timeout:g} s, in")
@@ -101,12 +111,17 @@ def find_stalled_rank(
 def find_hanging_rank(
     stacks: Mapping[int, str], failures: Sequence[Failure], nodes: Mapping[int, str]
 ) -> RootCause | None:
-    """The rank that hangs, where these failures are of the others' collective; None where that is
-    not clear.
+    """Return the root cause if one rank hangs and the collectives of the others have failed because
+    of it; None if that is not clear.
 
-    It still works, as all ranks that have stacks, and does not wait for others. That a rank does so
-    proves nothing if another has aborted of its own accord: one failure has to speak of a time
-    limit, or more ranks have aborted than such ranks are left.
+    The hanging rank is one that has not failed and does not wait for others. Such a rank alone
+    proves nothing, because another may have aborted for its own reasons. So in addition, a failure
+    has to mention a time limit, or more ranks must have failed than there are such ranks.
+
+    Args:
+        stacks: The dump of each rank that was asked.
+        failures: The failures so far, at least one.
+        nodes: The node of each rank.
     """
     failed = {each.rank for each in failures}
     texts = {rank: text for rank, text in stacks.items() if rank not in failed}
@@ -120,8 +135,10 @@ def find_hanging_rank(
 
 
 def may_be_of_a_hang(failures: Sequence[Failure]) -> bool:
-    """Whether all may come of one rank that hangs: collectives that ran into their limit, and what
-    aborted for that.
+    """Return whether one rank that hangs may have caused all these failures.
+
+    They must all be errors of collectives or aborts. Either all are aborts, or an error mentions a
+    time limit.
     """
     kinds = {each.weight for each in failures}
     if not kinds <= {FailureKind.SECONDARY, FailureKind.ABORTED}:

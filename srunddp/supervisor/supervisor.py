@@ -1,11 +1,13 @@
-"""The process that srun started: it never imports torch, and knows how its worker ended.
+"""The supervisor: the process that the launcher started. It never imports torch, and it learns how
+its worker ends.
 
-The worker, forked from it before any heavy import, becomes the user's script. The ranks meet while
-a thread of the supervisor waits for them, so that signals and the worker's end are noticed
-meanwhile; then the failure monitor decides what the end of one rank means for all.
+The supervisor forks the worker before any heavy import, and the worker becomes the user's script. A
+thread of the supervisor waits for the other ranks in the rendezvous, so that the supervisor notices
+signals and the worker's end meanwhile. After that the failure monitor decides what the end of one
+rank means for all.
 
-What follows from what is in :mod:`srunddp.supervisor.phases`. Here events are read from sockets,
-signals and the clock, and actions are carried out.
+This module reads events from sockets, signals and the clock, and carries out actions.
+:mod:`srunddp.supervisor.phases` says which actions follow from which event.
 """
 
 import contextlib
@@ -66,44 +68,52 @@ from srunddp.supervisor.worker_messages import (
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
 
-# What the worker is told, and who judges failures from now on.
+# The world, which the worker is told, and the failure monitor of this start.
 RendezvousOutcome = tuple[WorkerMessage, FailureMonitor]
 
 
 class RankAgent(Protocol):
-    """The parts of a rank that a supervisor does not know: its rendezvous and its telemetry."""
+    """The parts of a rank that the supervisor leaves to its caller: rendezvous and telemetry."""
 
     def rendezvous(self) -> RendezvousOutcome:
-        """Wait for the other ranks. Runs in a thread, and may raise."""
+        """Wait for the other ranks. It runs in a thread, and may raise."""
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
-        """End the rendezvous for what this rank has failed of."""
+        """End the rendezvous because this rank has failed, and tell the other ranks.
+
+        Args:
+            cause: Why this rank has failed.
+            exit_code: The exit code of the failure.
+        """
 
     def on_rendezvous(self) -> None:
-        """The rendezvous is complete, and the worker has been told of it."""
+        """Do what is due when the rendezvous is complete and the worker has got the world."""
 
     def announce_termination(self) -> None:
         """Tell the worker that it is about to be ended for a root cause."""
 
     def stop_sampler(self) -> None:
-        """The worker has ended, and what it left is about to be killed."""
+        """Stop this node's sampler, if this rank has it, before all descendants are killed."""
 
 
 @dataclass(kw_only=True)
 class Supervisor:
-    """Watches one worker until it has ended, and its job with it.
+    """Watches one worker until it has ended and no other rank needs this one.
 
     Attributes:
-        agent: does for this rank what is not the supervisor's.
-        recorder: makes this rank's failure.
-        process: the worker; pipe: to it; output: its.
-        remaining: what could not be killed; asked: signals that ask for an end, of any time.
-        grace: seconds that the end of a script may take that has failed or stopped; None for no
-            limit.
-        restart_grace: the same before a restart, for all ranks.
-        early: signals that came before the worker was there, to get them.
-        launcher: who sends this rank signals, and which of them reach the worker as well.
-        limits: how long it waits for what; clock: what all of these times are measured by.
+        agent: The rendezvous and the telemetry of this rank.
+        recorder: Makes this rank's failure.
+        process: The worker.
+        pipe: The supervisor's end of the pipe to the worker.
+        output: The worker's output.
+        grace: Seconds that a script that has failed or stopped may take to end; None for no limit.
+        restart_grace: Seconds that any script may take to end before a restart.
+        launcher: The launcher, which sends this rank signals.
+        early: Signals that came before the worker was forked, and that it still has to get.
+        limits: How long the supervisor waits, and how often it looks.
+        clock: The clock of these limits.
+        remaining: The process ids of descendants that could not be killed.
+        asked: The numbers of all signals so far that ask for an end of the run.
     """
 
     agent: RankAgent
@@ -121,26 +131,27 @@ class Supervisor:
     asked: set[int] = field(default_factory=set)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _state: State = field(default_factory=State)
-    # What the rendezvous has come to; set by its thread, and read once that has said so.
+    # The result of the rendezvous. Its thread sets it before it closes its socket, and only then
+    # the supervisor reads it.
     _outcome: RendezvousOutcome | BaseException | None = None
     _world: WorkerMessage | None = None
     _reads_pipe: bool = False
     _monitor: FailureMonitor | None = None
-    _error: BaseException | None = None  # to leave with
-    # When each signal was last passed on.
+    _error: BaseException | None = None  # raised at the end of run()
+    # When each signal was last passed on to the worker, by `clock`.
     _forwarded: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._times = Times(self.grace, self.restart_grace, self.limits)
 
     def run(self) -> int:
-        """Supervise to the end.
+        """Supervise the worker to its end, and kill what it leaves behind.
 
         Returns:
-            The exit code to leave with: the root cause's, else the worker's.
+            The exit code for this process: the root cause's, or the worker's if there is none.
 
         Raises:
-            SrunddpError: the rendezvous failed; the worker has been ended.
+            SrunddpError: The rendezvous failed. The worker has been ended.
         """
         try:
             with self._selector:
@@ -164,16 +175,20 @@ class Supervisor:
 
     @property
     def restart(self) -> str | None:
-        """What rank 0 has published for the next start; None where the run is over."""
+        """The text that says where the ranks meet for the next start; None if none follows."""
         return self._monitor.restart if self._monitor else None
 
     @property
     def monitor(self) -> FailureMonitor | None:
-        """Who judges a failure, once the ranks have met."""
+        """The failure monitor; None until the ranks have met."""
         return self._monitor
 
     def _watch(self) -> int:
-        """Watch what there is from the beginning; returns the descriptor of the signals."""
+        """Start the rendezvous, and register what is to be watched from the beginning.
+
+        Returns:
+            The descriptor of the signals.
+        """
         ours, theirs = socket.socketpair()
         threading.Thread(target=self._rendezvous, args=(theirs,), daemon=True).start()
         register = self._selector.register
@@ -181,8 +196,8 @@ class Supervisor:
         register(signals_descriptor, selectors.EVENT_READ, self._on_signals)
         register(ours, selectors.EVENT_READ, self._on_rendezvous)
         if self.launcher.pid:
-            # An error says that the launcher is gone already, so that the kernel ends us soon; or
-            # that the kernel is too old for pidfd_open().
+            # An OSError means that the launcher has ended already, or that the kernel is too old
+            # for pidfd_open().
             with contextlib.suppress(OSError):
                 register(
                     signals.pidfd_open(self.launcher.pid),
@@ -205,7 +220,8 @@ class Supervisor:
                 return
             ready = {key.fileobj: key.data for key, _ in self._selector.select(wait)}
             self.clock.advance(wait)
-            # Signals first: a worker that the launcher ended has not failed by itself.
+            # Signals first: if the launcher's signal ended the worker, that is not the worker's own
+            # failure.
             if handler := ready.pop(signals_descriptor, None):
                 handler(signals_descriptor)
             for readable, handler in ready.items():
@@ -214,32 +230,34 @@ class Supervisor:
     # Events.
 
     def _handle(self, event: Event) -> None:
-        """Carry out what follows from an event."""
+        """Enter the state that follows from an event, and carry out the actions."""
         self._state, actions = advance(self._state, event, self._times)
         for action in actions:
             self._carry_out(action)
 
     def _pass_time(self) -> float:
-        """Do what is due; returns the seconds until something is.
+        """Do what is due, and return in how many seconds something is due next.
 
-        Runs before every wait, with or without an event, so all that it does may be repeated.
+        This runs before every wait, whether or not something has happened, so everything here must
+        be harmless when it is repeated.
         """
         now = self.clock.now
-        # First the time: what was due before this turn counts as older than what the turn has
-        # brought, such as a verdict.
+        # The time comes first: what is due by now counts as older than a verdict that the failure
+        # monitor brings below.
         waits = [self.limits.longest_wait]
         if now >= self._state.until:
             self._handle(TimeIsOver(now))
-            waits.append(0.0)  # it may have taken time, as a worker's stacks do
+            waits.append(0.0)  # handling it may have taken time: asking for stacks does
         if self._state.failure is None and (overdue := self.process.overdue(now)):
             cause, code = overdue
             self._handle(RankHasFailed(now, self.recorder.of(cause, code, now)))
         if self._monitor:
-            # Before it ticks: it closes the connections once it knows that the worker has ended.
+            # Ask before tick(): what is told here, such as the end of the worker, may let tick()
+            # close the connections.
             self._ask_monitor(self._monitor, now)
             waits.append(self._monitor.tick(now))
-            # And after: a lease may have ended in it, of which no socket tells, and from then on
-            # the worker has 3 s to be gone.
+            # Ask again after tick(): it may have found that a lease is over, which no socket
+            # reports, and then the worker must be gone within 3 s.
             self._ask_monitor(self._monitor, now)
         if (wait := self.process.tick(now)) is not None:
             waits.append(wait)
@@ -249,11 +267,11 @@ class Supervisor:
         return max(0.0, min(*waits, self._state.until - now))
 
     def _ask_monitor(self, monitor: FailureMonitor, now: float) -> None:
-        """Turn what a failure monitor answers into events.
+        """Turn the answers of the failure monitor into events.
 
-        It is asked at each turn, as the answers depend on other ranks, on its own times, and on
-        whether its last words are on their way. An event that comes again changes nothing; the
-        verdict comes again where it has changed, see :meth:`FailureMonitor.abandon`.
+        The supervisor asks at each turn, because the answers depend on other ranks, on time, and on
+        whether the last messages have been sent. An event that is repeated changes nothing. The
+        verdict is repeated only if it has changed, see :meth:`FailureMonitor.abandon`.
         """
         if monitor.root_cause:
             terms = VerdictTerms(
@@ -279,7 +297,8 @@ class Supervisor:
         self._world, self._monitor = self._outcome
         for connection in self._monitor.connections():
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)
-        # Before a failure of this rank is told: where an end was asked for there is no restart.
+        # This comes before a failure of this rank is told, because there must be no restart if a
+        # signal has asked for an end.
         for number in tuple(self.asked):
             self._ask_for_end(number)
         self._handle(RanksHaveMet(now))
@@ -291,7 +310,7 @@ class Supervisor:
                 self._selector.unregister(connection)
 
     def _on_worker(self, _: socket.socket) -> None:
-        """Read what the worker says, which it does once the ranks have met."""
+        """Handle the messages of the worker, once the ranks have met."""
         if not self._monitor or not self._reads_pipe:
             return
         now = self.clock.now
@@ -300,7 +319,7 @@ class Supervisor:
                 case ScriptHasFailed():
                     self._handle(ScriptFailed(now, self.recorder.of_message(message, now)))
                 case StartedMpi():
-                    self._monitor.uses_mpi()  # which is the same in all phases
+                    self._monitor.uses_mpi()  # no event: it means the same in all phases
                 case ScriptIsDone(waits):
                     self._handle(ScriptSucceeded(now, waits))
         if not self.pipe.open:
@@ -308,7 +327,9 @@ class Supervisor:
             self._selector.unregister(self.pipe.end)
 
     def _ask_for_end(self, number: int) -> None:
-        """Somebody wants an end of the run: that is the same in all phases."""
+        """Note a signal that asks for an end of the run, and tell the failure monitor if there is
+        one. This is no event, because it means the same in all phases.
+        """
         self.asked.add(number)
         if self._monitor:
             self._monitor.asked(signals.signal_name(number))
@@ -320,8 +341,8 @@ class Supervisor:
             f"its launcher, process {self.launcher.pid}, has ended", 137, now
         )
         if self._monitor and self._monitor.abandon(failure, now):
-            return  # a verdict follows, or has changed
-        self._ask_for_end(signal.SIGHUP)  # of which nothing will come any more
+            return  # the next turn finds a verdict, or another one than before
+        self._ask_for_end(signal.SIGHUP)  # the launcher cannot send it any more
         self._handle(LauncherHasEnded(now, failure))
 
     def _on_signals(self, _: int) -> None:
@@ -339,20 +360,23 @@ class Supervisor:
                 self.early.discard(signal.Signals(number))
                 self._forwarded[number] = self.clock.now
                 self.process.send(number)
-        # After all others that came with it: the launcher's signal explains the worker's end.
+        # SIGCHLD is handled after all other signals: one from the launcher explains the worker's
+        # end.
         if any(received.si_signo == signal.SIGCHLD for received in arrived):
             self.process.collect(self.clock.now)
             if self.process.ended and not self._state.worker_has_ended:
                 self._on_worker_end()
 
     def _is_to_forward(self, received: signal.struct_siginfo) -> bool:
-        """Whether the worker is to get this signal from us; twice would be wrong, and never would
-        cost the run.
+        """Return whether to pass a signal on to the worker.
+
+        The worker must not get a signal twice, and if it did not get one at all, a checkpoint may
+        be lost.
         """
         if received.si_signo in self.early:
             return True
         if received.si_signo == signal.SIGCONT and not self.launcher.sent(received):
-            return False  # a shell's, for the whole process group
+            return False  # from a shell, which sends it to the whole process group
         reached = self.launcher.reached_worker(received)
         if reached is None:
             last = self._forwarded.get(received.si_signo)
@@ -362,11 +386,11 @@ class Supervisor:
 
     def _on_worker_end(self) -> None:
         now = self.clock.now
-        # What it has said before its end counts before it. This SIGCHLD may have come since the
-        # wait has returned, and then the pipe would be read in the next turn only.
+        # Messages that the worker sent before its end come first. The pipe may not have been
+        # readable when select() returned, so read it here.
         self._on_worker(self.pipe.end)
         status = self.process.status
-        # The launcher's signal may have come to the worker first.
+        # The launcher's signal may have reached the worker before it reaches this process.
         by_signal = -(status or 0) in signals.ENDING and self.launcher.pid is not None
         late = by_signal and not self.recorder.ending_signal(now)
         self._handle(WorkerIsGone(now, status, signal_may_follow=late))
@@ -425,7 +449,7 @@ class Supervisor:
         assert self._world is not None
         self.pipe.send(self._world)
         self.agent.on_rendezvous()
-        # Not before: over MPI the thread of the rendezvous has read from it.
+        # Only now: in a rendezvous over MPI its thread reads from this pipe.
         self._reads_pipe = True
         self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
 
@@ -438,7 +462,11 @@ class Supervisor:
         self._handle(RankHasFailed(now, self.recorder.of(text, STALLED, now, trace=trace)))
 
     def _lingering(self, seconds: float) -> tuple[str, str]:
-        """Return where the worker hangs, in words, and its stack."""
+        """Return a line that says where the worker hangs, and its stack as text.
+
+        Args:
+            seconds: How long ago the worker was told that it may leave.
+        """
         stack = stacks.main_stack(self.recorder.dump.request(self.process.pid))
         where = stacks.top_frame(stack)
         text = f"its script is over, and it has not ended for {seconds:.0f} s, in {where}"

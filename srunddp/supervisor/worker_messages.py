@@ -1,4 +1,4 @@
-"""What a worker and its supervisor tell each other, over the pipe between the two processes."""
+"""The messages between a worker and its supervisor, over the pipe between the two processes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from srunddp.util.messages import Message
 
 
 class WorkerMessage(Message):
-    """What a worker and its supervisor tell each other.
+    """A message between a worker and its supervisor.
 
-    The world that the ranks have met as is one, too: see
+    The world that the supervisor hands to the worker is such a message too, see
     :class:`srunddp.bootstrap.rendezvous.messages.RendezvousInfo`.
     """
 
 
 @dataclass(frozen=True)
 class Unreadable(WorkerMessage, kind="unreadable"):
-    """Stands for a line that is no message, so that it is not taken for the end of the pipe."""
+    """Stands for data that is no message, so that the reader does not take it for the end of the
+    pipe.
+    """
 
 
 # From the worker.
@@ -29,7 +31,7 @@ class ScriptIsDone(WorkerMessage, kind="script_is_done"):
     """The script has ended with 0.
 
     Attributes:
-        waits: The worker stays until the scripts of all ranks are over.
+        waits: Whether the worker stays until the scripts of all ranks are over.
     """
 
     waits: bool
@@ -40,8 +42,9 @@ class ScriptHasFailed(WorkerMessage, kind="script_has_failed"):
     """The script has failed or stopped, and the worker is about to end.
 
     Attributes:
-        cause, traceback, exit_code, shown: As of a failure.
-        weight: Its :class:`FailureKind`; category: its :class:`FailureCategory`.
+        cause, traceback, exit_code, shown: The fields of the failure with these names.
+        weight: The number of its :class:`FailureKind`.
+        category: The value of its :class:`FailureCategory`.
     """
 
     cause: str
@@ -63,10 +66,10 @@ class StartedMpi(WorkerMessage, kind="started_mpi"):
 
 @dataclass(frozen=True)
 class ReceivedOverMpi(WorkerMessage, kind="received_over_mpi"):
-    """What rank 0 has broadcast over MPI.
+    """The worker has received rank 0's broadcast over MPI.
 
     Attributes:
-        text: Its message.
+        text: The text that rank 0 has broadcast.
     """
 
     text: str
@@ -74,10 +77,10 @@ class ReceivedOverMpi(WorkerMessage, kind="received_over_mpi"):
 
 @dataclass(frozen=True)
 class MpiHasNoWorld(WorkerMessage, kind="mpi_has_no_world"):
-    """MPI has started, and knows nothing of the other ranks.
+    """MPI has started, but does not know the other ranks.
 
     Attributes:
-        reason: Why.
+        reason: What is wrong, for the user.
     """
 
     reason: str
@@ -88,7 +91,7 @@ class MpiHasFailed(WorkerMessage, kind="mpi_has_failed"):
     """The ranks could not meet over MPI.
 
     Attributes:
-        reason: Why.
+        reason: What has failed, for the user.
     """
 
     reason: str
@@ -99,4 +102,4 @@ class MpiHasFailed(WorkerMessage, kind="mpi_has_failed"):
 
 @dataclass(frozen=True)
 class Leave(WorkerMessage, kind="leave"):
-    """The worker may end: nobody needs it any more."""
+    """The worker may end, because no rank needs it any more."""

@@ -1,6 +1,8 @@
-"""A supervisor's view of its worker: running, stopped or ended, and how it is made to go.
+"""The worker as its supervisor sees it: whether it runs, is stopped or has ended, and how it is
+ended.
 
-No process is left: what a worker started ends with it, whoever has adopted it meanwhile.
+No process of the worker survives it: the supervisor adopts and kills all that the worker has
+started.
 """
 
 import contextlib
@@ -20,16 +22,16 @@ from srunddp.util.kernel_file import children_of
 
 @dataclass
 class WorkerProcess:
-    """One child process.
+    """The worker, a child process of the supervisor.
 
     Attributes:
-        pid: its process id.
-        stop_limit: seconds for which it may be stopped; None for as long as it likes.
-        status: None while it is there; then its exit code, or minus the number of the signal that
-            ended it.
-        dumped_core: whether the kernel wrote its memory to a file.
-        given_up: it did not go, not even when it was killed.
-        limits: how long its end may take.
+        pid: The worker's process id.
+        stop_limit: Seconds for which the worker may be stopped; None for no limit.
+        status: The worker's exit code, or minus the number of the signal that ended it; None while
+            it runs.
+        dumped_core: Whether the kernel wrote a core file when the worker ended.
+        given_up: Whether the worker has not ended although it was killed.
+        limits: How long the worker's end may take.
     """
 
     pid: int
@@ -44,12 +46,12 @@ class WorkerProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone, or will never go."""
+        """Whether the worker has ended or has been given up."""
         return self.status is not None or self.given_up
 
     def collect(self, now: float) -> None:
-        """After SIGCHLD: note what became of it, and collect the orphans that we adopted from
-        it.
+        """Note whether the worker was stopped, goes on or has ended, and reap the orphans that we
+        have adopted from it. To be called after SIGCHLD.
         """
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -64,8 +66,8 @@ class WorkerProcess:
             self._stopped_by = os.WSTOPSIG(status)
             self._stopped_at = now
             if self._kill_at is not None:
-                # It does nothing in the time that it was given: a signal would wait until it goes
-                # on.
+                # A stopped worker does not use the time until SIGKILL: it handles no SIGTERM until
+                # it goes on.
                 self._kill_at = min(self._kill_at, now)
         elif os.WIFCONTINUED(status):
             self._stopped_by = 0
@@ -75,8 +77,8 @@ class WorkerProcess:
             self.dumped_core = os.WIFSIGNALED(status) and os.WCOREDUMP(status)
 
     def overdue(self, now: float) -> tuple[str, int] | None:
-        """The cause and exit code of one that has been stopped for too long, and is not being
-        ended.
+        """Return cause and exit code of a failure if the worker has been stopped for too long; None
+        if not, or if it is being ended.
         """
         limit = self._stop_ends_at
         if limit is None or self._kill_at is not None or now < limit:
@@ -93,8 +95,12 @@ class WorkerProcess:
         return None
 
     def end(self, now: float, *, ask: bool, within: float | None) -> None:
-        """Make it go: by SIGTERM where ``ask``, and by SIGKILL ``within`` some seconds; None leaves
-        it its time.
+        """Begin to end the worker. Another call can only bring SIGKILL forward.
+
+        Args:
+            now: The time.
+            ask: Whether to send SIGTERM first; only the first call sends it.
+            within: Seconds until SIGKILL, which a stopped worker gets at once; None does nothing.
         """
         if self.ended or within is None:
             return
@@ -108,7 +114,9 @@ class WorkerProcess:
             self.send(signal.SIGTERM)
 
     def tick(self, now: float) -> float | None:
-        """Do what is due; returns the seconds until something is, or None for nothing."""
+        """Do what is due, and return in how many seconds something is due next; None for
+        nothing.
+        """
         if self.ended:
             return None
         if self._kill_at is not None:
@@ -125,7 +133,7 @@ class WorkerProcess:
         return None
 
     def send(self, number: int) -> None:
-        """Send it a signal; nothing happens where it has ended."""
+        """Send the worker a signal; nothing happens if it has ended."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -137,10 +145,11 @@ LONGEST = 1 << 16
 class WorkerPipe:
     """One end of the pipe between a worker and its supervisor.
 
-    A message has at most ``LONGEST`` bytes, about half of what Linux takes at once.
+    A message has at most :data:`LONGEST` bytes, about half of what Linux takes at once.
 
     Attributes:
-        end: the socket; open: whether :meth:`read` may find more.
+        end: The socket.
+        open: Whether :meth:`read` may find more messages.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -148,12 +157,14 @@ class WorkerPipe:
         self.open = True
 
     def send(self, message: WorkerMessage) -> None:
-        """Send; a peer that is gone is noticed by whoever waits for it."""
+        """Send a message. If the other process is gone, nothing happens: its end is noticed
+        elsewhere.
+        """
         with contextlib.suppress(OSError):
             self.end.send(message.encode())
 
     def receive(self) -> WorkerMessage | None:
-        """Wait for the next message; None when the other side has closed or ended."""
+        """Wait for the next message, and return it; None if the other side has closed or ended."""
         with contextlib.suppress(OSError):
             if data := self.end.recv(LONGEST):
                 return WorkerMessage.decode(data) or Unreadable()
@@ -168,8 +179,8 @@ class WorkerPipe:
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                # It has ended before it has read all of ours. The kernel says so once; what it has
-                # said itself is still there.
+                # The other side has ended before it has read all of our messages. The kernel
+                # reports this once; the other side's own messages can still be read.
                 continue
             except OSError:
                 data = b""
@@ -181,14 +192,20 @@ class WorkerPipe:
 
 
 def pipe() -> tuple[WorkerPipe, WorkerPipe]:
-    """The supervisor's end and the worker's."""
+    """Make the pipe, and return the supervisor's end and the worker's end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return WorkerPipe(ours), WorkerPipe(theirs)
 
 
 def wait_for_child(pid: int, limit: float) -> int | None:
-    """The exit code of a child; None where it has not ended in time, -1 where others have collected
-    it.
+    """Wait for a child to end, and return its exit code.
+
+    Args:
+        pid: The child's process id.
+        limit: How many seconds to wait at most.
+
+    Returns:
+        None if the child has not ended in time, -1 if it has been reaped elsewhere.
     """
     end = time.monotonic() + limit
     with contextlib.suppress(ChildProcessError):
@@ -201,15 +218,15 @@ def wait_for_child(pid: int, limit: float) -> int | None:
 
 
 def kill_descendants(within: float, given_up: Collection[int] = ()) -> set[int]:
-    """Kill and collect every process that the worker has left, when it has ended.
+    """Kill and reap every process that the worker has left behind. To be called when it has ended.
 
     Args:
-        within: Seconds that it takes at most: a process in a kernel call that does not return
-            cannot be killed.
-        given_up: Process ids of those that are known to be in such a call.
+        within: Seconds to wait at most: a process whose kernel call does not return cannot be
+            killed.
+        given_up: The process ids of children not to wait for.
 
     Returns:
-        The process ids of those that could not be killed.
+        The process ids of the children that are still there.
     """
     end = time.monotonic() + within
     while True:
@@ -225,8 +242,8 @@ def kill_descendants(within: float, given_up: Collection[int] = ()) -> set[int]:
 
 
 def _kill_with_children(pid: int) -> None:
-    # Its children first become ours when it has ended, and are found in the next round; those that
-    # are not killed yet may start more meanwhile, which that round finds as well.
+    # Kill the children first. When this process has ended, those that it has started meanwhile
+    # become our own children, and the next round finds them.
     for child in children_of(pid):
         _kill_with_children(child)
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -234,17 +251,21 @@ def _kill_with_children(pid: int) -> None:
 
 
 def kill_forks_on_exit(worker: int) -> None:
-    """In the worker: what Python forks here ends with this process, also where the supervisor was
-    killed.
+    """Have the processes that Python forks in the worker end with it, such as the DataLoader's
+    workers, even if the supervisor was killed.
 
-    Such are the DataLoader's workers. Only those of the main thread: the kernel's signal comes at
-    the end of the *thread* that forked. And only our own children: one that leaves its parent on
-    purpose would be killed by it.
+    This holds only for forks of the main thread, because the kernel sends the signal when the
+    *thread* that forked ends. And it holds only for the worker's own children: a grandchild that
+    leaves its parent on purpose must not be killed.
+
+    Args:
+        worker: The process id of the worker, in which this is called.
     """
     ours = True
 
     def before() -> None:
-        # Not asked in the child, whose parent may have ended by then: it is to end as well.
+        # This is found out before the fork, because the worker may have ended when the child looks,
+        # and the child has to end in that case too.
         nonlocal ours
         ours = os.getpid() == worker and threading.current_thread() is threading.main_thread()
 

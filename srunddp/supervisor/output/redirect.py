@@ -1,8 +1,8 @@
-"""Where a rank's output goes: a file of its own, the terminal, or both.
+"""Where a rank's output goes: to a file of its own, to the terminal, or to both.
 
-The worker's descriptors 1 and 2 are what is turned, so that the output of NCCL, of C and of the
-script's own children is caught as well. Only what has to reach the terminal too, or with a prefix,
-passes through the supervisor.
+The worker's descriptors 1 and 2 are redirected, so the output of NCCL, of C code and of the
+script's children is caught as well. The output passes through the supervisor only if it has to
+reach both the file and the terminal, or the terminal with a prefix.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 
 STDOUT = 1
 STDERR = 2
-# In a requeued job's files; triage looks for it.
+# Marks where another start begins in a log that is not empty; triage looks for it.
 ANOTHER_START = b"\nsrunddp: another start begins here\n"
-_PIPE_SIZE = 1 << 18  # four times Linux's default: the worker waits for the supervisor less often
+_PIPE_SIZE = 1 << 18  # four times Linux's default, so that the worker seldom has to wait
 
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """The file that one rank's output is appended to, or None, and whether the supervisor's
-    terminal gets it too.
+    """Where the output of one rank goes.
 
-    ``prefix`` is before each line on the terminal, and not in the file; empty for none.
+    Attributes:
+        file: The file to which the output is appended; None for none.
+        terminal: Whether the supervisor's standard output and error get the output.
+        prefix: What stands before each line on the terminal, but not in the file; empty for none.
     """
 
     file: Path | None
@@ -54,19 +56,21 @@ def output_target(
     node: str,
     run: str,
 ) -> OutputTarget:
-    """What the options mean for one rank; nothing is opened yet.
+    """Return where the output of one rank goes by the options. Nothing is opened yet.
 
     Args:
-        log_dir: ``--log-dir``, the folder below which each run has one; None to write no files.
-        prefix: ``--prefix``, node and rank before each line on the terminal.
-        show_ranks: ``--show-ranks``, the ranks that go to the terminal as well as to their file;
-            None for rank 0.
-        rank, world_size, node: of this rank.
-        run: the same on all ranks, and after a requeue: the run's folder is called so.
+        log_dir: ``--log-dir``, the folder in which each run has a folder; None to write no files.
+        prefix: ``--prefix``, whether node and rank stand before each line on the terminal.
+        show_ranks: ``--show-ranks``, the ranks whose output goes to the terminal as well as to
+            their file; None for rank 0.
+        rank: This rank.
+        world_size: The number of ranks.
+        node: This rank's node.
+        run: The name of the run's folder, the same on all ranks and after a requeue.
 
     Raises:
-        UsageError: ``show_ranks`` is not a list of ranks, names one that is not there, or has no
-            ``log_dir``.
+        UsageError: ``show_ranks`` is not a list of ranks, names a rank that does not exist, or is
+            given without ``log_dir``.
     """
     if show_ranks is not None and log_dir is None:
         raise _wrong_ranks(
@@ -84,8 +88,10 @@ def output_target(
 
 
 def shown_ranks(text: str, world_size: int) -> tuple[range, ...]:
-    """Read ``0,3-5``, ``all`` or ``none``; a UsageError for another form, or a rank that is not
-    there.
+    """Return the ranks that a text such as ``0,3-5``, ``all`` or ``none`` names.
+
+    Raises:
+        UsageError: The text has another form, or names a rank that does not exist.
     """
     if text in ("all", "none"):
         return (range(world_size if text == "all" else 0),)
@@ -111,28 +117,32 @@ def _wrong_ranks(found: str, expected: str, hint: str) -> UsageError:
 class OutputRedirect:
     """One rank's output, from before the fork to after the worker's end.
 
-    In this order: :meth:`open`; after the fork :meth:`in_worker` there and :meth:`start` here;
-    :meth:`finish`.
+    The order of calls is: :meth:`open` before the fork; after it :meth:`in_worker` in the worker
+    and :meth:`start` in the supervisor; :meth:`finish` when the worker has ended.
     """
 
     target: OutputTarget
     limits: Limits = DEFAULT_LIMITS
     _file: int | None = None
-    # Of STDOUT and STDERR: where to read and write.
+    # The reading and the writing end of the pipes of STDOUT and STDERR.
     _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)
     _relay: OutputRelay | None = None
 
     @property
     def descriptors(self) -> list[int]:
-        """Those that the worker has, and turns."""
+        """The descriptors that the worker inherits for its output."""
         return [end for ends in self._pipes.values() for end in ends] + (
             [] if self._file is None else [self._file]
         )
 
     @classmethod
     def open(cls, target: OutputTarget, limits: Limits = DEFAULT_LIMITS) -> OutputRedirect:
-        """Open the file and what leads to it, or a ConfigError; before the fork and any socket. May
-        open nothing.
+        """Open the file and the pipes that the target needs, if any.
+
+        To be called before the fork, and before any socket is opened.
+
+        Raises:
+            ConfigError: The file cannot be written.
         """
         output = cls(target, limits)
         if target.file or target.prefix:
@@ -144,7 +154,9 @@ class OutputRedirect:
         return output
 
     def in_worker(self) -> None:
-        """Turn descriptors 1 and 2; in the worker, before it writes or starts anything."""
+        """Redirect descriptors 1 and 2. To be called in the worker, before it writes or starts
+        anything.
+        """
         for number in (STDOUT, STDERR):
             target = self._pipes[number][1] if self._pipes else self._file
             if target is not None:
@@ -152,12 +164,13 @@ class OutputRedirect:
         self._close(self.descriptors)
 
     def start(self) -> None:
-        """In the supervisor, after the fork and with its signals blocked: pass on what comes, in a
-        thread.
+        """Start the thread that passes the output on, if one is needed.
+
+        To be called in the supervisor, after the fork and with signals blocked.
         """
         self._close([write for _, write in self._pipes.values()])
         if self._pipes:
-            # Most ranks need neither.
+            # Imported here because most ranks do not need it.
             from srunddp.supervisor.output.relay import NonBlockingStream, OutputRelay
 
             prefix = self.target.prefix.encode(errors="backslashreplace")
@@ -172,11 +185,14 @@ class OutputRedirect:
             self._close([self._file])
 
     def finish(self, limit: float) -> None:
-        """When the worker has ended, pass on the rest within so many seconds, and close, even if
-        nobody reads.
+        """Pass on the rest of the output, and close the pipes. To be called when the worker has
+        ended.
 
-        A process that the worker left behind may hold its output open: then until nothing comes for
-        a moment.
+        If a process that the worker left behind still holds a pipe open, this ends when nothing has
+        come for a moment.
+
+        Args:
+            limit: How many seconds this may take, even if nobody reads.
         """
         if self._relay:
             self._relay.finish(limit)
@@ -188,13 +204,21 @@ class OutputRedirect:
 
 
 def open_to_append(path: Path, option: str, header: str = "") -> int:
-    """Open a file of this rank, which ``option`` wants, and make its folder, which may be another
-    on each node.
+    """Open a file of this rank for appending, and make its folder if it is missing.
 
-    ``header``: what it is to begin with, and nothing else; none for a file that may be there. A
-    ConfigError where the folder or the file cannot be written to.
+    Args:
+        path: The file.
+        option: The option that asks for the file; errors name it.
+        header: What a new file begins with; a file that exists is emptied first. If empty, the
+            output is appended to what is there.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        ConfigError: The folder or the file cannot be written.
     """
-    # Without O_NONBLOCK a named pipe in the file's place would hold this rank for ever.
+    # Without O_NONBLOCK, opening a named pipe in the file's place would block for ever.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     place = path.parent
     try:
@@ -226,15 +250,15 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
 
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe()
-    # The user's pipes have reached their limit together: the default will do.
+    # This fails if the user's pipes together have reached their limit; then the default size does.
     with contextlib.suppress(OSError):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
     return read, write
 
 
 def _fill_standard() -> None:
-    """Where 0, 1 or 2 is closed, the next file would get that number, and the worker's output with
-    it.
+    """Open ``/dev/null`` for each closed descriptor among 0, 1 and 2. Otherwise the next file would
+    get that number, and with it what the worker prints.
     """
     for number in (0, STDOUT, STDERR):
         try:

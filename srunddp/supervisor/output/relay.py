@@ -1,8 +1,8 @@
-"""The thread that passes a worker's output on, to its file and to the terminal, without ever
-waiting for the latter.
+"""The thread that passes a worker's output on to its file and to the terminal, and never waits for
+the terminal.
 
-The terminal is what the supervisor has as standard output or error: a pipe of the launcher's, a
-file or a tty. It may be slow, full or gone.
+The terminal is the supervisor's standard output or error: a pipe to the launcher, a file or a tty.
+It may be slow, full or gone.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from pathlib import Path
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 
 _READ = 1 << 16
-_WAITING = 1 << 20  # bytes that may wait, each for standard output and error
+_WAITING = 1 << 20  # bytes that may wait for the terminal, for each of standard output and error
 _LONGEST_LINE = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
 class OutputRelay:
-    """A thread that reads the worker's pipes until all who hold them have closed them, or
-    :meth:`finish`.
+    """A thread that reads the worker's pipes until every process has closed them, or until
+    :meth:`finish` ends it.
 
     Attributes:
-        streams: the terminal of each pipe, by the pipe's reading end.
-        file: the descriptor that all is written to, in the order in which it comes; None for none.
+        streams: The terminal stream of each pipe, by the descriptor of the pipe's reading end.
+        file: The descriptor of the file that gets all output in the order of its arrival; None for
+            none.
+        limits: The times of the thread.
     """
 
     streams: Mapping[int, NonBlockingStream]
@@ -48,14 +50,14 @@ class OutputRelay:
     _ended: float = 0.0
 
     def start(self) -> None:
-        """Start the thread; it has the signal mask of the caller."""
+        """Start the thread, which inherits the caller's signal mask."""
         self._open = set(self.streams)
         self._end_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def finish(self, limit: float) -> None:
-        """Pass on what is still in the pipes, within ``limit`` seconds."""
+        """Pass on what is still in the pipes, and end the thread, within ``limit`` seconds."""
         self._ended = time.monotonic()
         self._deadline = self._ended + limit
         os.eventfd_write(self._end_event, 1)
@@ -80,7 +82,9 @@ class OutputRelay:
             os.close(self.file)
 
     def _is_over(self) -> bool:
-        """After the worker's end: time is up, or whoever still holds the pipes is silent."""
+        """Return whether to stop reading after the worker's end: the time is over, or the processes
+        that still hold the pipes are silent.
+        """
         if self._deadline == math.inf:
             return False
         now = time.monotonic()
@@ -92,15 +96,14 @@ class OutputRelay:
     def _turn(self) -> None:
         """Wait until something can be read or written, and do so."""
         ready = self._wait()
-        # Standard output comes first: what a script printed before its traceback is then before it
-        # in the file.
+        # Standard output first, so that the file has what a script printed above its traceback.
         sources = [source for source in self.streams if source in self._open & ready]
         before = self._came
         self._came = time.monotonic() if sources else self._came
         size = sum(self._pass_on(source) for source in sources)
         for terminal in self.streams.values():
             terminal.flush()
-        # A script that prints line by line would wake us for each, at many times the cost.
+        # Without this pause, a script that prints line by line would wake the thread for each line.
         rest = self.limits.relay_rests
         if 0 < size < _READ and self._came - before < 2 * rest and self._deadline == math.inf:
             time.sleep(rest)
@@ -125,7 +128,8 @@ class OutputRelay:
         return {found for found, _ in poller.poll(1000 * patience if patience < math.inf else None)}
 
     def _hold(self, terminal: NonBlockingStream, now: float) -> float:
-        # Half of the last seconds are the file's, whatever the terminal does.
+        # In the second half of the time after the worker's end, read on for the file, whether or
+        # not the terminal takes anything.
         if self.file is not None and now >= (self._ended + self._deadline) / 2:
             return 0.0
         return terminal.hold(now)
@@ -136,7 +140,7 @@ class OutputRelay:
             self._open.discard(source)
             return 0
         rest = memoryview(b"" if self.file is None else data)
-        # The disk is full: the terminal still has it, and there may be room again.
+        # If the disk is full, the terminal still gets the output, and there may be room later.
         with contextlib.suppress(OSError):
             while self.file is not None and rest:
                 rest = rest[os.write(self.file, rest) :]
@@ -146,8 +150,11 @@ class OutputRelay:
 
 @dataclass
 class LinePrefixer:
-    """Puts a prefix before each line; a line ends with ``\\n``, or as a progress bar's with
-    ``\\r``.
+    """Puts a prefix before each line. A line ends with ``\\n``, or with ``\\r`` as a progress bar
+    does.
+
+    Attributes:
+        prefix: What stands before each line.
     """
 
     prefix: bytes
@@ -155,8 +162,8 @@ class LinePrefixer:
     _returned: bool = False
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that are complete now, each with its prefix."""
-        # The second half of a \r\n that came in two parts is no line.
+        """Take more output, and return the lines that are complete now, with their prefixes."""
+        # If a \r\n came in two parts, its second half is no line of its own.
         if self._returned and data.startswith(b"\n"):
             half = b"\n"
         else:
@@ -172,7 +179,7 @@ class LinePrefixer:
         return half + lines
 
     def rest(self) -> bytes:
-        """The last line, if it has no end, with one."""
+        """Return what is left of an incomplete last line, with its prefix and a line end."""
         begun = self._begun
         self._begun = b""
         if begun:
@@ -184,7 +191,8 @@ class LinePrefixer:
             return b""
         if b"\r" not in lines:
             return self.prefix + lines[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
-        # tqdm begins each bar with \r: alone it would make a line of the prefix and nothing else.
+        # tqdm begins each bar with \r. A \r alone is left out, because it would become a line that
+        # has only the prefix.
         found = re.findall(rb"[^\r\n]*(?:\r\n|[\r\n])", lines)
         return b"".join(self.prefix + line for line in found if line != b"\r")
 
@@ -196,7 +204,9 @@ def _end_of_lines(text: bytes) -> int:
 class NonBlockingStream:
     """The supervisor's standard output or error, which may be slow, full or gone.
 
-    ``descriptor`` is to be polled for when something is ``waiting``, which it has not taken yet.
+    Attributes:
+        descriptor: What to write to, and to poll while something is waiting.
+        waiting: The bytes that the terminal has not taken yet.
     """
 
     def __init__(
@@ -209,16 +219,15 @@ class NonBlockingStream:
         self._limits = limits
         self._lines = LinePrefixer(prefix) if prefix else None
         self._gone = self._full = False
-        self._filled: float | None = None  # since when there is no room
-        self._left_out = 0  # bytes that it never will take, and that no note has told of
+        self._filled: float | None = None  # since when `waiting` is full; None if it is not
+        self._left_out = 0  # bytes left out since the last note that said so
         self._last = b"\n"
 
     def hold(self, now: float) -> float:
-        """For how many seconds the worker is to wait for room; without a file for as long as it
-        takes.
+        """Return how many seconds not to read from the worker, because the terminal takes nothing.
 
-        With a file it waits a moment only: that is enough for a reader that is merely slower than a
-        burst of output.
+        Without a file the worker waits as long as it takes. With a file it waits only for a moment,
+        which suffices for a reader that is only slower than a burst of output.
         """
         if self._filled is None or self._left_out:
             return 0.0
@@ -227,8 +236,9 @@ class NonBlockingStream:
         return math.inf
 
     def put(self, data: bytes) -> None:
-        """Take what the worker wrote, and write what can be written without waiting; what has no
-        room is left out.
+        """Take output of the worker, and write what can be written without waiting.
+
+        The output is left out if the terminal is gone, or if it is full and a file has everything.
         """
         text = self._lines.feed(data) if self._lines else data
         if self._gone or (self._file and self._filled is not None):
@@ -239,13 +249,15 @@ class NonBlockingStream:
         self.flush()
 
     def end(self) -> None:
-        """No more will come: the last line, if it has no end, is one all the same."""
+        """Take the end of the output: an incomplete last line is written with a line end."""
         if self._lines and not self._gone:
             self._append(self._lines.rest())
         self.flush()
 
     def flush(self) -> None:
-        """Write until nothing is waiting, or the terminal takes no more."""
+        """Write until nothing is waiting or the terminal takes no more, and add a note about bytes
+        that were left out.
+        """
         self._write()
         if not self.waiting:
             self._note()
@@ -255,8 +267,8 @@ class NonBlockingStream:
         while self.waiting and (
             self._never_blocks or select.select([], [self.descriptor], [], 0)[1]
         ):
-            # A pipe takes this much whole or not at all: ranks that share it do not mix within a
-            # line.
+            # A pipe takes up to PIPE_BUF bytes whole or not at all, so lines of ranks that share
+            # the pipe do not mix.
             piece = bytes(self.waiting[: select.PIPE_BUF])
             if len(piece) != len(self.waiting):
                 piece = piece[: _end_of_lines(piece)] or piece
@@ -266,18 +278,19 @@ class NonBlockingStream:
             except BlockingIOError:
                 return
             except OSError as error:
-                # A full disk may have room again; all else, as a reader that has left, is for good.
+                # A full disk may have room later. Any other error is final, for example that the
+                # reader has left.
                 self._full = True
                 self._gone = error.errno not in _FULL
                 written = len(self.waiting) if self._gone else len(piece)
                 self._left_out += written
             del self.waiting[:written]
-            # Rather one long gap than many short ones.
+            # Take output again only when half is free: one long gap is better than many short ones.
             if len(self.waiting) < _WAITING // 2:
                 self._filled = None
 
     def close(self) -> None:
-        """Give back what was opened for it; the inherited descriptor stays."""
+        """Close the descriptor if it was opened here; the inherited one stays open."""
         if self.descriptor != self._inherited:
             os.close(self.descriptor)
 
@@ -310,12 +323,11 @@ class NonBlockingStream:
 
 
 def _without_blocking(inherited: int) -> tuple[int, bool]:
-    """A descriptor for the same pipe or tty whose writes never wait, where there can be one; and
-    whether there is.
+    """Return a descriptor for the same file, pipe or tty, and whether its writes never block.
 
-    O_NONBLOCK on the inherited one would change it for all processes that share it. A tty that says
-    it is writable may have room for a single byte, and a pipe that others write to may be full
-    again: polling alone does not do.
+    A pipe or tty is opened again, because O_NONBLOCK on the inherited descriptor would hold for all
+    processes that share it. Polling alone is not enough: a tty that is writable may have room for a
+    single byte, and another process may have filled a pipe after the poll.
     """
     try:
         if not os.isatty(inherited) and not stat.S_ISFIFO(os.fstat(inherited).st_mode):
@@ -323,5 +335,7 @@ def _without_blocking(inherited: int) -> tuple[int, bool]:
         return os.open(
             f"/proc/self/fd/{inherited}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         ), True
-    except OSError:  # another user's, as of a launcher that runs as root: then polling has to do
+    except OSError:
+        # The pipe or tty belongs to another user, for example to a launcher that runs as root.
+        # Then polling has to suffice.
         return inherited, False
