@@ -15,6 +15,7 @@ from tests.support.starting import LONG, write
 SCRIPTS = [
     ROOT / ".ci" / "run",
     ROOT / "tests" / "environment.sh",
+    *sorted((ROOT / "tests" / "beds").glob("*.sh")),
     *sorted((ROOT / "bin").iterdir()),
 ]
 

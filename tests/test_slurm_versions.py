@@ -27,6 +27,8 @@ SHOWN_BY = {
         "::test_with_restarts_slurm_leaves_srunddp_there_when_memory_runs_out",
         "tests/check/checks/test_launch.py"
         "::test_whether_slurm_ends_a_whole_step_for_memory_is_known",
+        "tests/slurm/test_control_groups.py"
+        "::test_where_slurm_ends_a_whole_step_memory_and_the_option_are_named",
     ),
     ("25.05", "DUE to SIGNAL Killed"): (
         "tests/triage/test_rules.py::test_slurmstepds_lines_since_slurm_25_05_say_the_same",

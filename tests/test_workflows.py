@@ -117,9 +117,14 @@ def test_every_tier_is_run_by_some_workflow() -> None:
         "nightly"
     )
     assert "bin/test --soak" in commands("weekly")
+    assert {
+        f"bin/test --slurm {version}{groups}"
+        for version in ("24.11", "26.05")
+        for groups in ("", " --cgroup2")
+    } <= commands("beds")
 
 
-@pytest.mark.parametrize("name", ["nightly", "weekly"])
+@pytest.mark.parametrize("name", ["nightly", "weekly", "beds"])
 def test_what_a_change_does_not_wait_for_runs_by_the_clock(name: str) -> None:
     triggers = load(ROOT / ".github" / "workflows" / f"{name}.yml")[True]
     assert [*triggers] == ["schedule", "workflow_dispatch"]

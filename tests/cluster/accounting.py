@@ -9,7 +9,7 @@ _PORT = 6819
 _SAMPLE_SECONDS = 1  # between two looks of Slurm at a task's CPU time and memory
 
 
-def config_lines(munge_socket: Path, tracking: str) -> list[str]:
+def config_lines(munge_socket: Path) -> list[str]:
     """For slurm.conf: nobody needs an account to submit, since AccountingStorageEnforce is left
     off.
     """
@@ -20,6 +20,12 @@ def config_lines(munge_socket: Path, tracking: str) -> list[str]:
         # By which slurmdbd is asked; not by AuthInfo.
         f"AccountingStoragePass={munge_socket}",
         "AccountingStorageTRES=gres/gpu",
+    ]
+
+
+def gathering_lines(tracking: str) -> list[str]:
+    """For slurm.conf: what Slurm reads of a task while it runs, which needs no slurmdbd."""
+    return [
         f"JobAcctGatherType=jobacct_gather/{'cgroup' if tracking == 'cgroup' else 'linux'}",
         f"JobAcctGatherFrequency=task={_SAMPLE_SECONDS}",
     ]

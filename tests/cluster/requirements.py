@@ -24,6 +24,11 @@ _COMMANDS = (
 _ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
 
 
+def cgroup_version() -> int:
+    """The version of this machine's control groups: 2 where there is no other, else 1."""
+    return 2 if Path("/sys/fs/cgroup/cgroup.controllers").exists() else 1
+
+
 def requirements(*, accounting: bool = False) -> str | None:
     """What keeps this machine from running the cluster, in one line, or None."""
     if not sys.platform.startswith("linux"):
@@ -40,10 +45,12 @@ def requirements(*, accounting: bool = False) -> str | None:
             f"not in PATH: {', '.join(missing)} (Debian: slurmdbd mariadb-server-core"
             " mariadb-client-core)"
         )
-    if missing := [
-        kind for kind in ("freezer", "memory") if not Path("/sys/fs/cgroup", kind).is_dir()
-    ]:
-        return f"no control groups (version 1) of the kinds {', '.join(missing)}"
+    if cgroup_version() == 1 and (
+        missing := [
+            kind for kind in ("freezer", "memory") if not Path("/sys/fs/cgroup", kind).is_dir()
+        ]
+    ):
+        return f"no control groups of the kinds {', '.join(missing)}"
     try:
         tool("unshare", "--net", "--uts", "--mount", "true")
     except RuntimeError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from . import accounting
 from .network import SLURMD_PORT, SRUN_PORTS, Mount, command, tool, tool_environment
 from .nodes import INSTANCE, LOGIN, NODES, Machine, Node
+from .requirements import cgroup_version
 
 FOLDERS = ("etc", "spool", "log", "run", "dev", "state", "shared")
 PARTITION = "gpu"
@@ -22,6 +23,12 @@ GRACE = 20  # seconds between the SIGTERM of a preempted job and its end
 
 _MUNGED_SECONDS = 60.0
 _PMIX = "libpmix.so"
+# By the version of the control groups. IgnoreSystemd: nothing that answers for a machine's groups
+# runs beside the cluster.
+_CGROUP_LINES = {
+    1: ("CgroupPlugin=cgroup/v1", "CgroupAutomount=no", "ConstrainRAMSpace=yes"),
+    2: ("CgroupPlugin=cgroup/v2", "IgnoreSystemd=yes", "ConstrainRAMSpace=yes"),
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,10 @@ class Settings:
     """Whether the management network carries everything instead of Slurm only."""
     accounting: bool = False
     """Whether there is a slurmdbd, so that sacct and sstat answer; the start takes longer."""
+    gathering: bool = False
+    """Whether Slurm looks at the CPU time and memory of tasks every second; with accounting it
+    always does.
+    """
     tracking: str = "cgroup"
     """By what Slurm tracks a step's processes: `cgroup`, its default, limits memory as well.
 
@@ -91,9 +102,7 @@ def write_config(folder: Path, settings: Settings) -> None:
     # Otherwise slurmstepds connect to each other on ports of the kernel's choice, which the
     # firewall drops.
     (etc / "mpi.conf").write_text("PMIxDirectConn=false\n")
-    (etc / "cgroup.conf").write_text(
-        "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainRAMSpace=yes\n"
-    )
+    (etc / "cgroup.conf").write_text("\n".join(_CGROUP_LINES[cgroup_version()]) + "\n")
     write_main_config(folder, settings)
     if settings.accounting:
         accounting.write_config(folder, munge_socket(folder))
@@ -292,7 +301,9 @@ def _main_config(folder: Path, settings: Settings) -> str:
     if settings.resv_ports:
         lines.append(f"MpiParams=ports={settings.resv_ports}")
     if settings.accounting:
-        lines += accounting.config_lines(munge_socket(folder), settings.tracking)
+        lines += accounting.config_lines(munge_socket(folder))
+    if settings.accounting or settings.gathering:
+        lines += accounting.gathering_lines(settings.tracking)
     if settings.interactive_step:
         lines.append("LaunchParameters=use_interactive_step")
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.cluster import Cluster, ClusterError, Settings, requirements
-from tests.conftest import missing
+from tests.conftest import BED, missing
 from tests.slurm.conftest import SlurmJobRunner, data_network
 from tests.slurm.spare_nodes import training
 
@@ -20,9 +20,18 @@ ENDS_WITHIN = 150.0  # seconds
 
 @pytest.fixture(scope="session")
 def runner() -> Iterator[SlurmJobRunner]:
-    if problem := requirements(accounting=True):
+    """The cluster; with accounting where this machine has what it takes, see `accounting`."""
+    if problem := requirements():
         missing(problem)
-    with Cluster(Settings(interactive_step=True, accounting=True, slurmd_timeout=20)) as cluster:
+    settings = Settings(
+        interactive_step=True,
+        accounting=requirements(accounting=True) is None,
+        gathering=True,
+        slurmd_timeout=20,
+        # The kernel of User Mode Linux has no table of nftables for both families.
+        open_management=BED.endswith("uml"),
+    )
+    with Cluster(settings) as cluster:
         data_network(cluster)
         yield SlurmJobRunner(cluster)
 
@@ -34,6 +43,15 @@ def undisturbed(runner: SlurmJobRunner) -> str:
         assert run.finish(ENDS_WITHIN) == 0, run.said()
         (found,) = run.weights()
     return found
+
+
+@pytest.fixture(scope="session")
+def accounting() -> None:
+    """For a test that needs Slurm's accounting, of `runner` or of a cluster beside it."""
+    if BED:
+        pytest.skip("no accounting in a bed: slurmdbd does not run with that Debian's MariaDB")
+    if problem := requirements(accounting=True):
+        missing(problem)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ srunddp, in one run.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import subprocess
@@ -90,6 +91,7 @@ class Row:
         linger: seconds for which the script goes on after a signal that asks for an end; Slurm
             looks every 30 s whether a time is over, as that of a preempted job.
         ranks: how many.
+        wait: seconds after which a row that has got less is repeated.
     """
 
     act: SignalAction
@@ -98,6 +100,7 @@ class Row:
     body: str = "srun {command}"
     linger: float = 2.0
     ranks: int = 2
+    wait: float = math.inf
 
 
 ROWS = {
@@ -109,7 +112,7 @@ ROWS = {
     "scancel --full --signal=USR1, srun alone": Row(scancel("--full", "--signal=USR1"), 0, body=""),
     "scancel --batch --signal=USR1": Row(scancel("--batch", "--signal=USR1"), 0, body=UNMOVED),
     "one Ctrl-C at srun": Row(interrupt(1), 0, body=""),
-    "two Ctrl-C at srun": Row(interrupt(2), 1, body=""),
+    "two Ctrl-C at srun": Row(interrupt(2), 1, body="", wait=30.0),
     "the time limit": Row(nothing, 3, ("--time=1",)),
     "--signal=USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=USR2@280")),
     "--signal=B:USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=B:USR2@280")),
@@ -189,7 +192,8 @@ def record(runner: SlurmJobRunner) -> dict[str, dict[str, Recorded]]:
 
     A row is repeated where a script has got less than Slurm sends: of two signals of a kind at once
     the kernel delivers one, and where the batch shell ends, Slurm now and then kills the step
-    without a signal. What srunddp loses or adds is the same in each try.
+    without a signal. On a busy machine srun of 26.05 misses the second of two Ctrl-C every other
+    time. What srunddp loses or adds is the same in each try.
     """
     jobs = _record(runner, ROWS)
     for _ in range(TRIES):
@@ -213,9 +217,16 @@ def _record(runner: SlurmJobRunner, rows: Mapping[str, Row]) -> dict[str, dict[s
     until(lambda: all([job.is_ready(row.ranks) for row, job in each]), LIMIT, lambda: table(jobs))
     for row, job in each:
         row.act(runner, job)
-    plain = [(rows[name].least, kinds["plain"]) for name, kinds in jobs.items()]
+    acted = time.monotonic()
     until(
-        lambda: all([job.has(least) or _is_over(runner, job) for least, job in plain]),
+        lambda: all(
+            [
+                kinds["plain"].has(rows[name].least)
+                or _is_over(runner, kinds["plain"])
+                or time.monotonic() > acted + rows[name].wait
+                for name, kinds in jobs.items()
+            ]
+        ),
         LIMIT,
         lambda: table(jobs),
     )

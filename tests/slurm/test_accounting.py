@@ -7,7 +7,7 @@ import pytest
 from tests.slurm.conftest import PYTHON, SlurmJobRunner
 from tests.support.starting import until
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("accounting")]
 
 TASKS = 4
 SECONDS = 2.0

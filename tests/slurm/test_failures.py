@@ -19,7 +19,7 @@ from tests.chaos.plan import SUDDEN, Fault, Plan
 from tests.chaos.run import AT_ONCE, STOPPED, Run, Site, carry_out, check, started, wrong
 from tests.chaos.verdict import victims
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, gated, site_mpi
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, gated, need_pmix, site_mpi
 from tests.slurm.jobs import look, submit, until
 
 pytestmark = pytest.mark.slurm
@@ -65,8 +65,10 @@ def test_a_rank_that_fails_when_all_is_done_keeps_its_exit_code(
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
 @pytest.mark.parametrize(("rank", "kind"), [(5, "supervisor"), (1, "exit3")])
 def test_it_does_not_matter_which_mpi_type_srun_has(
-    mpi: str, rank: int, kind: str, site: Site
+    mpi: str, rank: int, kind: str, site: Site, runner: SlurmJobRunner
 ) -> None:
+    if mpi == "pmix":
+        need_pmix(runner.cluster)
     check(Plan((Fault(rank, kind),), launcher=mpi), site)
 
 

@@ -164,6 +164,7 @@ def accounted(runner: SlurmJobRunner, *words: str) -> list[str]:
     )[0]
 
 
+@pytest.mark.usefixtures("accounting")
 def test_figures_agree_with_sstat_and_sacct_within_a_tenth(
     runner: SlurmJobRunner, folder: Path
 ) -> None:

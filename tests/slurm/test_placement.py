@@ -80,12 +80,12 @@ def test_an_arbitrary_layout_is_refused_and_works_over_pmi(runner: SlurmJobRunne
     hosts = runner.cluster.shared / "hosts"
     hosts.write_text("node03\nnode01\n")
     env = {"SLURM_HOSTFILE": str(hosts)}
-    refused = runner.srun(
-        "--kill-on-bad-exit=1", "-N2", "-n2", "-m", "arbitrary", SRUNDDP, REPORT, env=env
-    )
+    # Without -N, which srun of Slurm 26.05 refuses beside this.
+    arbitrary = ("-n2", "-m", "arbitrary", SRUNDDP, REPORT)
+    refused = runner.srun("--kill-on-bad-exit=1", *arbitrary, env=env)
     assert "-m arbitrary" in refused.errors
     assert "srun --mpi=pmi2" in refused.errors
-    done = runner.srun("--mpi=pmi2", "-N2", "-n2", "-m", "arbitrary", SRUNDDP, REPORT, env=env)
+    done = runner.srun("--mpi=pmi2", *arbitrary, env=env)
     assert [done.by_rank()[rank]["node"] for rank in (0, 1)] == ["node03", "node01"]
     assert done.by_rank()[1]["master"].startswith("10.88.0.13 ")
 
@@ -325,11 +325,15 @@ def test_mpi_without_a_world_is_refused_with_the_hint(runner: SlurmJobRunner) ->
 
 
 @pytest.mark.gate
-def test_every_mpi_type_of_srun_gives_one_world(runner: SlurmJobRunner) -> None:
-    for kind, channel in (("none", "slurm"), ("pmi2", "pmi"), ("pmix", "slurm")):
-        done = runner.srun("-N2", f"--mpi={kind}", SRUNDDP, REPORT)
-        check_places(done.by_rank(), 2)
-        assert f"channel {channel}," in done.errors
+@pytest.mark.parametrize(
+    ("kind", "channel"), [("none", "slurm"), ("pmi2", "pmi"), ("pmix", "slurm")]
+)
+def test_every_mpi_type_of_srun_gives_one_world(
+    kind: str, channel: str, runner: SlurmJobRunner
+) -> None:
+    done = runner.srun("-N2", f"--mpi={kind}", SRUNDDP, REPORT)
+    check_places(done.by_rank(), 2)
+    assert f"channel {channel}," in done.errors
 
 
 def test_a_wrong_ntasks_of_the_user_is_not_believed(runner: SlurmJobRunner) -> None:
