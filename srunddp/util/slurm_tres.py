@@ -4,7 +4,7 @@ import re
 
 
 def tres_count(text: str, resource: str) -> int:
-    """How many of a resource a list of TRES names, of all its types together.
+    """Return how many of a resource a list of TRES names, all its types together.
 
     Slurm has written the list in several ways: ``gres:gpu:2`` in 23.02, ``gres/gpu=2`` and
     ``gres/gpu:a100=2`` since; the option takes ``gres/gpu:a100:2`` as well.

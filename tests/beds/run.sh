@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs tests in a bed: another release of Debian with its Slurm, in a folder. bin/test calls it, in the root of the checkout.
 #   tests/beds/run.sh 24.11|26.05 [--cgroup2] [ARGUMENTS OF PYTEST...]
-# Where these name no test: all of tests/slurm, and with --cgroup2 the tests of tests/beds/cgroup2.txt. See tests/README.md, Beds.
+# If the arguments name no test, it runs all of tests/slurm, or with --cgroup2 the tests of
+# tests/beds/cgroup2.txt. See tests/README.md, Beds.
 set -euo pipefail
 # shellcheck source=tests/environment.sh
 . tests/environment.sh

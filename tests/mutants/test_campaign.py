@@ -20,7 +20,7 @@ MUTATION = Mutation("srunddp/run/cli.py", 3, "f", "comparison", 0, 1, "b", "a < 
 NEAREST = TestSet(("tests/near.py",), "")
 OTHERS = TestSet(("tests/far.py",), "")
 PASSED = Outcome(0, (), 10.0, "")
-HANGS = Outcome(None, (), 900.0, "")
+HANGS = Outcome(None, (), 180.0, "")
 BROKEN = Outcome(4, (), 1.0, "ImportError in conftest.py")
 
 
@@ -96,7 +96,7 @@ def test_a_test_that_fails_on_the_unchanged_code_is_left_out_from_then_on() -> N
 
 
 def test_what_hangs_is_killed_where_the_unchanged_code_takes_a_third_of_the_limit() -> None:
-    runner = FakeRunner([HANGS, replace(PASSED, seconds=299.0)])
+    runner = FakeRunner([HANGS, replace(PASSED, seconds=59.0)])
     result = judged(runner)
     assert (result.status, result.by) == (Status.TIMED_OUT, "tests/near.py")
     assert runner.asked == ["+tests/near.py", "tests/near.py"]
