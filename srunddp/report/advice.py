@@ -401,9 +401,9 @@ class Stragglers:
     Attributes:
         ranks: The slow ranks; empty if there are none.
         nodes: Their nodes.
-        excess: Seconds per step by which the slowest rank exceeds the usual time.
+        excess: Seconds per step that the slowest rank takes longer than the median rank.
         share: The excess as a share of the step time.
-        by_data: The share of the excess that is waiting for data.
+        by_data: The share of the excess that was spent waiting for data.
     """
 
     ranks: tuple[int, ...] = ()

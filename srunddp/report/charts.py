@@ -393,7 +393,9 @@ def _row_labels(names: Sequence[str], marked: Collection[int], pixels: int) -> I
 
 
 def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
-    """Yield for each name how long its spans lasted in total, and how many there were."""
+    """Yield a line for each name: how long its spans lasted in total, and their number if there are
+    several.
+    """
     lengths = group_by_key((name, end - begin) for name, (begin, end) in spans)
     for name, each in lengths.items():
         times = f", {len(each)} times" if len(each) > 1 else ""

@@ -66,7 +66,7 @@ class Hover:
 
 @dataclass(frozen=True)
 class Canvas:
-    """The part of a chart that is stretched.
+    """The part of a chart that is scaled to the width of the page. The labels beside it are not.
 
     Attributes:
         width: The width in the canvas's own units.

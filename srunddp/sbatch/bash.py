@@ -1,6 +1,6 @@
-"""Splits a job script for bash into words, as far as it takes to find its commands.
+"""Splits a bash job script into words, just well enough to find its commands.
 
-A word may contain quotes, ``$(...)`` and an array's values, and these may contain line ends.
+A word may contain quotes, ``$(...)`` and an array's values, and these may contain newlines.
 Commands inside them are not looked for.
 """
 

@@ -31,10 +31,10 @@ class Answer(StageMessage, kind="answer"):
 
 @dataclass(frozen=True)
 class MarkedPlace:
-    """A folder to stage, as the node of the push sees it.
+    """A folder to stage, as seen from the node that runs the push.
 
     Attributes:
-        path: Its shared path.
+        path: Its path on the shared file system.
         mark: The result of :func:`srunddp.util.filesystem.mark`, by which a node recognizes the
             folder.
     """

@@ -172,16 +172,16 @@ def push(
 
     Args:
         job: the job, on all of whose nodes the items are needed.
-        items: the result of :func:`collect`. Sets the ``name`` and ``nodes`` of each.
+        items: the result of :func:`collect`. This function sets their ``name`` and ``nodes``.
         program: the path of the srunddp command. If no environment is staged, the nodes start it
             with this Python.
-        timeout: the seconds that a node may take for each step.
+        timeout: the seconds that a node may take for each request.
         say: takes lines for the user.
-        everywhere: whether nodes that see an item get a copy too. The project is excepted, because
-            all ranks should write into one folder.
+        everywhere: whether nodes that see an item get a copy too; not of the project, because all
+            ranks should write into one folder.
 
     Returns:
-        The path of the program that starts srunddp, the same on each node; srun is to start it.
+        The path of the program that srun must run to start srunddp, the same on every node.
 
     Raises:
         UnavailableError: a node cannot take the copies, or one of Slurm's commands fails.

@@ -47,8 +47,8 @@ class Deputies:
         return None
 
     def network_is_up(self) -> bool:
-        """Whether any deputy's node other than this node and rank 0's answers; True if there is no
-        such deputy.
+        """Whether at least one deputy answers from a node that is neither this one nor rank 0's;
+        True if no deputy is on such a node.
         """
         own = {host for rank, host, _ in self.listening if rank == self.rank} | {self.master}
         others = [(host, port) for _, host, port in self.listening if host not in own]

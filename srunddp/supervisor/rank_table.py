@@ -67,7 +67,7 @@ class RankTable:
         working = dict.fromkeys(ranks, RankState.WORKING)
         self.ranks = frozenset(working)
         self._states = working | dict.fromkeys(spares, RankState.SPARE)
-        # Invariant: how many ranks and tasks are in each state.
+        # Always equal to Counter(self._states.values()); kept, as it is asked for at every turn.
         self._counts = Counter(self._states.values())
         # The ranks whose worker has ended with 0, also those that are FAILED and stay so.
         self._ended = set[int]()

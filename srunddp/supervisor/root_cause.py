@@ -18,8 +18,8 @@ from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import write_stderr
 from srunddp.util.hostlist import fold_ranks
 
-LOST = 69  # exit code for a lost node: sysexits' EX_UNAVAILABLE, as a RendezvousError has
-STALLED = 124  # exit code for a stall, as timeout(1) has
+LOST = 69  # exit code for a lost node: EX_UNAVAILABLE of sysexits.h, as for a RendezvousError
+STALLED = 124  # exit code for a stall, the same as timeout(1)'s
 
 _NODES_NAMED = 16
 

@@ -133,11 +133,11 @@ def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
 
 def _launcher(rank_variable: str) -> int:
     """Return the process id of our nearest ancestor whose environment has no rank. Wrappers between
-    the launcher and this process have the same rank as we.
+    the launcher and this process have our rank in theirs.
 
     We may not read the environment of another user's process, nor of one outside our user
-    namespace, such as a container's starter. For such a process its name decides. If no ancestor is
-    a launcher, the result is the nearest unreadable one, or 0.
+    namespace, such as a container's starter. Such a process is judged by its name. If no ancestor
+    is a launcher, the result is the nearest unreadable one, or 0.
     """
     unreadable = 0
     for pid, name in ancestors(os.getppid()):

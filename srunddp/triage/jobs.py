@@ -208,8 +208,8 @@ def _of_number(match: re.Match[str], log_dir: str) -> Groups:
         numbers.add(known.number)  # a task of an array has one of its own too
         folders.append(known.folder)
     step = match["step"] or "[0-9]+"
-    # For job 4711 with step 0, leave out 4711.1/. Files without a step in their names may belong to
-    # any step.
+    # For job 4711 with step 0, leave out 4711.1/. A file whose path names no step may belong to any
+    # step.
     another_step = re.compile(rf"(?:^|/){match['number']}\.(?!{step}/)[0-9]+/")
     for folder in folders:
         pool = _pool(log_dir, folder, job)

@@ -69,7 +69,7 @@ class Reports:
         return event
 
     def _row_of_torchrun(self, event: Event, end: End) -> None:
-        """Take over a row of torchrun's table, which lists the first failure last."""
+        """Add a row of torchrun's table, which lists the first failure last."""
         event.node = self._host
         end.root = self._root
         # If rank and local rank differ, the rank is not on the first node, so there are several

@@ -17,7 +17,8 @@ def replace_file(path: Path, content: bytes) -> None:
             unchanged.
     """
     temporary = path.with_name(path.name + ".tmp")
-    # Remove what a killed process has left; in /tmp it may be a link that another user has made.
+    # Remove what a killed process has left. In /tmp it may also be a link that another user has
+    # made.
     temporary.unlink(missing_ok=True)
     try:
         # "x" opens with O_EXCL: if somebody makes a link after the unlink, the open fails instead

@@ -23,15 +23,16 @@ class VisibleDevice(TypedDict):
 def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], str]:
     """Tell which devices CUDA shows for a value of ``CUDA_VISIBLE_DEVICES``.
 
-    CUDA ignores everything after an entry that it does not understand. If a GPU is named twice,
-    CUDA shows none. Of MIG instances it shows only the first.
+    CUDA ignores the first entry that it does not understand, and all entries after it. If a GPU is
+    named twice, CUDA shows none. Of MIG instances it shows only the first.
 
     Args:
         wanted: Indices and UUIDs (or beginnings of UUIDs); None if the variable is not set.
         gpus: The node's GPUs; each entry lists a GPU's MIG instances, or the GPU itself.
 
     Returns:
-        The devices that CUDA shows, and the entry at which CUDA stopped; empty if there is none.
+        The devices that CUDA shows, and the entry that it does not understand; empty if there is
+        none, or if the entry is one of :data:`NO_GPU`.
     """
     if wanted is None:
         return _first_instance([device for gpu in gpus for device in gpu]), ""

@@ -144,7 +144,9 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
 
 
 def instances(nvml: Any, gpu: Any) -> list[Any]:
-    """List NVML's handles of a GPU's MIG instances; empty if MIG is off."""
+    """Return NVML's handles of a GPU's MIG instances; an empty list if MIG is off or cannot be
+    queried.
+    """
     if query_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(gpu)[0], 0) != nvml.NVML_DEVICE_MIG_ENABLE:
         return []
     indices = range(query_or(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 0))

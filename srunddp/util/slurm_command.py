@@ -159,8 +159,8 @@ def job(what: str) -> Job | None:
     lines = output("scontrol", "--oneliner", "show", "job", what).splitlines()
     found = [dict(_FIELD.findall(line)) for line in lines if line.startswith("JobId=")]
     if not found:
-        # -X leaves out the job's steps. WorkDir is the last column, because a path may contain the
-        # separator "|".
+        # -X leaves out the job's steps. WorkDir must stay the last column, because a path may
+        # contain the separator "|".
         printed = output("sacct", "-P", "-n", "-X", "-j", what, "-o", ",".join(_NAMES.values()))
         rows = (line.split("|", len(_NAMES) - 1) for line in printed.splitlines())
         found = [dict(zip(_NAMES, row, strict=True)) for row in rows if len(row) == len(_NAMES)]

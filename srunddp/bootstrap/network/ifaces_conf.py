@@ -104,7 +104,8 @@ def _read(path: Path, origin: str) -> bytes:
     found = f"{path}: cannot be read"
     hint = "correct its permissions"
     with file_errors(found, expected="a readable file", hint=hint, scope=Scope.NODE):
-        # A user who names a file trusts it, for example a file in another account's project folder.
+        # The owner of a file that the user has named is not checked: it may well lie in another
+        # account's project folder.
         if not origin:
             _check_owner(path)
         return path.read_bytes()

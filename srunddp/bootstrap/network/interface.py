@@ -184,7 +184,7 @@ def _of_user(exported: _Exported, entry: IfacesEntry, variables: Mapping[str, st
 
 
 def _loopback(entry: IfacesEntry, *, alone: bool) -> _Choice:
-    """Return loopback, the choice if no rank is on another node."""
+    """Choose loopback, for when no rank is on another node."""
     passed_over: tuple[str, ...] = ()
     if alone and entry.interfaces != (AUTO,):
         passed_over = (f"{entry.where}, {entry.rule}: not needed",)

@@ -76,8 +76,9 @@ def collect(context: CheckContext) -> InterfaceFacts:
 
 
 def physical(name: str, sysfs: Path = _SYSFS) -> bool:
-    """Tell whether an interface has a device, directly or below a bond or a VLAN. Then its speed is
-    real; the speed of a bridge is not.
+    """Tell whether an interface is hardware, a bond, or lies above one of these, as a VLAN does.
+
+    The speed that such an interface reports is real; that of a bridge is not.
 
     Args:
         name: the interface's name.
