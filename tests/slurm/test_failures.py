@@ -197,11 +197,9 @@ def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(
         )
         words = job.decode().removeprefix("SLURM_JOB_ID=")
         runner.cluster.run("scontrol", "suspend", words)
-        # Frozen with its control group a process does not run, and is in no call that can be
-        # interrupted.
-        run.until(lambda: state(rank["supervisor"]) in "TD", 120)
+        run.until(lambda: is_suspended(rank["supervisor"]), 120)
         time.sleep(SUSPENDED)
-        assert state(rank["pid"]) in "TD"
+        assert is_suspended(rank["pid"])
         runner.cluster.run("scontrol", "resume", words)
         resumed = time.monotonic()
         run.until(
@@ -210,8 +208,20 @@ def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(
         assert run.process.poll() is None, run.finish(0).describe()
 
 
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def is_suspended(pid: int) -> bool:
+    """Whether a process is stopped, or frozen with its control group.
+
+    Frozen with a group of version 1 it is in a call that cannot be interrupted; of version 2 it
+    sleeps like any other, and the group alone says so.
+    """
+    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TD":
+        return True
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        hierarchy, _, group = line.split(":", 2)
+        events = Path(f"/sys/fs/cgroup{group}/cgroup.events")
+        if hierarchy == "0" and events.is_file():
+            return "frozen 1" in events.read_text().splitlines()
+    return False
 
 
 @pytest.mark.gate
