@@ -6,6 +6,7 @@ When a rank dies, its peers see errors too; those errors are secondary.
 from __future__ import annotations
 
 import json
+import opcode
 import os
 import re
 import traceback
@@ -20,6 +21,7 @@ from srunddp.util.cgroup import kills_whole_step
 # The longest text in bytes of JSON: a letter may take several, and the message must fit.
 _LONGEST = 24000
 _LONGEST_CAUSE = 500
+_WRONG_COMMAND_LINE = 2  # the exit code of argparse and click for it
 
 
 class FailureKind(IntEnum):
@@ -108,8 +110,10 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
 def of_exit(end: SystemExit, code: int) -> ScriptError:
     """Describe a ``sys.exit`` that has ended the script.
 
-    If the script calls ``sys.exit`` while it handles another error, that error gives the weight: in
-    the handler of a collective's error the exit is secondary too.
+    If the script calls ``sys.exit`` while it handles another error, that error is the cause and
+    gives the weight: Hydra, Fire and click print an error and call ``sys.exit``, and so do the
+    handlers of many scripts. Its traceback is left out where the exit code says that the command
+    line was wrong, as that of argparse and click.
 
     Args:
         end: The exception that ``sys.exit`` has raised.
@@ -119,11 +123,17 @@ def of_exit(end: SystemExit, code: int) -> ScriptError:
         said = f": {end.code}"[:_LONGEST_CAUSE]
     else:
         said = ""
-    if end.__context__:
-        weight = _weight(end.__context__)
-    else:
-        weight = FailureKind.PRIMARY
-    return ScriptError(f"sys.exit({1 if said else code}){said}", "", weight)
+    exit_call = f"sys.exit({1 if said else code}){said}"
+    handled = end.__context__
+    if handled is None or end.__suppress_context__:
+        return ScriptError(exit_call, "", FailureKind.PRIMARY)
+    error = of_exception(handled, handled.__traceback__)
+    return ScriptError(
+        cause=f"{error.cause}; then {exit_call}",
+        traceback="" if code == _WRONG_COMMAND_LINE else error.traceback,
+        weight=error.weight,
+        category=error.category,
+    )
 
 
 def of_killed_supervisor(rank: int, node: str) -> Failure:
@@ -157,12 +167,16 @@ def shortened(text: str) -> str:
     return text
 
 
-# What the RuntimeErrors of Gloo, NCCL and the store say when a peer has gone or does not come.
-_SECONDARY = re.compile(
-    r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|socket closed|"
-    r"timed out (waiting|after)|wait timeout|watchdog|failed to recv",
-    re.IGNORECASE,
+# How the errors begin that torch raises as plain RuntimeErrors when a peer is gone or late: Gloo's,
+# NCCL's, and those of a store in a file (``init_method="file://..."``).
+#   [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]
+#   [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms
+#   NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited
+#   Wait timeout
+_MARK = re.compile(
+    r"\[[^]]*\bgloo/[^]]*\.(?:cc|h|hpp):\d+\]|\[Rank \d+\]|NCCL error in: |Wait timeout$"
 )
+_RAISES = ("RAISE_VARARGS", "RERAISE")
 
 
 def _weight(error: BaseException) -> FailureKind:
@@ -178,13 +192,27 @@ def _weight(error: BaseException) -> FailureKind:
 
 
 def _own_weight(error: BaseException) -> FailureKind:
+    """Judge an error by its class, or by who raised it and how its text begins.
+
+    Words elsewhere in the text tell nothing: the time limit of a data loader and a file's name with
+    "nccl" in it are this rank's own. Frames of torch tell nothing either: ``work.wait()`` of a lost
+    peer has none, and a wrong shape or an unused parameter has some.
+    """
     if isinstance(error, ConnectionError):
         return FailureKind.NETWORK
-    of_torch = any(kind.__name__ == "DistError" for kind in type(error).__mro__)
-    if isinstance(error, RuntimeError):
-        text = "".join(map(str, error.args))
-    else:
-        text = ""
-    if of_torch or _SECONDARY.search(text):
+    if any(kind.__name__ == "DistError" for kind in type(error).__mro__):
+        return FailureKind.SECONDARY
+    if type(error) is RuntimeError and _MARK.match(str(error)) and not _is_raised_by_python(error):
         return FailureKind.SECONDARY
     return FailureKind.PRIMARY
+
+
+def _is_raised_by_python(error: BaseException) -> bool:
+    """Whether a ``raise`` statement raised it: C++ raises it in a call."""
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next:
+        trace = trace.tb_next
+    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return opcode.opname[instruction] in _RAISES

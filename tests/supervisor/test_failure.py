@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -29,7 +30,7 @@ class DistBackendError(DistError):
 
 
 ECHOES = [
-    # As they were said by Gloo, NCCL and the store of torch 2.
+    # As Gloo and NCCL have said it under torch 2; test_torch_errors.py has real ones.
     RuntimeError(
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
         " [127.0.0.1]:3517"
@@ -42,16 +43,18 @@ ECHOES = [
         "NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or there was a network"
         " error"
     ),
-    RuntimeError("Connection reset by peer"),
-    RuntimeError("Broken pipe"),
-    RuntimeError("failed to recv, got 0 bytes"),
-    RuntimeError("Socket Timeout: wait timeout after 300000ms, keys: /default_pg/0//cpu//1/0"),
+    RuntimeError("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms"),
     DistError("no words that are known"),
     DistBackendError("no words that are known"),
 ]
 CAUSES = [
     ValueError("boom"),
     ValueError("the connection was closed by peer"),  # only a RuntimeError is torch's
+    # Words that a lost peer's errors have, too.
+    RuntimeError("cannot open /scratch/nccl/data.bin: connection reset by storage"),
+    RuntimeError("DataLoader timed out after 3 seconds"),
+    RuntimeError("Broken pipe"),
+    RuntimeError("could not read [/data/gloo/part.cc:3]: Connection closed by peer"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
     RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"),
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"),
@@ -101,14 +104,43 @@ def test_an_error_is_judged_by_its_causes_even_in_a_circle() -> None:
     assert of_exception(first, None).weight is FailureKind.PRIMARY
 
 
-def test_an_exit_in_the_handler_of_a_secondary_error_is_one() -> None:
-    end = SystemExit(1)
-    assert of_exit(end, 1) == ScriptError("sys.exit(1)", "", FailureKind.PRIMARY)
-    end.__context__ = ECHOES[0]
-    assert of_exit(end, 1).weight is FailureKind.SECONDARY
-    end.__context__ = ValueError("no such file")
-    assert of_exit(end, 1).weight is FailureKind.PRIMARY
+def test_what_python_raises_with_the_words_of_gloo_is_its_own() -> None:
+    """As a client of another service does: torch's own comes from C++, in a call."""
+    error = raised(RuntimeError(*ECHOES[0].args))
+    assert of_exception(error, error.__traceback__).weight is FailureKind.PRIMARY
+
+
+def exit_in_handler(error: BaseException, code: int | str) -> SystemExit:
+    try:
+        try:
+            raise error
+        except BaseException:
+            sys.exit(code)
+    except SystemExit as end:
+        return end
+
+
+def test_an_exit_in_the_handler_of_an_error_has_that_error_as_its_cause() -> None:
+    """Hydra, Fire and click end so: without it nobody would know what was wrong."""
+    assert of_exit(SystemExit(1), 1) == ScriptError("sys.exit(1)", "", FailureKind.PRIMARY)
     assert of_exit(SystemExit("no data"), 1).cause == "sys.exit(1): no data"
+    said = of_exit(exit_in_handler(ValueError("no such file"), 1), 1)
+    assert said.cause == "ValueError: no such file; then sys.exit(1)"
+    assert said.weight is FailureKind.PRIMARY
+    assert said.traceback.endswith("ValueError: no such file\n")
+    assert of_exit(exit_in_handler(DistError("a peer is gone"), 1), 1).weight is (
+        FailureKind.SECONDARY
+    )
+    wrong_option = of_exit(exit_in_handler(ValueError("no option --lrr"), 2), 2)
+    assert wrong_option == ScriptError(
+        "ValueError: no option --lrr; then sys.exit(2)", "", FailureKind.PRIMARY
+    )
+
+
+def test_an_exit_from_none_says_nothing_of_the_error_that_was_handled() -> None:
+    end = exit_in_handler(KeyError("x"), 3)
+    end.__suppress_context__ = True
+    assert of_exit(end, 3).cause == "sys.exit(3)"
 
 
 class PluginMissingError(ImportError):

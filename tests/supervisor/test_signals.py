@@ -37,7 +37,7 @@ if RANK == 0:
     wait_for("ready.1")
     while connection.connect_ex(path): time.sleep(0.02)
     if not connection.recv(1):
-        raise RuntimeError("[pair.cc:144] Connection closed by peer [10.0.0.2]:3412")
+        miss_peer()
 rest()
 """
 NAMED = """
