@@ -172,9 +172,11 @@ def shortened(text: str) -> str:
 #   [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]
 #   [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms
 #   NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited
+#   Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] ...
 #   Wait timeout
 _MARK = re.compile(
-    r"\[[^]]*\bgloo/[^]]*\.(?:cc|h|hpp):\d+\]|\[Rank \d+\]|NCCL error in: |Wait timeout$"
+    r"\[[^]]*\bgloo/[^]]*\.(?:cc|h|hpp):\d+\]|\[Rank \d+\]|NCCL error in: "
+    r"|Gloo connectFullMesh failed with |Wait timeout$"
 )
 _RAISES = ("RAISE_VARARGS", "RERAISE")
 

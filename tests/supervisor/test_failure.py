@@ -43,6 +43,10 @@ ECHOES = [
         "NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or there was a network"
         " error"
     ),
+    RuntimeError(
+        "Gloo connectFullMesh failed with"
+        " [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
+    ),
     RuntimeError("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms"),
     DistError("no words that are known"),
     DistBackendError("no words that are known"),
