@@ -6,6 +6,7 @@ for :mod:`srunddp.monitor.monitor`; they outlive the rank, however it ends.
 """
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
@@ -116,6 +117,14 @@ class TelemetryPage:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(TelemetryPage, recording=self.recording, descriptor=self.descriptor), ()
+
+    def never_free(self) -> None:
+        """Keep the page to the end of this process, which belongs to a script.
+
+        To free it would close the descriptor that mmap has made for itself. If the script has
+        closed that, its number may be that of a file of the script's.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
 
     def beat(self) -> None:
         """Count one step more; in the worker."""

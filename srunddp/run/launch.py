@@ -58,6 +58,7 @@ from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
 from srunddp.util.kernel_file import raise_open_files_limit
 
+_OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, its script apart
 _OTHER_FILES = 64  # file descriptors that are not rank connections: output, pipes, sockets, samples
 
 
@@ -218,10 +219,12 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
         from srunddp.run.worker_exec import become
 
         become(context)
-    with context.supervisor.end:
+    try:
         # Not os._exit: the script's exit handlers, threads and open files need Python's normal
         # exit.
         sys.exit(run_worker(context))
+    finally:
+        context.supervisor.close()
 
 
 def is_worker_exec(environ: Mapping[str, str]) -> bool:
@@ -242,6 +245,22 @@ def check_worker_variable(environ: Mapping[str, str]) -> None:
             expected="fork or exec",
             hint="export SRUNDDP_WORKER=exec for a profiler, else unset it",
             scope=Scope.JOB,
+        )
+
+
+def check_own_files() -> None:
+    """Check before this process opens anything that its own files fit the limit of open files.
+
+    Raises:
+        ConfigError: The limit is too low.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _OWN_FILES:
+        raise ConfigError(
+            f"a limit of {soft} open files",
+            expected=f"{_OWN_FILES} at least",
+            hint="raise it (ulimit -n)",
+            scope=Scope.NODE,
         )
 
 

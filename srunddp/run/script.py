@@ -5,12 +5,12 @@ import importlib.util
 import io
 import os
 import re
-import runpy
 import sys
 import types
 from dataclasses import dataclass
 
 from srunddp.errors import ConfigError, Scope, SrunddpError, Stopped
+from srunddp.run import main_module
 
 LAUNCHERS = {
     **dict.fromkeys(
@@ -143,28 +143,27 @@ def run(script: Script) -> ScriptResult:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     sys.argv = [script.name, *script.arguments]
+    # A script that starts itself again by it must not start srunddp in a rank.
+    sys.orig_argv = [sys.orig_argv[0], *script.words]
     prepare_path(script)
     try:
         if script.module:
-            # alter_sys sets sys.argv[0] to the module's file, as python -m does.
-            runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+            main_module.run_module(script.name)
         else:
-            _run_file(script.name)
+            main_module.run_file(script.name)
     except SrunddpError as error:
         return ScriptResult(error.exit_code, error)
     except SystemExit as end:
-        if isinstance(end.code, int):
-            # The kernel keeps only the low 8 bits of an exit code.
-            return ScriptResult(end.code & 0xFF, end)
-        # Python's rule: None means success, and any other object is printed and gives exit code 1.
-        return ScriptResult(0 if end.code is None else 1, end)
-    except BaseException as error:
         # The traceback has no frame of the module, so runpy did not find it.
-        if script.module and isinstance(error, ImportError) and _theirs(error) is None:
+        if script.module and _theirs(end) is None:
             wrong = ConfigError(
-                str(error), expected="a module to run", hint="correct the name after -m"
+                str(end.code).removeprefix(f"{sys.executable}: "),
+                expected="a module to run",
+                hint="correct the name after -m",
             )
             return ScriptResult(wrong.exit_code, wrong)
+        return ScriptResult(_exit_code(end), end)
+    except BaseException as error:
         error.__traceback__ = _without_us(error)
         # 130 is what a shell reports for SIGINT, by which Python ends after a KeyboardInterrupt.
         return ScriptResult(
@@ -173,41 +172,33 @@ def run(script: Script) -> ScriptResult:
     return ScriptResult(0)
 
 
+def _exit_code(end: SystemExit) -> int:
+    """Return the exit code that Python gives for what was handed to ``sys.exit``."""
+    if end.code is None:
+        return 0
+    if not isinstance(end.code, int):  # Python prints it
+        return 1
+    # Python makes -1 of what is no long of C. The kernel keeps the low 8 bits of an exit code.
+    if -(2**63) <= end.code < 2**63:
+        return end.code & 0xFF
+    return 0xFF
+
+
 def prepare_path(script: Script) -> None:
-    """Put the script's folder first in ``sys.path``, instead of the folder of ``srunddp``."""
+    """Put the folder from which the script imports first in ``sys.path``, instead of the folder of
+    ``srunddp``.
+    """
+    if script.module:
+        folder = os.getcwd()
+    elif main_module.is_folder_or_archive(script.name):
+        folder = os.path.join(os.getcwd(), script.name)
+        if sys.flags.safe_path:  # the __main__ in it is to be found all the same
+            sys.path.insert(0, folder)
+    else:
+        folder = os.path.dirname(os.path.realpath(script.name))
     # With -P (safe_path) Python adds no folder, so the first entry must stay.
     if not sys.flags.safe_path:
-        if script.module:
-            sys.path[0] = os.getcwd()
-        else:
-            sys.path[0] = os.path.dirname(os.path.realpath(script.name))
-
-
-def _run_file(name: str) -> None:
-    path = os.path.abspath(name)
-    if os.path.isdir(path) or _is_archive(path):
-        runpy.run_path(name, run_name="__main__")
-        return
-    # runpy would leave __file__ relative. A script that changes its working directory could not
-    # find its own folder any more.
-    main = types.ModuleType("__main__")
-    main.__file__ = path
-    # pickle and multiprocessing look up the script's functions and classes in this module.
-    sys.modules["__main__"] = main
-    with io.open_code(path) as source:
-        # dont_inherit keeps this module's own __future__ imports from affecting the script.
-        code = compile(source.read(), path, "exec", dont_inherit=True)
-    exec(code, vars(main))
-
-
-def _is_archive(path: str) -> bool:
-    # A shell's <(...) is a pipe: is_zipfile() would consume the bytes that the script is to be read
-    # from.
-    if path.endswith(".py") or not os.path.isfile(path):
-        return False
-    import zipfile
-
-    return zipfile.is_zipfile(path)
+        sys.path[0] = folder
 
 
 def _without_us(error: BaseException) -> types.TracebackType | None:
@@ -223,9 +214,8 @@ def _without_us(error: BaseException) -> types.TracebackType | None:
 
 def _theirs(error: BaseException) -> types.TracebackType | None:
     trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename.startswith(
-        (__file__, runpy.__file__, "<frozen ")
-    ):
+    ours = (__file__, *main_module.FRAMES_OF)
+    while trace and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
     return trace
 

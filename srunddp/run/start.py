@@ -20,7 +20,12 @@ from srunddp.bootstrap.rendezvous.rank_setup import (
 from srunddp.errors import ConfigError, Scope, SrunddpError
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.last_error import leave_before_meeting
-from srunddp.run.launch import check_open_files, check_worker_variable, launch
+from srunddp.run.launch import (
+    check_open_files,
+    check_own_files,
+    check_worker_variable,
+    launch,
+)
 from srunddp.run.plan import RunPlan, in_staged_copies, output_outside_copies
 from srunddp.run.restart import InheritedStart
 from srunddp.run.run_files import clear_result
@@ -54,8 +59,8 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
     environment = plan.environment
     interface = None
     try:
-        # Check this first, because a worker of the previous start may still hold memory, a GPU's
-        # too.
+        check_own_files()
+        # Then this, because a worker of the previous start may still hold memory, a GPU's too.
         inherited.check()
         check_restarts_without_mpi(plan.rendezvous, environment)
         if plan.command.staged:

@@ -115,6 +115,7 @@ def _become_script(context: WorkerContext) -> int:
     """
     supervisor = context.supervisor
     worker = os.getpid()
+    context.output.leave_to_script()
     result = user_script.run(context.script)
     if os.getpid() != worker:  # a process that the script has forked has run to the script's end
         user_script.print_result(result)
@@ -126,6 +127,8 @@ def _become_script(context: WorkerContext) -> int:
             _report_to_others(result, supervisor)
     world.wait_for_gloo_threads()
     if result.code == 0:
+        # Threads that are no daemons are a part of the script: Python waits for them at its end.
+        threading._shutdown()  # type: ignore[attr-defined]  # private, as is atexit's below
         _wait_to_leave(supervisor, waits=context.setup.options.max_restarts > 0)
         if context.command.fast_exit:
             _exit_fast()
@@ -222,6 +225,7 @@ def _prepare_process(context: WorkerContext) -> None:
     for name in ("stdout", "stderr"):
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _LINE_BUFFERED, 0)
     context.dump.arm()
+    context.page.never_free()
     telemetry.install(context.page)
     kill_forks_on_exit(os.getpid())
 
@@ -254,7 +258,7 @@ def _report_to_others(result: user_script.ScriptResult, supervisor: WorkerPipe) 
 def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool) -> None:
     assert result.error is not None
     said = _script_error(result.error, result)
-    supervisor.send(
+    sent = supervisor.send(
         ScriptHasFailed(
             cause=said.cause,
             exit_code=result.code,
@@ -264,6 +268,8 @@ def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, s
             shown=shown,
         )
     )
+    if not sent and not shown:  # the script has closed the pipe, so nobody else can print it
+        user_script.print_result(result)
 
 
 def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:
@@ -340,6 +346,8 @@ def exit_without_teardown(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # private, as is the next; multiprocessing's children end so too
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # its descriptor was closed when Python started
+            continue
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
@@ -352,6 +360,7 @@ def _exchange_over_mpi(setup: RankSetup) -> WorkerMessage:
         received = environment.discovery.exchange(
             setup.published, environment, setup.options.timeout, name
         )
+        mpi.finalize_on_exec()
         return ReceivedOverMpi(received)
     except mpi.MpiNotLaunchedError as reason:
         return MpiHasNoWorld(str(reason))

@@ -90,7 +90,9 @@ def main(state: int, inherited: list[int]) -> NoReturn:
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)
     try:
-        sys.exit(run_worker(unpack(state)))
+        context = unpack(state)
+        context.output.fill_standard()
+        sys.exit(run_worker(context))
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)

@@ -21,7 +21,7 @@ from srunddp.util.kernel_file import memory_file
 # The signal that asks for stacks. Neither Python, torch, NCCL nor MPI uses it.
 ASK = signal.SIGRTMAX - 3
 _LONGEST = 12000
-_OURS = 'srunddp/run/script.py", line'
+_OURS = 'srunddp/run/main_module.py", line'
 
 
 class StackDump:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from srunddp.supervisor import signals
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_messages import Unreadable, WorkerMessage
+from srunddp.util.descriptors import move_high
 from srunddp.util.kernel_file import children_of
 
 
@@ -156,12 +157,23 @@ class WorkerPipe:
         self.end = end
         self.open = True
 
-    def send(self, message: WorkerMessage) -> None:
+    def send(self, message: WorkerMessage) -> bool:
         """Send a message. If the other process is gone, nothing happens: its end is noticed
         elsewhere.
+
+        Returns:
+            Whether the message was sent. The script may have closed the worker's end.
         """
-        with contextlib.suppress(OSError):
+        try:
             self.end.send(message.encode())
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close this end, if the script has not."""
+        with contextlib.suppress(OSError):
+            self.end.close()
 
     def receive(self) -> WorkerMessage | None:
         """Wait for the next message, and return it; None if the other side has closed or ended."""
@@ -194,7 +206,7 @@ class WorkerPipe:
 def pipe() -> tuple[WorkerPipe, WorkerPipe]:
     """Make the pipe, and return the supervisor's end and the worker's end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return WorkerPipe(ours), WorkerPipe(theirs)
+    return WorkerPipe(ours), WorkerPipe(socket.socket(fileno=move_high(theirs.detach())))
 
 
 def wait_for_child(pid: int, limit: float) -> int | None:

@@ -11,6 +11,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from srunddp.util.descriptors import move_high
+
 _PAGE = 4096
 _RECORD = 1024  # bytes; more than any line of the files read here
 
@@ -144,13 +146,13 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
 
 
 def memory_file() -> int:
-    """Create a nameless file in memory; return its descriptor, which is closed on exec."""
+    """Create a nameless file in memory; return its descriptor, which is high and closed on exec."""
     # Python builds against an old glibc lack it, such as Miniforge's and uv's.
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("srunddp")
+        return move_high(os.memfd_create("srunddp"))
     from tempfile import TemporaryFile
 
     # The with block closes its own descriptor; the duplicate keeps the nameless file alive, and is
     # closed on exec too.
     with TemporaryFile(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as file:
-        return os.dup(file.fileno())
+        return move_high(os.dup(file.fileno()))

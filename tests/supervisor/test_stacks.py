@@ -149,7 +149,7 @@ def test_a_stack_is_had_without_the_gil(how: str) -> None:
 DUMP = b"""\
 Current thread 0x00007f0a1b2c3d40 (most recent call first):
   File "/home/u/t\xc3\xa4st/sigp.py", line 8 in <module>
-  File "/opt/srunddp/run/script.py", line 181 in _carry_out
+  File "/opt/srunddp/run/main_module.py", line 181 in run_file
   File "/opt/srunddp/run/script.py", line 108 in run
   File "/opt/click/core.py", line 1 in main
 """

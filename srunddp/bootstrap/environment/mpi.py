@@ -5,12 +5,14 @@ there.
 """
 
 import contextlib
+import functools
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import Any, NoReturn
 
 from srunddp.bootstrap.environment.types import LauncherVariables
 from srunddp.errors import ConfigError, RendezvousError, Scope
@@ -176,6 +178,30 @@ def finalize() -> None:
     """Finalise MPI if it is running, as mpi4py does when Python exits."""
     if is_running():
         sys.modules["mpi4py.MPI"].Finalize()
+
+
+def finalize_on_exec() -> None:
+    """Finalise MPI before the script replaces this process by another program, for example Python
+    with other variables.
+
+    mpirun takes a process that has called MPI_Init and ends without MPI_Finalize for a failed one,
+    and the script does not know that srunddp has called MPI_Init.
+    """
+    process = os.getpid()
+
+    def finalizing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        @functools.wraps(execute)
+        def finalize_and_execute(*arguments: Any, **named: Any) -> NoReturn:
+            # A process that the script has forked shares the memory, but is no process of MPI's.
+            if os.getpid() == process:
+                finalize()
+            execute(*arguments, **named)
+
+        return finalize_and_execute
+
+    # The other functions of the family, such as os.execvp, call one of these two.
+    os.execv = finalizing(os.execv)  # type: ignore[assignment]
+    os.execve = finalizing(os.execve)  # type: ignore[assignment]
 
 
 class Mpi4pyImportBlocker:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from srunddp.errors import ConfigError, Scope, UsageError
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.util.atomic_file import append_whole, plain
+from srunddp.util.descriptors import close_all, fill_standard
 
 if TYPE_CHECKING:
     from srunddp.supervisor.output.relay import OutputRelay
@@ -124,6 +125,8 @@ class OutputRedirect:
     target: OutputTarget
     limits: Limits = DEFAULT_LIMITS
     _file: int | None = None
+    # Those of 0, 1 and 2 that were closed when srunddp started, and are /dev/null until the script.
+    _filled: list[int] = field(default_factory=list)
     # The reading and the writing end of the pipes of STDOUT and STDERR.
     _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)
     _relay: OutputRelay | None = None
@@ -145,8 +148,7 @@ class OutputRedirect:
             ConfigError: The file cannot be written.
         """
         output = cls(target, limits)
-        if target.file or target.prefix:
-            _fill_standard()
+        output.fill_standard()
         if target.file:
             output._file = open_to_append(target.file, "--log-dir")
         if target.terminal and (target.file or target.prefix):
@@ -161,7 +163,19 @@ class OutputRedirect:
             target = self._pipes[number][1] if self._pipes else self._file
             if target is not None:
                 os.dup2(target, number)
+                if number in self._filled:
+                    self._filled.remove(number)
         self._close(self.descriptors)
+
+    def fill_standard(self) -> None:
+        """Open ``/dev/null`` for each closed descriptor among 0, 1 and 2."""
+        self._filled = fill_standard()
+
+    def leave_to_script(self) -> None:
+        """Close what :meth:`fill_standard` has opened, as the script would find it closed under
+        Python. To be called in the worker, right before the script.
+        """
+        close_all(self._filled)
 
     def start(self) -> None:
         """Start the thread that passes the output on, if one is needed.
@@ -254,14 +268,3 @@ def _pipe() -> tuple[int, int]:
     with contextlib.suppress(OSError):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
     return read, write
-
-
-def _fill_standard() -> None:
-    """Open ``/dev/null`` for each closed descriptor among 0, 1 and 2. Otherwise the next file would
-    get that number, and with it what the worker prints.
-    """
-    for number in (0, STDOUT, STDERR):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,85 @@
+"""Run code as ``__main__`` as Python's own command line does.
+
+Python keeps one module ``__main__`` until the process ends, so threads and exit handlers that go on
+after the last line still find the script's functions there, as pickle does. The public functions of
+runpy put the previous module back when the last line is done, so they are no substitute.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import runpy
+import sys
+import types
+import zipimport
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+
+FRAMES_OF = (__file__, runpy.__file__, "<frozen ")  # files whose frames lie above the script's
+
+
+def run_file(name: str) -> None:
+    """Run what ``python NAME`` runs: a script, compiled code, or a folder or archive with a
+    ``__main__.py``.
+    """
+    main = _start_main_module()
+    if is_folder_or_archive(name):
+        _run_module("__main__", alter_argv=False)
+        return
+    # Python makes the path absolute, so a script that changes its working directory still finds its
+    # own folder.
+    path = os.path.join(os.getcwd(), name)
+    main.__file__ = path
+    if path.endswith(".pyc"):
+        compiled = SourcelessFileLoader("__main__", path)
+        main.__loader__ = compiled
+        code = compiled.get_code("__main__")
+        assert code is not None
+    else:
+        main.__loader__ = SourceFileLoader("__main__", path)
+        with io.open_code(path) as source:
+            # dont_inherit keeps this module's own __future__ imports from affecting the script.
+            code = compile(source.read(), path, "exec", dont_inherit=True)
+    exec(code, vars(main))
+
+
+def run_module(name: str) -> None:
+    """Run what ``python -m NAME`` runs, and set ``sys.argv[0]`` to the module's file.
+
+    Raises:
+        SystemExit: Of runpy, with a text, if there is no such module; its traceback has no frames
+            but those of :data:`FRAMES_OF`.
+    """
+    _start_main_module()
+    _run_module(name, alter_argv=True)
+
+
+def is_folder_or_archive(name: str) -> bool:
+    """Return whether a path goes into ``sys.path`` so that Python runs the ``__main__`` in it."""
+    if os.path.isdir(name):
+        return True
+    # A shell's <(...) is a pipe, and looking into it would consume the script.
+    if not os.path.isfile(name):
+        return False
+    try:
+        zipimport.zipimporter(name)
+    except zipimport.ZipImportError:
+        return False
+    return True
+
+
+def _start_main_module() -> types.ModuleType:
+    replaced = sys.modules["__main__"]
+    main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __cached__=None)
+    # Not since Python 3.14, which makes this dictionary when it is asked for.
+    if "__annotations__" in vars(replaced):
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    return main
+
+
+def _run_module(name: str, *, alter_argv: bool) -> None:
+    # Private, but the very function that Python's command line calls.
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]

@@ -1,0 +1,51 @@
+"""File descriptors of srunddp in a process that belongs to the user's script."""
+
+import contextlib
+import fcntl
+import os
+import resource
+
+_LOWEST = 600  # above what scripts close that clear up below 256 or 512
+_ROOM = 16  # numbers below a small limit of open files
+
+
+def move_high(descriptor: int) -> int:
+    """Give a descriptor a high number, and return it; close-on-exec is set.
+
+    Scripts that close what they may have inherited, as daemons do, spare it then. And if a script
+    closes it after all, no file of the script gets the number soon, to which srunddp would write.
+    If the limit of open files is too small, the descriptor keeps its number.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        lowest = _LOWEST
+    else:
+        lowest = max(0, min(_LOWEST, limit - _ROOM))
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
+    except OSError:
+        return descriptor
+    os.close(descriptor)
+    return moved
+
+
+def fill_standard() -> list[int]:
+    """Open ``/dev/null`` for each closed descriptor among 0, 1 and 2, and return their numbers.
+
+    Otherwise the next file or socket would get that number, and with it what a process prints. The
+    descriptors are closed on exec, so programs that the process starts find them closed.
+    """
+    filled: list[int] = []
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            filled.append(os.open(os.devnull, os.O_RDWR))
+    return filled
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close descriptors; those that are closed already are no error."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
