@@ -140,7 +140,7 @@ class Stacks(RankMessage, kind="stacks"):
     """The answer to ``stacks_wanted``: where the rank's worker is.
 
     Attributes:
-        text: The Python stacks of the worker's threads; empty if it gave none in time.
+        text: The Python stack of the worker's main thread; empty if it gave none in time.
     """
 
     text: str

@@ -46,6 +46,9 @@ _SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _FROM_KERNEL = 0x80  # Linux's SI_KERNEL, as for a key typed in a terminal
 _PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
+# Linux's number of tgkill, of which glibc has no function before 2.30.
+_TGKILL = {"x86_64": 234, "aarch64": 131, "ppc64le": 250}.get(os.uname().machine)
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -203,6 +206,20 @@ def pidfd_open(pid: int) -> int:
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
     return _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
+
+
+def signal_main_thread(pid: int, number: int) -> None:
+    """Send a signal to the main thread of a process, whose thread id is the process id.
+
+    By :func:`os.kill` another thread takes it if the main thread blocks it.
+
+    Raises:
+        ProcessLookupError: The process is gone.
+    """
+    if _TGKILL is None:
+        os.kill(pid, number)
+    else:
+        _checked(_libc.syscall(_TGKILL, pid, pid, number))
 
 
 def _checked(result: int) -> int:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.signals import signal_main_thread
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.kernel_file import memory_file
 
@@ -47,7 +48,9 @@ class StackDump:
         """
         if not faulthandler.is_enabled():
             faulthandler.enable(self.descriptor)
-        faulthandler.register(ASK, self.descriptor, all_threads=True)
+        # The stack of the thread that takes the signal alone: of all threads faulthandler writes
+        # the newest 100, and the main thread is the oldest.
+        faulthandler.register(ASK, self.descriptor, all_threads=False)
         os.register_at_fork(after_in_child=_disarm)
 
     def read(self) -> str:
@@ -60,15 +63,15 @@ class StackDump:
         return piece
 
     def request(self, worker: int) -> str:
-        """Ask the worker for its stacks and return them; empty if it gives none in time. Called in
-        the supervisor.
+        """Ask the worker for the stack of its main thread and return it; empty if it gives none in
+        time, as when the thread blocks signals. Called in the supervisor.
 
         Args:
             worker: The worker's process id.
         """
         self._unread()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(worker, ASK)
+            signal_main_thread(worker, ASK)
         # faulthandler writes a line in several pieces. Wait until the text ends with a complete
         # line and nothing more comes.
         dumped = b""
@@ -97,6 +100,9 @@ Stack = tuple[re.Match[str], ...]  # the lines of a stack, the innermost frame f
 _FRAME = re.compile(
     r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE
 )
+_HEADING = re.compile(
+    r"^(?:Stack|Current thread [^\n]*) \(most recent call first\):$", re.MULTILINE
+)
 # Functions that say nothing about where a rank is: decorators, and torch's calls of a module.
 _WRAPPERS = ("wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "<lambda>")
 _WAITING = (
@@ -114,14 +120,15 @@ def _disarm() -> None:
 
 
 def main_stack(text: str) -> Stack:
-    """Return the stack of the thread that took the signal; empty for none.
+    """Return the stack of the thread that took the signal, or that has crashed; empty for none.
 
-    faulthandler calls it the current thread, and an empty line ends its stack.
+    Before the stack of a crash faulthandler calls it the current thread, and an empty line ends it.
     """
-    _, current, stack = text.rpartition("Current thread")
-    if current:
-        return tuple(_FRAME.finditer(stack.partition("\n\n")[0]))
-    return ()
+    headings = list(_HEADING.finditer(text))
+    if not headings:
+        return ()
+    stack, _, _ = text[headings[-1].end() :].partition("\n\n")
+    return tuple(_FRAME.finditer(stack))
 
 
 def top_frame(stack: Stack) -> str:
@@ -164,17 +171,18 @@ def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
 def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> int:
     """Return the rank that the others most likely wait for.
 
-    If some ranks wait and some do not, only those that do not wait are considered. Of these, the
-    ranks with the fewest steps count; of those, the ones in the smallest group at one place; of
-    those, the lowest rank.
+    Only ranks that were seen elsewhere than in a wait are considered; if there are none, those that
+    have given no stack; if there are none of these either, all. Of these, the ranks with the fewest
+    steps count; of those, the ones in the smallest group at one place; of those, the lowest rank.
 
     Args:
         texts: The dump of each rank.
         steps: How many steps each rank has made; 0 for a rank that is missing.
     """
-    candidates = [rank for rank in texts if not is_waiting(main_stack(texts[rank]))]
-    if not candidates or len(candidates) == len(texts):
-        candidates = sorted(texts)
+    found = {rank: main_stack(text) for rank, text in sorted(texts.items())}
+    elsewhere = [rank for rank, stack in found.items() if stack and not is_waiting(stack)]
+    unknown = [rank for rank, stack in found.items() if not stack]
+    candidates = elsewhere or unknown or list(found)
     least = min(steps.get(rank, 0) for rank in candidates)
     candidates = [rank for rank in candidates if steps.get(rank, 0) == least]
     sizes = {rank: len(ranks) for ranks in groups(texts).values() for rank in ranks}

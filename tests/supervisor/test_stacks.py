@@ -78,8 +78,11 @@ def test_a_rank_in_a_collective_or_backward_pass_waits(text: str, waiting: bool)
     [
         ({0: ALL_REDUCE, 1: ALL_REDUCE, 2: LOAD_BATCH, 3: ALL_REDUCE}, {}, 2),
         ({0: BACKWARD, 1: LOAD_BATCH, 2: BACKWARD}, {}, 1),
-        # One that gives no stack does not wait for others either.
+        # All others wait: the one that gives no stack.
         ({0: ALL_REDUCE, 1: "", 2: ALL_REDUCE}, {}, 1),
+        # Nothing is known of one, and another was seen elsewhere; even if it is a step ahead.
+        ({0: "", 1: LOAD_BATCH, 2: ALL_REDUCE}, {0: 7, 1: 8, 2: 8}, 1),
+        ({0: "", 1: LOAD_BATCH}, {}, 1),
         # All wait: the one that is a step behind.
         ({0: ALL_REDUCE, 1: ALL_REDUCE, 2: ALL_REDUCE}, {0: 8, 1: 8, 2: 7}, 2),
         # All wait in the same step: the one that is elsewhere.
@@ -110,6 +113,12 @@ print("ready", flush=True)
 def deep():
     while True: time.sleep(60)
 def load_batch(): deep()
+if sys.argv[2] == "blocked":
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+if sys.argv[2] in ("threads", "blocked"):
+    import threading
+    for _ in range(130):
+        threading.Thread(target=time.sleep, args=[60], daemon=True).start()
 if sys.argv[2] == "hold":
     import ctypes
     ctypes.PyDLL(None).sleep(60)
@@ -135,8 +144,8 @@ def in_call(process: subprocess.Popen[str]) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-@pytest.mark.parametrize("how", ["wait", "hold"])
-def test_a_stack_is_had_without_the_gil(how: str) -> None:
+@pytest.mark.parametrize("how", ["wait", "hold", "threads"])
+def test_a_stack_is_had_without_the_gil_and_beside_many_threads(how: str) -> None:
     dump = StackDump()
     with armed(dump, how) as process:
         until(lambda: in_call(process))
@@ -147,7 +156,7 @@ def test_a_stack_is_had_without_the_gil(how: str) -> None:
 
 
 DUMP = b"""\
-Current thread 0x00007f0a1b2c3d40 (most recent call first):
+Stack (most recent call first):
   File "/home/u/t\xc3\xa4st/sigp.py", line 8 in <module>
   File "/opt/srunddp/run/main_module.py", line 181 in run_file
   File "/opt/srunddp/run/script.py", line 108 in run
@@ -172,7 +181,7 @@ def test_a_stack_is_whole_wherever_a_look_cuts_it(
             pieces[:] = [DUMP[:cut], DUMP[cut:]]
             whole = dump.request(process.pid)
             assert whole.splitlines() == [
-                "Current thread 0x00007f0a1b2c3d40 (most recent call first):",
+                "Stack (most recent call first):",
                 '  File "/home/u/täst/sigp.py", line 8 in <module>',
             ], DUMP[:cut]
         process.kill()
@@ -186,6 +195,14 @@ def test_what_a_crash_leaves_is_there_when_the_process_has_gone() -> None:
     assert text.startswith("Fatal Python error: Segmentation fault")
     assert "in string_at" in text
     assert dump.read() == "", "it is told once"
+
+
+def test_no_other_thread_answers_for_one_that_blocks_signals() -> None:
+    dump = StackDump()
+    with armed(dump, "blocked") as process:
+        until(lambda: in_call(process))
+        assert dump.request(process.pid) == ""
+        process.kill()
 
 
 def test_a_process_that_does_not_answer_has_no_stack() -> None:

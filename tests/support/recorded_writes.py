@@ -2,29 +2,22 @@
 changed.
 """
 
-_THREAD = """Thread 0x00007fe7391256c0 (most recent call first):
-  File "/data/lib/python3.11/threading.py", line 320 in wait
-  File "/data/lib/python3.11/threading.py", line 982 in run
-  File "/data/lib/python3.11/threading.py", line 1045 in _bootstrap_inner
-  File "/data/lib/python3.11/threading.py", line 1002 in _bootstrap
-
-"""
 TORCH = "/data/lib/python3.11/site-packages/torch"
 
-ALL_REDUCE = f"""{_THREAD}Current thread 0x00007fe75d010b80 (most recent call first):
+ALL_REDUCE = f"""Stack (most recent call first):
   File "{TORCH}/distributed/distributed_c10d.py", line 3252 in all_reduce
   File "{TORCH}/distributed/c10d_logger.py", line 83 in wrapper
   File "/data/train.py", line 10 in train
   File "/data/train.py", line 18 in <module>
 """
 
-LOAD_BATCH = """Current thread 0x00007f549fa12b80 (most recent call first):
+LOAD_BATCH = """Stack (most recent call first):
   File "/data/train.py", line 7 in load_batch
   File "/data/train.py", line 9 in train
   File "/data/train.py", line 18 in <module>
 """
 
-BACKWARD = f"""Current thread 0x00007f6cc9fccb80 (most recent call first):
+BACKWARD = f"""Stack (most recent call first):
   File "{TORCH}/autograd/graph.py", line 979 in _engine_run_backward
   File "{TORCH}/autograd/__init__.py", line 395 in backward
   File "{TORCH}/_tensor.py", line 623 in backward
