@@ -63,6 +63,23 @@ def test_a_script_may_use_mpi_itself(mpi: Mpi, below_srunddp: bool) -> None:
     }
 
 
+def test_a_script_that_starts_itself_again_ends_well(mpi: Mpi, tmp_path: Path) -> None:
+    """As with other variables for Python; mpirun knows the process by MPI_Init."""
+    script = tmp_path / "again.py"
+    script.write_text(
+        """
+import json, os, sys
+if "AGAIN" not in os.environ:
+    os.environ["AGAIN"] = "1"
+    os.execv(sys.executable, sys.orig_argv)
+print(json.dumps({"rank": int(os.environ["RANK"])}))
+"""
+    )
+    done = mpi.run(2, SRUNDDP, "--channel", "mpi", str(script))
+    assert done.code == 0, done.errors
+    assert sorted(done.by_rank()) == [0, 1]
+
+
 def test_no_rank_is_in_mpi_finalize_while_another_works(mpi: Mpi, tmp_path: Path) -> None:
     """Where a rank fails while another is there, Open MPI's mpirun may hang or crash."""
     done = mpi.run(3, SRUNDDP, "--channel", "mpi", str(PROGRAMS / "early_end.py"), str(tmp_path))

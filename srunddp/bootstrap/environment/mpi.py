@@ -200,8 +200,8 @@ def finalize_on_exec() -> None:
         return finalize_and_execute
 
     # The other functions of the family, such as os.execvp, call one of these two.
-    os.execv = finalizing(os.execv)  # type: ignore[assignment]
-    os.execve = finalizing(os.execve)  # type: ignore[assignment]
+    os.execv = finalizing(os.execv)
+    os.execve = finalizing(os.execve)
 
 
 class Mpi4pyImportBlocker:

@@ -13,6 +13,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,8 +30,10 @@ from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import listen
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
 from srunddp.telemetry import event
+from srunddp.util.descriptors import move_high
 from srunddp.util.excepthook import leave_to_srunddp
 from srunddp.util.kernel_file import raise_open_files_limit
 
@@ -131,7 +134,7 @@ class ProcessGroupContext:
                     # Do not wait for the other ranks here: their scripts may come later than the
                     # store's timeout allows.
                     wait_for_workers=False,
-                    master_listen_fd=self.store_fd,
+                    master_listen_fd=self._listening(),
                     # Use libuv even if the user has set USE_LIBUV=0: with thousands of connections
                     # the older server is many times slower.
                     use_libuv=True,
@@ -139,9 +142,27 @@ class ProcessGroupContext:
         self.initialisations += 1
         return PrefixStore(f"srunddp/{self.generation}/{self.initialisations}", self._store)
 
+    def _listening(self) -> int | None:
+        """Return the descriptor of the socket for the store; None on the other ranks.
+
+        If the script has closed it, as daemons close all descriptors, its port is free: the script
+        has had the only one.
+        """
+        if self.store_fd is None or _is_socket(self.store_fd):
+            return self.store_fd
+        return listen(self.meeting.master_addr, [self.meeting.master_port]).detach()
+
 
 _joined: ProcessGroupContext | None = None
 _joined_by = 0  # the process that is the rank
+
+
+def _is_socket(descriptor: int) -> bool:
+    """Whether a descriptor is open and a socket's."""
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
 
 
 def current_context() -> ProcessGroupContext | None:
@@ -343,7 +364,7 @@ def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> Proce
         interface=prepared.interface,
         meeting=meeting,
         # The store owns the socket from now on and closes it.
-        store_fd=prepared.held.store.detach() if prepared.held else None,
+        store_fd=move_high(prepared.held.store.detach()) if prepared.held else None,
         timeout=prepared.options.timeout,
         backend=prepared.options.backend,
         generation=prepared.options.generation,
