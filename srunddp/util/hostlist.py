@@ -3,8 +3,10 @@ it is called, because they are used while a rank fails.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from srunddp.errors import ConfigError, Scope
@@ -110,7 +112,7 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
     if host_list:
         # Split at commas outside brackets; the added comma ends the last item.
         for item in re.findall(r"((?:[^\[\],]|\[[^\[\]]*\])*),", host_list + ","):
-            names.extend(itertools.islice(_expand_item(item, host_list, where), LONGEST_LIST + 1))
+            names.extend(_expand_item(item, host_list, where))
             if len(names) > LONGEST_LIST:
                 raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
     return names
@@ -122,17 +124,34 @@ def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
     pieces = re.split(r"\[([^\]]*)\]", item)
     if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
         raise _bad_list(host_list, f"{item!r}", where)
-    choices = [
-        _expand_ranges(piece, host_list, where) if index % 2 else [piece]
-        for index, piece in enumerate(pieces)
-    ]
-    # The last bracket varies fastest, as in Slurm. The product is lazy, because it may have more
-    # names than fit in memory; the caller stops at its limit.
+    brackets = [_read_ranges(piece, host_list, where) for piece in pieces[1::2]]
+    # Counted before anything is expanded: a short list may name more than fit in memory.
+    if math.prod(sum(map(len, bracket)) for bracket in brackets) > LONGEST_LIST:
+        raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
+    texts = [[text] for text in pieces[::2]]
+    numbers = [[number for each in bracket for number in each] for bracket in brackets]
+    choices = [choice for pair in zip(texts, [*numbers, [""]], strict=True) for choice in pair]
+    # The last bracket varies fastest, as in Slurm.
     yield from map("".join, itertools.product(*choices))
 
 
-def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
-    numbers: list[str] = []
+@dataclass(frozen=True)
+class _Range:
+    """The numbers from ``low`` to ``high``, written with at least ``width`` digits."""
+
+    low: int
+    high: int
+    width: int
+
+    def __len__(self) -> int:
+        return self.high - self.low + 1
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{number:0{self.width}d}" for number in range(self.low, self.high + 1))
+
+
+def _read_ranges(ranges: str, host_list: str, where: str) -> list[_Range]:
+    found: list[_Range] = []
     for part in ranges.split(","):
         # At most 18 digits, because int() raises a ValueError for more than 4,300.
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
@@ -142,10 +161,8 @@ def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
         high = match[2] or match[1]
         if not 0 <= int(high) - int(low) < LONGEST_LIST:
             raise _bad_list(host_list, f"the range {part}", where)
-        numbers.extend(f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1))
-        if len(numbers) > LONGEST_LIST:
-            raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
-    return numbers
+        found.append(_Range(int(low), int(high), len(low)))
+    return found
 
 
 def _bad_list(host_list: str, what: str, where: str) -> ConfigError:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,21 @@ def test_what_is_folded_unfolds_to_the_same_names(names: list[str]) -> None:
 @given(st.text())
 def test_a_name_of_any_text_is_folded(name: str) -> None:
     assert fold([name]) == name
+
+
+@pytest.mark.parametrize(
+    "many",
+    ["a" + "[0-65535]" * 1500, "n[" + ",".join(["0-65535"] * 3000) + "]", "r[1-257]n[1-256]"],
+)
+def test_a_short_list_of_too_many_names_is_refused_before_it_fills_the_memory(many: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="65536 names"):
+            expand(many)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1000 * len(many) + (1 << 20)
 
 
 def test_numbers_are_ranges_up_to_the_largest_cluster_s() -> None:
