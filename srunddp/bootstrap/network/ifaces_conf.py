@@ -117,26 +117,39 @@ def _check_owner(path: Path) -> None:
 
     Raises:
         ConfigError: the file or its folder belongs neither to root, nor to the user, nor to the
-            owner of srunddp; or everybody may write to it.
+            owner of srunddp; or everybody may write to it, or a group that may not write to the
+            code of srunddp.
         OSError: the owner of the file or of its folder cannot be read.
     """
     # In a user namespace root may have another number, which is that of the owner of "/".
     trusted = {os.geteuid(), *(os.stat(place).st_uid for place in ("/", __file__))}
+    code = os.stat(os.path.dirname(__file__))
     # Check the folder too: a user who may write there can replace the file.
     for place in (path.resolve(), path.resolve().parent):
         status = place.stat()
-        if status.st_uid in trusted and not status.st_mode & stat.S_IWOTH:
-            continue
-        if status.st_uid in trusted:
-            others = "may be changed by every user"
-        else:
+        if status.st_uid not in trusted:
             others = f"belongs to user id {status.st_uid}"
+        elif status.st_mode & stat.S_IWOTH:
+            others = "may be changed by every user"
+        elif status.st_mode & stat.S_IWGRP and not _may_group_write(code, status.st_gid):
+            others = f"may be changed by group id {status.st_gid}"
+        else:
+            continue
         raise ConfigError(
             f"{path}: {place} {others}",
             expected="root's, yours, or of the owner of srunddp",
             hint="correct its owner and mode, or name the file with --ifaces",
             scope=Scope.NODE,
         )
+
+
+def _may_group_write(status: os.stat_result, group: int) -> bool:
+    """Whether a file or folder belongs to a group that may write to it.
+
+    Whoever may write to the code of srunddp needs no ifaces.conf to reach the ranks. That is usual
+    in a project's folder, and with umask 002 where each user has a group of their own.
+    """
+    return status.st_gid == group and bool(status.st_mode & stat.S_IWGRP)
 
 
 def parse(text: bytes, path: str) -> Entries:

@@ -326,6 +326,19 @@ def test_a_default_file_that_everybody_may_write(own: Path, up: int) -> None:
         load(None, {})
 
 
+@pytest.mark.parametrize("up", [0, 1])
+def test_a_default_file_that_a_group_may_write(own: Path, up: int) -> None:
+    """On many sites all users are in one group. A group that may write the code needs no file."""
+    place = write(own, NODE + "ib0") if up == 0 else write(own, NODE + "ib0").parent
+    place.chmod(place.stat().st_mode | 0o020)
+    code = Path(ifaces_conf.__file__).parent
+    code.chmod(code.stat().st_mode & ~0o020)
+    with pytest.raises(ConfigError, match=f"{place} .*group id {place.stat().st_gid}; expected "):
+        load(None, {})
+    code.chmod(code.stat().st_mode | 0o020)
+    assert interface_of(load(None, {})) == "ib0"
+
+
 def test_a_default_place_that_holds_no_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
