@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from srunddp.errors import one_line
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.supervisor.failure_files import FILE_EXISTS, start_writer
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
@@ -151,10 +152,11 @@ def render(found: RootCause, others: Mapping[int, str]) -> str:
         subject = ""
     else:
         subject = f"{who} {found.ending.value}: "
-    lines = [f"srunddp: {subject}{found.cause} (exit code {found.exit_code})"]
+    # A cause may hold whatever a script has put into an exception.
+    lines = [one_line(f"srunddp: {subject}{found.cause} (exit code {found.exit_code})")]
     if found.traceback:
         lines.append(found.traceback.rstrip("\n"))
-    lines += [f"srunddp: {note}" for note in found.notes]
+    lines += [one_line(f"srunddp: {note}") for note in found.notes]
     taken = [rank for rank in others if rank not in found.ranks]
     if taken and found.ending is not Ending.STOPPED:
         lines.append(f"srunddp: ended with it: {folded(taken, others)}")

@@ -111,6 +111,14 @@ def test_the_verdict_is_said_in_this_form() -> None:
     assert said.splitlines()[-1] == "srunddp: ended with it: 4095 ranks on 512 nodes"
 
 
+def test_commands_for_a_terminal_in_a_cause_are_shown_and_not_obeyed() -> None:
+    """A script may put a file's name or an answer of the network into its exception."""
+    bad = replace(BOOM, cause="OSError: \x1b]0;title\x07\r\x1b[31m", traceback="")
+    assert render(RootCause.of(bad), {}) == (
+        "srunddp: rank 1 on node02 failed: OSError: \\x1b]0;title\\x07\\r\\x1b[31m (exit code 7)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("nodes", "last_words"),
     [(16, "rank 14 on node14, rank 15 on node15, rank 16 on node16"), (17, "17 ranks on 17 nodes")],
