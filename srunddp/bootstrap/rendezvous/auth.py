@@ -24,6 +24,8 @@ EXPECTED = "one proof that all nodes have"
 HINT = (
     "start munged with one key on all nodes, or use `srun --mpi=pmi2`, whose secret needs no munge"
 )
+# Where both sides have a secret, munge is no cure: whoever lacks it is no process of this run.
+IMPOSTOR_HINT = "see who listens there (ss -tlnp), or name other ports with --port"
 _LONGEST_NONCE = 64
 
 # munge.h
@@ -33,6 +35,16 @@ _UID_RESTRICTION = 9
 
 class ProofError(Exception):
     """A proof cannot be made or read; the text says why."""
+
+
+def mismatch(kind: str, rank_zeros: str) -> str:
+    """Return the words for a rank whose kind of proof is another than rank 0's."""
+    return f"its proof is {kind}, rank 0's {rank_zeros}"
+
+
+def mismatches(kind: str) -> list[str]:
+    """Return all that rank 0 may say of a rank with this kind of proof, see :func:`mismatch`."""
+    return [mismatch(kind, other) for other in KINDS if other != kind]
 
 
 @dataclass(frozen=True)

