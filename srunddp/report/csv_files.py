@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from srunddp.util import shared_file
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse
 from srunddp.util.sample_files import MARKS, THROTTLED, SampleFile, Use
@@ -151,16 +152,17 @@ def marks(path: Path, rank: int) -> list[Mark]:
 def json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file such as ``run.json``; empty if the file is missing or damaged."""
     with suppress(OSError):
-        return parse(path.read_text(encoding="utf-8", errors="replace"))
+        return parse(shared_file.text_of(path))
     return {}
 
 
 def _rows(path: Path) -> Iterator[list[str]]:
-    # Only "\n" ends a line. With the default, a "\r" in a damaged file would end a line too, and
-    # the cut line would pass for a whole one.
-    with suppress(OSError), open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        # Fields are not quoted: the writers keep commas out of them.
-        yield from (line[:-1].split(",") for line in file if line.endswith("\n"))
+    with suppress(OSError):
+        for line in shared_file.lines_of(path):
+            # Only "\n" ends a line, and a line without it was cut. Fields are not quoted: the
+            # writers keep commas out of them.
+            if line.endswith(b"\n"):
+                yield line[:-1].decode(errors="replace").split(",")
 
 
 @dataclass(frozen=True)

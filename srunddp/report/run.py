@@ -1,7 +1,6 @@
 """Read one start of a run, and put all series on one time axis: seconds since its start."""
 
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from srunddp.report.csv_files import Mark, TimeSeries
 from srunddp.report.format import moment
 from srunddp.report.locate import start_of, starts_of
 from srunddp.report.summary import Checkpoints, NotFinite, RunEnd, Span
+from srunddp.util import shared_file
 from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import fold_ranks, group_by_key
 from srunddp.util.json_lines import parse
@@ -316,9 +316,9 @@ def _is_loss_gone_bad(name: str, value: object) -> bool:
 
 
 def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with suppress(OSError), open(path, "rb") as file:
-        every = 1 + os.fstat(file.fileno()).st_size // _MANY
-        for number, line in enumerate(file):
+    with suppress(OSError):
+        every = 1 + path.stat().st_size // _MANY
+        for number, line in enumerate(shared_file.lines_of(path)):
             # Recognise lines on steps by the bytes that the Trainer writes: parsing every line
             # would take the very time that skipping them saves.
             if number % every == 0 or b'"kind": "step"' not in line:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -250,3 +252,35 @@ def test_metrics_of_a_monitored_run_are_in_its_report(tmp_path: Path) -> None:
         assert [
             value for _, value in read(tmp_path / worker / "run" / "monitor.0").metrics["loss"]
         ] == [0.5], worker
+
+
+ODD_FILES = {
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+    "a line without end": lambda path: path.write_bytes(b"1," * (8 << 20)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_FILES)
+def test_what_is_no_file_of_a_run_is_left_out(whole: Path, tmp_path: Path, odd: str) -> None:
+    """A run's folder may be somebody else's; a report waits for nothing and fills no memory."""
+    for number, name in enumerate([*FILES, "metrics.jsonl"]):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        (folder / name).unlink(missing_ok=True)
+        ODD_FILES[odd](folder / name)
+        (folder.parent / "failure.json").unlink(missing_ok=True)
+        ODD_FILES[odd](folder.parent / "failure.json")
+        tracemalloc.start()
+        try:
+            if name == "run.json":
+                read(folder)
+            else:
+                assert "2 nodes" in reported(folder)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            path = folder.parent / "failure.json"
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        assert most < 100 << 20

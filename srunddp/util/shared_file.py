@@ -1,0 +1,51 @@
+"""Reads files of a folder in which somebody else may have put anything: a named pipe, a link to a
+device, or a line that does not end.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+LONGEST_LINE = 1 << 20  # bytes; a longer line is left out
+LONGEST_TEXT = 64 << 20  # bytes
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file for reading.
+
+    Raises:
+        OSError: The file cannot be read, or is no plain file.
+    """
+    # O_NONBLOCK: to open a named pipe would wait for a writer, for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(f"{path} is no plain file")
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a plain file with their ends; the last one may have none.
+
+    Raises:
+        OSError: The file cannot be read, or is no plain file.
+    """
+    with open_plain(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            if line.endswith(b"\n") or len(line) < LONGEST_LINE:
+                yield line
+                continue
+            while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+                pass
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a plain file, of a larger one the first 64 MiB.
+
+    Raises:
+        OSError: The file cannot be read, or is no plain file.
+    """
+    with open_plain(path) as file:
+        return file.read(LONGEST_TEXT).decode(errors="replace")
