@@ -12,25 +12,30 @@ LONGEST_LINE = 1 << 20  # bytes; a longer line is left out
 LONGEST_TEXT = 64 << 20  # bytes
 
 
+class NotPlainError(OSError):
+    """What has the name of a file is a folder, a pipe, a device or the like."""
+
+
 def open_plain(path: Path) -> BinaryIO:
     """Open a plain file for reading.
 
     Raises:
-        OSError: The file cannot be read, or is no plain file.
+        NotPlainError: It is none.
+        OSError: It cannot be read.
     """
     # O_NONBLOCK: to open a named pipe would wait for a writer, for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise OSError(f"{path} is no plain file")
+    raise NotPlainError(f"{path} is no plain file")
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
     """Yield the lines of a plain file with their ends; the last one may have none.
 
     Raises:
-        OSError: The file cannot be read, or is no plain file.
+        OSError: As :func:`open_plain`.
     """
     with open_plain(path) as file:
         while line := file.readline(LONGEST_LINE):
@@ -45,7 +50,7 @@ def text_of(path: Path) -> str:
     """Return the text of a plain file, of a larger one the first 64 MiB.
 
     Raises:
-        OSError: The file cannot be read, or is no plain file.
+        OSError: As :func:`open_plain`.
     """
     with open_plain(path) as file:
         return file.read(LONGEST_TEXT).decode(errors="replace")

@@ -23,6 +23,7 @@ from srunddp.train.checkpoint.file import (
     write_checkpoint,
 )
 from srunddp.util.atomic_file import replace_file
+from srunddp.util.shared_file import NotPlainError, text_of
 
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})\.pt")
 _BEST = "best.pt"
@@ -42,6 +43,24 @@ def disk_hint(error: OSError) -> str:
         error: The disk's.
     """
     return _HINTS.get(error.errno or 0, "check the file system, and that you may write there")
+
+
+def _is_as_written(own: object) -> bool:
+    """Whether what CheckpointManager adds to a state has the types that it writes.
+
+    The file is whole, but anybody who may write into the folder may have made it.
+    """
+    if not isinstance(own, dict):
+        return False
+    numbers = [own.get(name, 0) for name in ("step", "world_size", "generation")]
+    scores = own.get("scores", {})
+    return (
+        all(type(number) is int for number in numbers)
+        and isinstance(own.get("random", []), list)
+        and isinstance(scores, dict)
+        and all(type(step) is int for step in scores)
+        and all(isinstance(score, int | float) for score in scores.values())
+    )
 
 
 class CheckpointDirectory:
@@ -121,6 +140,9 @@ class CheckpointDirectory:
                 # A file that is gone was pruned by the run that writes here: nothing to report.
                 if os.path.lexists(self.path(step)):
                     log(f"ignored {str(error).partition(';')[0]}")
+                continue
+            if not _is_as_written(state.get(OWN, {})):
+                log(f"ignored {self.path(step)}: CheckpointManager has not written it so")
                 continue
             if self._is_of_a_replaced_run(state, left):
                 self.archive_newer(step - 1)
@@ -241,8 +263,8 @@ class CheckpointDirectory:
 
     def _latest(self) -> int:
         # There is no such file where the user has deleted it, or made the folder again.
-        with suppress(FileNotFoundError, ValueError):
-            return int((self.folder / _GENERATION).read_bytes())
+        with suppress(FileNotFoundError, NotPlainError, ValueError):
+            return int(text_of(self.folder / _GENERATION))
         return 0
 
     def _check_generation(self) -> None:

@@ -341,7 +341,7 @@ def _cloned_if_small(tensor: Tensor) -> Tensor:
 
 
 def _checked(path: Path, state: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    if OWN not in state:
+    if not {"step", "random", "scores"} <= state.get(OWN, {}).keys():
         raise CheckpointError(
             "no CheckpointManager has saved it",
             expected="a checkpoint of this version of srunddp",

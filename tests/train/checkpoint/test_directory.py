@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,45 @@ def test_steps_are_numbers_not_names(tmp_path: Path) -> None:
         (tmp_path / other).touch()
     assert made.steps() == [99_999_999, 100_000_000]
     assert step_of_newest(made, []) == 100_000_000
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "x",
+        None,
+        {"generation": "zz"},
+        {"step": None},
+        {"scores": {"2": 1.0}},
+        {"scores": {2: "best"}},
+        {"random": {}},
+    ],
+)
+def test_a_whole_checkpoint_that_is_none_of_ours_is_named_and_passed_over(
+    tmp_path: Path, own: Any
+) -> None:
+    made = directory(tmp_path, 1)
+    save_checkpoint(made.path(2), {"step": 2, "srunddp": own})
+    said: list[str] = []
+    assert step_of_newest(made, said) == 1
+    assert len(said) == 1
+    assert tells(said[0], "ignored", made.path(2))
+
+
+@pytest.mark.parametrize("odd", [os.mkfifo, os.mkdir])
+def test_something_else_in_the_place_of_the_generation_stops_no_run(
+    tmp_path: Path, odd: Callable[[Path], None]
+) -> None:
+    """It waits for no writer of a pipe; a folder cannot be replaced, and is named."""
+    directory(tmp_path, 1)
+    (tmp_path / "generation").unlink()
+    odd(tmp_path / "generation")
+    assert step_of_newest(CheckpointDirectory(tmp_path, 2, 0), []) == 1
+    if odd is os.mkfifo:
+        CheckpointDirectory(tmp_path, 2, 0).begin()
+    else:
+        with pytest.raises(OSError, match="generation"):
+            CheckpointDirectory(tmp_path, 2, 0).begin()
 
 
 def test_broken_checkpoints_are_named_and_the_newest_one_loaded(tmp_path: Path) -> None:
