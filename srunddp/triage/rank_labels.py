@@ -11,7 +11,9 @@ from pathlib import PurePath
 
 from srunddp.triage.signatures import says, table
 
-MOST_RANKS = 1_000_000
+# A larger number after "rank" is none of a job's, but such as that of a request. Memory and time of
+# triage grow with the ranks.
+MOST_RANKS = 1 << 17
 
 # Labels that cannot mean anything else: "[1,3]<stderr>:" of Open MPI (in version 5
 # "[prterun-node01-77@1,3]<stdout>:"), "[rank3]:" of torch, "[default3]:" of torchrun.
@@ -97,6 +99,8 @@ class RankLabels:
                 rank = int(said)
             self.local |= bool(match["elastic"])
             text = text[match.end() :]
+        if rank is not None and rank >= MOST_RANKS:
+            rank = None
         return named_stepd(text), rank, node
 
 
@@ -194,8 +198,6 @@ class ObservedRanks:
 
     def add_rank(self, rank: int | None, node: str | None = None) -> None:
         """Note that a rank has output, and on which node; None is ignored."""
-        # Ignore larger numbers: any text may have one after "rank", and later code loops over all
-        # ranks.
         if rank is not None and rank < MOST_RANKS:
             self.seen.add(rank)
             if node:

@@ -15,7 +15,7 @@ from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import diagnose
 from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.logs import find
-from srunddp.triage.rank_labels import RankLabels, ranks_of_names, spread
+from srunddp.triage.rank_labels import MOST_RANKS, RankLabels, ranks_of_names, spread
 from srunddp.triage.render import lines
 from srunddp.triage.signatures import KINDS, Signature, says, table
 from srunddp.triage.tracebacks import Tracebacks
@@ -161,6 +161,13 @@ def test_a_label_tells_the_rank() -> None:
         "3: boom": ("3: boom", None),
     }
     assert {line: RankLabels().strip(line)[:2] for line in expected} == expected
+
+
+def test_a_number_beyond_any_job_is_no_rank() -> None:
+    """Such as that of a request; the memory that triage takes grows with the ranks."""
+    labels = RankLabels()
+    assert labels.strip(f"[rank{MOST_RANKS - 1}]: a step") == ("a step", MOST_RANKS - 1, None)
+    assert labels.strip(f"[rank{MOST_RANKS}]: a request") == ("a request", None, None)
 
 
 def test_an_ambiguous_label_counts_where_many_lines_have_it() -> None:

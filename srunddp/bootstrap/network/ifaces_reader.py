@@ -33,6 +33,7 @@ class Reader:
     def __init__(self, path: str) -> None:
         self._path = path
         self._errors: list[ConfigError] = []
+        self._variables: dict[int, dict[str, str]] = {}  # by the node that they were read from
         self._keys: dict[str, Callable[[yaml.Node], Any]] = {
             "nodes": self._nodes,
             "interface": self._interfaces,
@@ -210,6 +211,13 @@ class Reader:
         return address
 
     def _env(self, node: yaml.Node) -> dict[str, str]:
+        # With an alias (env: *name) all entries have one node, and a thousand of them would be read
+        # as often.
+        if id(node) not in self._variables:
+            self._variables[id(node)] = self._read_env(node)
+        return self._variables[id(node)]
+
+    def _read_env(self, node: yaml.Node) -> dict[str, str]:
         variables = {}
         for name, (key, given) in self._mapping(node, _ENV).items():
             with self._collecting():

@@ -351,6 +351,17 @@ def test_a_default_place_that_holds_no_file_is_refused(
             load(None, {})
 
 
+def test_an_alias_in_a_thousand_entries_costs_no_more_than_one() -> None:
+    variables = ", ".join(f"V{number}: 1" for number in range(300))
+    first = f"- {{nodes: n0, interface: b, env: &all {{{variables}}}}}\n"
+    others = "".join(
+        f"- {{nodes: n{number}, interface: b, env: *all}}\n" for number in range(1, 300)
+    )
+    entries = ifaces_conf.parse((first + others).encode(), "ifaces.conf")
+    assert [len(entry.env) for entry in entries] == [300] * 300
+    assert len({id(entry.env) for entry in entries}) == 1
+
+
 # What is wrong with a file: each message has the file, line and column, what was found, what was
 # expected, the hint.
 
