@@ -187,8 +187,8 @@ def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | Non
         f" {format.percent(worst.slowed_share)} of the"
         f" samples{heat}{f'; {_excess(stragglers)}' if slow else ''}",
         f"above {format.percent(SLOWED)}",
-        "tell the site, and leave the node out until then: srunddp sbatch --exclude="
-        f"{format.nodes(each.node for each in slowed)}",
+        "tell the site, and leave the node out until then: srunddp sbatch "
+        f"{format.exclude(each.node for each in slowed)}",
         stragglers.share if slow else None,
     )
 
@@ -215,7 +215,7 @@ def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
     if not by_data:
         alone = "see what rank 0 alone does in each step, such as writing in a callback; "
         if len(summary.nodes) > 1:
-            leave = f", and leave it out: --exclude={node}"
+            leave = f", and leave it out: {format.exclude(stragglers.nodes)}"
         else:
             leave = ""
         hint = f"{alone if stragglers.ranks == (0,) else ''}see what else runs on {node}{leave}"

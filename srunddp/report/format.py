@@ -2,6 +2,8 @@
 
 import datetime
 import math
+import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -111,6 +113,16 @@ def count(number: int, noun: str) -> str:
 def nodes(names: Iterable[str]) -> str:
     """Write node names in Slurm's short notation, safe for a terminal: ``node[01-04]``."""
     return one_line(fold(names))
+
+
+def exclude(names: Iterable[str]) -> str:
+    """Write the option that leaves nodes out, as a word for a shell.
+
+    The names are those of a run's files, which may be somebody else's. Slurm's own notation needs
+    no quotes.
+    """
+    word = f"--exclude={nodes(names)}"
+    return word if re.fullmatch(r"[\w.,=\[\]-]+", word, re.ASCII) else shlex.quote(word)
 
 
 class Cell(NamedTuple):

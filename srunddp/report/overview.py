@@ -123,7 +123,7 @@ def failure(summary: Summary) -> Advice | None:
     # srunddp triage looks for a job's number in this folder.
     known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")
     is_there = summary.job and os.path.dirname(os.path.normpath(summary.folder)) == known
-    job = summary.job if is_there else shlex.quote(summary.folder)
+    job = shlex.quote(summary.job if is_there else summary.folder)
     return Advice(
         "run failed",
         end.cause or "; ".join(ends(summary)),

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import struct
@@ -562,3 +563,10 @@ def test_ctrl_c_ends_following_and_leaves_the_summary(
         assert process.stderr is not None
         assert (process.wait(LONG), process.stderr.read()) == (0, b"")
     assert not (tmp_path / "4711.0" / "report.html").exists()
+
+
+def test_a_command_of_an_advice_is_safe_to_paste() -> None:
+    """Names come from a run's files, and a run may be somebody else's."""
+    assert format.exclude(["node01", "node02"]) == "--exclude=node[01-02]"
+    words = shlex.split(format.exclude(["$(touch x)", "a; b"]))
+    assert words == ["--exclude=$(touch x),a; b"]
