@@ -142,9 +142,9 @@ def run(script: Script) -> ScriptResult:
         # be lost.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    sys.argv = [script.name, *script.arguments]
     # A script that starts itself again by it must not start srunddp in a rank.
-    sys.orig_argv = [sys.orig_argv[0], *script.words]
+    sys.orig_argv = [*_python_and_options(), *script.words]
+    sys.argv = [script.name, *script.arguments]
     prepare_path(script)
     try:
         if script.module:
@@ -170,6 +170,16 @@ def run(script: Script) -> ScriptResult:
             130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__
         )
     return ScriptResult(0)
+
+
+def _python_and_options() -> list[str]:
+    """Return the words of this process's command line before ``bin/srunddp``, ``-m srunddp`` or
+    ``-c CODE``.
+    """
+    words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])]
+    if len(words) > 2 and words[-2] in ("-m", "-c"):
+        return words[:-2]
+    return words[:-1]
 
 
 def _exit_code(end: SystemExit) -> int:
@@ -227,11 +237,17 @@ def print_result(ending: ScriptResult) -> None:
     """
     error = ending.error
     if isinstance(error, SrunddpError):
-        print(f"srunddp: error: {error}", file=sys.stderr)
+        _print_error(f"srunddp: error: {error}")
     elif isinstance(error, Stopped):
-        print(f"srunddp: {error} (exit code {error.code})", file=sys.stderr)
+        _print_error(f"srunddp: {error} (exit code {error.code})")
     elif isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
+            _print_error(error.code)
     elif error is not None:
         sys.excepthook(type(error), error, ending.trace)
+
+
+def _print_error(text: object) -> None:
+    # Without standard error print() would write to standard output.
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)

@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -127,8 +128,7 @@ def _become_script(context: WorkerContext) -> int:
             _report_to_others(result, supervisor)
     world.wait_for_gloo_threads()
     if result.code == 0:
-        # Threads that are no daemons are a part of the script: Python waits for them at its end.
-        threading._shutdown()  # type: ignore[attr-defined]  # private, as is atexit's below
+        _wait_for_threads(context.page)
         _wait_to_leave(supervisor, waits=context.setup.options.max_restarts > 0)
         if context.command.fast_exit:
             _exit_fast()
@@ -139,6 +139,23 @@ def _become_script(context: WorkerContext) -> int:
         # MPI_Finalize would wait for all ranks, which may not come after this rank's failure.
         exit_without_teardown(result.code)
     return result.code
+
+
+def _wait_for_threads(page: telemetry.TelemetryPage) -> None:
+    """Wait for the threads that are no daemons, as Python does at its end: they are a part of the
+    script. No step is expected meanwhile.
+
+    A handler of the script may end the wait by an exception, which Python reports and ignores.
+    """
+    page.pause()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # private, as is atexit's below
+    except BaseException as error:
+        if sys.stderr is None:
+            return
+        print(f"Exception ignored in: {threading!r}", file=sys.stderr)
+        trace = error.__traceback__
+        traceback.print_exception(type(error), error, trace and trace.tb_next)
 
 
 def _wait_as_spare(context: WorkerContext) -> int:
@@ -246,19 +263,21 @@ def _report_to_others(result: user_script.ScriptResult, supervisor: WorkerPipe) 
     because of this one and would be blamed. Rank 0's supervisor prints the traceback of the rank
     that failed first.
     """
-    _send_failure(result, supervisor, shown=False)
+    is_told = _send_failure(result, supervisor, shown=False)
     sys.excepthook = _without_torch(sys.excepthook)
     if isinstance(result.error, Stopped):
         return
     has_hook = sys.excepthook is not sys.__excepthook__
-    if has_hook or isinstance(result.error, SystemExit):
+    # If the script has closed the pipe, nobody else can print its error.
+    if has_hook or isinstance(result.error, SystemExit) or not is_told:
         user_script.print_result(result)
 
 
-def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool) -> None:
+def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool) -> bool:
+    """Tell the supervisor of this rank's failure; return whether that was possible."""
     assert result.error is not None
     said = _script_error(result.error, result)
-    sent = supervisor.send(
+    return supervisor.send(
         ScriptHasFailed(
             cause=said.cause,
             exit_code=result.code,
@@ -268,8 +287,6 @@ def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, s
             shown=shown,
         )
     )
-    if not sent and not shown:  # the script has closed the pipe, so nobody else can print it
-        user_script.print_result(result)
 
 
 def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from srunddp.errors import SrunddpError
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.util.console import write_stderr
+from srunddp.util.descriptors import fill_standard
 from srunddp.util.kernel_file import memory_file
 
 
@@ -90,8 +91,10 @@ def main(state: int, inherited: list[int]) -> NoReturn:
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)
     try:
+        # Before anything else is opened, which would get such a number.
+        filled = fill_standard()
         context = unpack(state)
-        context.output.fill_standard()
+        context.output.filled = filled
         sys.exit(run_worker(context))
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")

@@ -110,10 +110,11 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
 def of_exit(end: SystemExit, code: int) -> ScriptError:
     """Describe a ``sys.exit`` that has ended the script.
 
-    If the script calls ``sys.exit`` while it handles another error, that error is the cause and
-    gives the weight: Hydra, Fire and click print an error and call ``sys.exit``, and so do the
-    handlers of many scripts. Its traceback is left out where the exit code says that the command
-    line was wrong, as that of argparse and click.
+    If the script calls ``sys.exit`` while it handles another error, or from one, that error is the
+    cause and gives the weight: Hydra, Fire and click print an error and call ``sys.exit``, and so
+    do the handlers of many scripts. Its traceback is left out where the exit code says that the
+    command line was wrong, as that of argparse and click. With ``from None`` the script has hidden
+    the error, which then gives the weight alone.
 
     Args:
         end: The exception that ``sys.exit`` has raised.
@@ -124,16 +125,30 @@ def of_exit(end: SystemExit, code: int) -> ScriptError:
     else:
         said = ""
     exit_call = f"sys.exit({1 if said else code}){said}"
-    handled = end.__context__
-    if handled is None or end.__suppress_context__:
+    handled = _reason(end)
+    if handled is not None and _is_exit_of_click(handled):
+        handled = _reason(handled)
+    if handled is None:
         return ScriptError(exit_call, "", FailureKind.PRIMARY)
     error = of_exception(handled, handled.__traceback__)
+    if end.__suppress_context__ and end.__cause__ is None:
+        return ScriptError(exit_call, "", error.weight)
     return ScriptError(
         cause=f"{error.cause}; then {exit_call}",
         traceback="" if code == _WRONG_COMMAND_LINE else error.traceback,
         weight=error.weight,
         category=error.category,
     )
+
+
+def _reason(error: BaseException) -> BaseException | None:
+    return error.__cause__ or error.__context__
+
+
+def _is_exit_of_click(error: BaseException) -> bool:
+    """Whether an error is click's own way to ``sys.exit``, such as ``ctx.exit(3)`` of a command."""
+    kind = type(error)
+    return kind.__module__.startswith("click") and kind.__name__ in ("Exit", "Abort")
 
 
 def of_killed_supervisor(rank: int, node: str) -> Failure:
@@ -171,11 +186,13 @@ def shortened(text: str) -> str:
 # NCCL's, and those of a store in a file (``init_method="file://..."``).
 #   [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]
 #   [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms
+#   Rank 1 successfully reached monitoredBarrier, but received errors while waiting for ...
 #   NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited
 #   Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] ...
 #   Wait timeout
 _MARK = re.compile(
     r"\[[^]]*\bgloo/[^]]*\.(?:cc|h|hpp):\d+\]|\[Rank \d+\]|NCCL error in: "
+    r"|Rank \d+ (?:successfully reached|timed out in) monitoredBarrier"
     r"|Gloo connectFullMesh failed with |Wait timeout$"
 )
 _RAISES = ("RAISE_VARARGS", "RERAISE")
@@ -189,7 +206,7 @@ def _weight(error: BaseException) -> FailureKind:
     following: BaseException | None = error
     while following is not None and id(following) not in weights:
         weights[id(following)] = _own_weight(following)
-        following = following.__cause__ or following.__context__
+        following = _reason(following)
     return max(weights.values())
 
 

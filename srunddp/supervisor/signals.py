@@ -5,11 +5,12 @@ sender, and what happens when a parent ends.
 import contextlib
 import ctypes
 import os
+import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.util.kernel_file import ancestors, environ_of
+from srunddp.util.kernel_file import ancestors, environ_of, text_of
 
 # The signals that ask for an end of the run.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
@@ -206,6 +207,13 @@ def pidfd_open(pid: int) -> int:
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
     return _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
+
+
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler of its own for a signal; False if it is gone."""
+    status = text_of(Path(f"/proc/{pid}/status"))
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def signal_main_thread(pid: int, number: int) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
-from srunddp.supervisor.signals import signal_main_thread
+from srunddp.supervisor.signals import handles, signal_main_thread
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.kernel_file import memory_file
 
@@ -41,7 +41,8 @@ class StackDump:
         signal.signal(ASK, signal.SIG_IGN)
 
     def arm(self) -> None:
-        """Write the stacks here at a crash, and when the signal comes. Called in the worker.
+        """Write the stacks of all threads here at a crash, and that of the main thread when the
+        signal comes. Called in the worker.
 
         If the user has switched faulthandler on (PYTHONFAULTHANDLER), the stacks of a crash still
         go to standard error. In processes that the worker forks, the signal has its default effect.
@@ -70,8 +71,10 @@ class StackDump:
             worker: The worker's process id.
         """
         self._unread()
-        with contextlib.suppress(ProcessLookupError):
-            signal_main_thread(worker, ASK)
+        # A program that the script has executed in its process has no handler, and would be killed.
+        if handles(worker, ASK):
+            with contextlib.suppress(ProcessLookupError):
+                signal_main_thread(worker, ASK)
         # faulthandler writes a line in several pieces. Wait until the text ends with a complete
         # line and nothing more comes.
         dumped = b""

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+import click
 import pytest
 
 from srunddp.supervisor.failure import (
@@ -48,6 +49,10 @@ ECHOES = [
         " [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
     ),
     RuntimeError("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms"),
+    RuntimeError(
+        "Rank 1 successfully reached monitoredBarrier, but received errors while waiting for"
+        " send/recv from rank 0. Please check rank 0 logs for faulty rank."
+    ),
     DistError("no words that are known"),
     DistBackendError("no words that are known"),
 ]
@@ -141,10 +146,47 @@ def test_an_exit_in_the_handler_of_an_error_has_that_error_as_its_cause() -> Non
     )
 
 
+def ended_by(script: str) -> ScriptError:
+    """How a script's ``sys.exit`` is described."""
+    with pytest.raises(SystemExit) as caught:
+        exec(script, {"DistError": DistError, "click": click})
+    end = caught.value
+    assert isinstance(end.code, int)
+    return of_exit(end, end.code)
+
+
 def test_an_exit_from_none_says_nothing_of_the_error_that_was_handled() -> None:
-    end = exit_in_handler(KeyError("x"), 3)
-    end.__suppress_context__ = True
-    assert of_exit(end, 3).cause == "sys.exit(3)"
+    """But of a lost peer's error it stays an echo."""
+    script = "try: raise {}('x')\nexcept Exception: raise SystemExit(3) from None"
+    assert ended_by(script.format("KeyError")) == ScriptError(
+        "sys.exit(3)", "", FailureKind.PRIMARY
+    )
+    assert ended_by(script.format("DistError")).weight is FailureKind.SECONDARY
+
+
+def test_an_exit_from_an_error_has_that_error_as_its_cause() -> None:
+    said = ended_by("try: raise DistError('x')\nexcept Exception as e: raise SystemExit(3) from e")
+    assert said.cause.endswith("DistError: x; then sys.exit(3)")
+    assert said.weight is FailureKind.SECONDARY
+
+
+CLICK = """
+@click.command()
+@click.pass_context
+def main(context):
+    {}
+main([])
+"""
+
+
+def test_click_s_own_way_to_exit_is_no_cause() -> None:
+    assert ended_by(CLICK.format("context.exit(3)")) == ScriptError(
+        "sys.exit(3)", "", FailureKind.PRIMARY
+    )
+    leaves = click.exceptions.Exit(3)
+    leaves.__context__ = ValueError("no data")
+    said = of_exit(exit_in_handler(leaves, 3), 3)
+    assert said.cause == "ValueError: no data; then sys.exit(3)"
 
 
 class PluginMissingError(ImportError):

@@ -119,6 +119,8 @@ def deep():
 def load_batch(): deep()
 if sys.argv[2] == "blocked":
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+if sys.argv[2] == "executed":
+    os.execvp("sleep", ["sleep", "60"])
 if sys.argv[2] == "hold":
     import ctypes
     ctypes.PyDLL(None).sleep(60)
@@ -195,6 +197,15 @@ def test_what_a_crash_leaves_is_there_when_the_process_has_gone() -> None:
     assert text.startswith("Fatal Python error: Segmentation fault")
     assert "in string_at" in text
     assert dump.read() == "", "it is told once"
+
+
+def test_another_program_in_the_worker_s_process_survives_the_question() -> None:
+    dump = StackDump()
+    with armed(dump, "executed") as process:
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+        assert dump.request(process.pid) == ""
+        assert process.poll() is None
+        process.kill()
 
 
 def test_no_other_thread_answers_for_one_that_blocks_signals() -> None:

@@ -185,17 +185,19 @@ def finalize_on_exec() -> None:
     with other variables.
 
     mpirun takes a process that has called MPI_Init and ends without MPI_Finalize for a failed one,
-    and the script does not know that srunddp has called MPI_Init.
+    and the script does not know that srunddp has called MPI_Init. MPI_Finalize waits for all ranks,
+    so all have to do the same.
     """
     process = os.getpid()
 
     def finalizing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         @functools.wraps(execute)
-        def finalize_and_execute(*arguments: Any, **named: Any) -> NoReturn:
+        def finalize_and_execute(path: Any, *arguments: Any, **named: Any) -> NoReturn:
             # A process that the script has forked shares the memory, but is no process of MPI's.
-            if os.getpid() == process:
+            # And os.execvp tries one folder of PATH after the other.
+            if os.getpid() == process and (isinstance(path, int) or os.access(path, os.X_OK)):
                 finalize()
-            execute(*arguments, **named)
+            execute(path, *arguments, **named)
 
         return finalize_and_execute
 

@@ -120,13 +120,18 @@ class OutputRedirect:
 
     The order of calls is: :meth:`open` before the fork; after it :meth:`in_worker` in the worker
     and :meth:`start` in the supervisor; :meth:`finish` when the worker has ended.
+
+    Attributes:
+        target: Where the output goes.
+        limits: How long its end may take.
+        filled: Those of the descriptors 0, 1 and 2 that were closed when srunddp started. They are
+            ``/dev/null`` until the script begins.
     """
 
     target: OutputTarget
     limits: Limits = DEFAULT_LIMITS
+    filled: list[int] = field(default_factory=list)
     _file: int | None = None
-    # Those of 0, 1 and 2 that were closed when srunddp started, and are /dev/null until the script.
-    _filled: list[int] = field(default_factory=list)
     # The reading and the writing end of the pipes of STDOUT and STDERR.
     _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)
     _relay: OutputRelay | None = None
@@ -148,7 +153,7 @@ class OutputRedirect:
             ConfigError: The file cannot be written.
         """
         output = cls(target, limits)
-        output.fill_standard()
+        output.filled = fill_standard()
         if target.file:
             output._file = open_to_append(target.file, "--log-dir")
         if target.terminal and (target.file or target.prefix):
@@ -163,19 +168,15 @@ class OutputRedirect:
             target = self._pipes[number][1] if self._pipes else self._file
             if target is not None:
                 os.dup2(target, number)
-                if number in self._filled:
-                    self._filled.remove(number)
+                if number in self.filled:
+                    self.filled.remove(number)
         self._close(self.descriptors)
 
-    def fill_standard(self) -> None:
-        """Open ``/dev/null`` for each closed descriptor among 0, 1 and 2."""
-        self._filled = fill_standard()
-
     def leave_to_script(self) -> None:
-        """Close what :meth:`fill_standard` has opened, as the script would find it closed under
-        Python. To be called in the worker, right before the script.
+        """Close what was filled, as the script would find it closed under Python. To be called in
+        the worker, right before the script.
         """
-        close_all(self._filled)
+        close_all(self.filled)
 
     def start(self) -> None:
         """Start the thread that passes the output on, if one is needed.
