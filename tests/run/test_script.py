@@ -112,6 +112,16 @@ def test_what_an_unbuffered_script_printed_last_is_not_lost(tmp_path: Path) -> N
     assert srunddp("train.py", folder=tmp_path, PYTHONUNBUFFERED="1").stdout == "almost"
 
 
+def test_a_line_that_c_code_has_printed_is_there_when_the_script_is_killed(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path / "train.py",
+        "import ctypes, os; ctypes.CDLL(None).puts(b'by C'); os.kill(os.getpid(), 9)",
+    )
+    assert srunddp("train.py", folder=tmp_path).stdout == "by C\n"
+
+
 def test_a_script_may_start_srunddp_itself(tmp_path: Path) -> None:
     write(tmp_path / "inner.py", "print('inner')")
     command = [str(ROOT / "bin" / "srunddp"), "--quiet"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from srunddp.run.script import Script
 from srunddp.run.torch_import import modules_before
+from srunddp.util.kernel_file import children_of
+from tests.support.starting import ended, slurm, started, until, write
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,26 @@ def test_a_module_beside_the_script_is_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "tkinter.py").touch()
     assert modules_before(Script(str(tmp_path / "script.py"))) is None
     assert modules_before(Script(str(tmp_path / "none.py"))) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["import torch\n", "import time\ntime.sleep(0)\nimport torch\n"])
+def test_a_rank_imports_torch_while_it_waits_if_its_script_does_so_first(
+    tmp_path: Path, first: str
+) -> None:
+    """And only then: a script may choose its torch, or use none."""
+    write(tmp_path / "train.py", f"{first}print(torch.tensor([1, 2]).sum().item())\n")
+    command = ("--quiet", "train.py")
+    with started(*command, folder=tmp_path, **slurm(0)) as early:
+        (worker,) = until(lambda: children_of(early.pid))
+        if first.startswith("import torch"):
+            until(lambda: has_torch(worker))
+        else:
+            time.sleep(2.0)
+            assert not has_torch(worker)
+        with started(*command, folder=tmp_path, **slurm(1)) as late:
+            assert [ended(rank) for rank in (early, late)] == [(0, "3\n", "")] * 2
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()

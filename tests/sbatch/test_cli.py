@@ -319,6 +319,14 @@ def test_an_option_after_the_script_is_noted(called: Callable[..., Result]) -> N
     assert "after SCRIPT" not in called("train.py", "--lr=1").stderr
 
 
+def test_a_script_that_is_not_seen_is_noted_with_the_hint(tmp_path: Path) -> None:
+    """The nodes may see it, so a job script is written all the same."""
+    done = srunddp("sbatch", "--nodes=2", "there/train.py", folder=tmp_path)
+    assert (done.returncode, "there/train.py" in done.stdout) == (0, True)
+    (line,) = [line for line in done.stderr.splitlines() if "there/train.py" in line]
+    assert tells(line, "srunddp: note: ", " -> ", "--force")
+
+
 def test_submit_takes_an_unseen_script_if_that_is_meant(
     called: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
