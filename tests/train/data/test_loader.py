@@ -5,6 +5,7 @@ over all ranks.
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -111,6 +112,27 @@ def test_augmentation_does_not_depend_on_workers_or_a_resume(collate: Any) -> No
     assert rows(two, 3) == whole
     assert rows(two, 3, start=8) == whole[2:], "the same workers, which have read an epoch already"
     assert rows(one, 4) != whole
+
+
+class Readers(Dataset[Any]):
+    """Samples that say which process has read them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(os.getpid())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_stay_for_the_next_epoch_where_asked(workers: int, persistent: bool) -> None:
+    loader = loader_of(Readers(), num_workers=workers, persistent_workers=persistent)
+    first, second = (
+        {pid for read_by, _ in rows(loader, epoch) for pid in read_by} for epoch in (0, 1)
+    )
+    assert len(first) == len(second) == workers
+    assert (first == second) == persistent
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
