@@ -319,6 +319,12 @@ def test_an_option_after_the_script_is_noted(called: Callable[..., Result]) -> N
     assert "after SCRIPT" not in called("train.py", "--lr=1").stderr
 
 
+def test_a_job_that_is_not_to_start_again_says_so(called: Callable[..., Result]) -> None:
+    """As a site may have JobRequeue=1."""
+    assert "#SBATCH --no-requeue\n" in called("--no-requeue", "train.py").stdout
+    assert "requeue" not in "".join(directives(called("train.py")))
+
+
 def test_a_script_that_is_not_seen_is_noted_with_the_hint(tmp_path: Path) -> None:
     """The nodes may see it, so a job script is written all the same."""
     done = srunddp("sbatch", "--nodes=2", "there/train.py", folder=tmp_path)

@@ -783,6 +783,19 @@ def test_a_failure_told_at_any_length_reaches_rank_zero(letter: str) -> None:
     assert (len(text) > 400, code) == (True, 7)
 
 
+@pytest.mark.parametrize(("shares", "address"), [(True, "127.0.0.5"), (False, "127.0.0.1")])
+def test_a_rank_connects_from_the_address_of_its_interface_within_a_subnet(
+    monkeypatch: pytest.MonkeyPatch, shares: bool, address: str
+) -> None:
+    """A node may have several addresses in a subnet. Into another one the kernel's routes lead."""
+    monkeypatch.setattr(client, "shares_subnet", lambda *_: shares)
+    with rank_zero(2) as server:
+        connection, _ = join([server.address], hello(1, address="127.0.0.5"), soon())
+        with connection:
+            assert connection.getsockname()[0] == address
+            server.meeting()
+
+
 # Crowds.
 
 
