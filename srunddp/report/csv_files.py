@@ -152,7 +152,7 @@ def marks(path: Path, rank: int) -> list[Mark]:
 def json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file such as ``run.json``; empty if the file is missing or damaged."""
     with suppress(OSError):
-        return parse(shared_file.text_of(path))
+        return parse(shared_file.read_plain_text(path))
     return {}
 
 

@@ -149,7 +149,9 @@ def _wait_for_threads(page: telemetry.TelemetryPage) -> None:
     """
     page.pause()
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # private, as is atexit's below
+        # Private, but what Python itself calls; join() would wait for ever for idle thread pools,
+        # which only this function tells to end.
+        threading._shutdown()  # type: ignore[attr-defined]
     except BaseException as error:
         if sys.stderr is None:
             return

@@ -128,9 +128,10 @@ def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
     # Counted before anything is expanded: a short list may name more than fit in memory.
     if math.prod(sum(map(len, bracket)) for bracket in brackets) > LONGEST_LIST:
         raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
-    texts = [[text] for text in pieces[::2]]
-    numbers = [[number for each in bracket for number in each] for bracket in brackets]
-    choices = [choice for pair in zip(texts, [*numbers, [""]], strict=True) for choice in pair]
+    choices = [[pieces[0]]]
+    for bracket, text_after in zip(brackets, pieces[2::2], strict=True):
+        choices.append([number for each in bracket for number in each])
+        choices.append([text_after])
     # The last bracket varies fastest, as in Slurm.
     yield from map("".join, itertools.product(*choices))
 

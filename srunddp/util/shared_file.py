@@ -46,7 +46,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
                 pass
 
 
-def text_of(path: Path) -> str:
+def read_plain_text(path: Path) -> str:
     """Return the text of a plain file, of a larger one the first 64 MiB.
 
     Raises:

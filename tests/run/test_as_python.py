@@ -247,31 +247,27 @@ rest()
     assert ended.codes == [1, 1]
 
 
-@pytest.mark.parametrize("limit", [12, 16, 20, 31])
-def test_a_limit_of_few_open_files_is_one_message(tmp_path: Path, limit: int) -> None:
-    write(tmp_path / "train.py", "print('runs')")
-    command = f"ulimit -n {limit}; exec {' '.join(SRUNDDP)} --quiet train.py"
-    done = subprocess.run(
+def with_open_files(limit: int, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with this limit of open files."""
+    write(folder / "train.py", "print('runs')")
+    command = f"ulimit -n {limit}; exec {' '.join([*SRUNDDP, '--quiet', *options])} train.py"
+    return subprocess.run(
         ["bash", "-c", command],
-        cwd=tmp_path,
+        cwd=folder,
         env=bare(),
         capture_output=True,
         text=True,
         timeout=LONG,
     )
+
+
+@pytest.mark.parametrize("limit", [12, 16, 20, 31])
+def test_a_limit_of_few_open_files_is_one_message(tmp_path: Path, limit: int) -> None:
+    done = with_open_files(limit, tmp_path)
     one_message(done)
     assert f"a limit of {limit} open files" in done.stderr
 
 
 def test_a_script_runs_with_the_fewest_open_files_that_are_accepted(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", "print('runs')")
-    command = f"ulimit -n 32; exec {' '.join(SRUNDDP)} --quiet --restarts 1 train.py"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=tmp_path,
-        env=bare(),
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-    )
+    done = with_open_files(32, tmp_path, "--restarts", "1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "runs\n", "")

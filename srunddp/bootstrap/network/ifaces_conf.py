@@ -144,7 +144,7 @@ def _check_owner(path: Path) -> None:
 
 
 def _may_group_write(status: os.stat_result, group: int) -> bool:
-    """Whether a file or folder belongs to a group that may write to it.
+    """Whether a file or folder belongs to this group, and the group may write to it.
 
     Whoever may write to the code of srunddp needs no ifaces.conf to reach the ranks. That is usual
     in a project's folder, and with umask 002 where each user has a group of their own.

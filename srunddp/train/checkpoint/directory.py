@@ -23,7 +23,7 @@ from srunddp.train.checkpoint.file import (
     write_checkpoint,
 )
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.shared_file import NotPlainError, text_of
+from srunddp.util.shared_file import NotPlainError, read_plain_text
 
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})\.pt")
 _BEST = "best.pt"
@@ -264,7 +264,7 @@ class CheckpointDirectory:
     def _latest(self) -> int:
         # There is no such file where the user has deleted it, or made the folder again.
         with suppress(FileNotFoundError, NotPlainError, ValueError):
-            return int(text_of(self.folder / _GENERATION))
+            return int(read_plain_text(self.folder / _GENERATION))
         return 0
 
     def _check_generation(self) -> None:
