@@ -9,16 +9,13 @@ count as lost, because its kernel goes on answering.
 
 import contextlib
 import errno
-import fcntl
 import socket
-import struct
 
 from srunddp.supervisor.limits import LOST_AFTER
 from srunddp.supervisor.messages import RankMessage
 from srunddp.util.json_lines import LineBuffer
 from srunddp.util.tcp import limit_silence
 
-_UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes in the queue that have not been sent yet
 _LONGEST = 1 << 20
 _NO_ANSWER = (
     errno.ETIMEDOUT,
@@ -75,18 +72,6 @@ class SupervisorConnection:
         """Close the sending side. Messages can still be read."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-
-    @property
-    def sent(self) -> bool:
-        """Whether the kernel has sent everything, or the connection has ended.
-
-        If the network is down for some seconds, the data waits in the kernel, and it would be lost
-        if this process ended meanwhile.
-        """
-        with contextlib.suppress(OSError):
-            waiting = struct.unpack("=i", fcntl.ioctl(self._socket, _UNSENT, bytes(4)))[0]
-            return not (self.open and (waiting or self._unsent))
-        return True
 
     def read(self) -> list[RankMessage]:
         """Return the messages that have arrived, without lines that are no messages.

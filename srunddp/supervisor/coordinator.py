@@ -34,7 +34,6 @@ from srunddp.supervisor.messages import (
     ScriptIsOver,
     Stacks,
     StacksWanted,
-    StayUntilClosed,
     UsesMpi,
     Verdict,
     WorkerHasEnded,
@@ -85,14 +84,6 @@ class Coordinator(FailureMonitor):
         self._self_reported = set[int]()
         # The ranks whose worker has ended since the decision, or whose connection has ended.
         self._ended = set[int]()
-
-        # srun ends the step when a task ends on a node that ran out of memory. So after a restart
-        # for lack of memory every supervisor stays until the workers of all ranks have ended.
-        restarts = context.restarts
-        self._stays_together = restarts is not None and restarts.history.out_of_memory
-        if self._stays_together:
-            for connection in connections.values():
-                connection.send(StayUntilClosed())
 
     # What rank 0's supervisor asks.
 
@@ -283,9 +274,12 @@ class Coordinator(FailureMonitor):
         """Notice what follows from time and from the state of all ranks, without a message."""
         while self._waiting and self._table.scripts_are_over:
             self._connections[self._waiting.pop()].send(AllScriptsAreOver())
+        # All supervisors leave together, when the workers of all ranks have ended. If a task ended
+        # before, srun would end the others if it was started with --wait, if the site has set
+        # WaitTime, or if the task's node ran out of memory.
         # Only after the message above, for which the tasks of spare nodes wait: nothing can be sent
         # over a connection once this side has ended it.
-        if self._stays_together and self._table.workers_have_ended:
+        if self._table.workers_have_ended:
             self._end_connections()
         if self._is_cut_off():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
@@ -301,10 +295,12 @@ class Coordinator(FailureMonitor):
         if not self._replacement or not self._replacement.can_move:
             self._liveness.ping(self._table.ranks_in(RankState.WORKING))
         for rank in sorted(self._liveness.silent_supervisors(now)):
-            if self._table[rank] is not RankState.FAILED:
+            # Nothing is needed any more of a rank that has left.
+            if self._table[rank] not in (RankState.FAILED, RankState.LEFT):
                 node = self._context.nodes[rank]
                 self.fail(Failure(rank, node, self._context.starved, LOST), now)
-        node_down = self._liveness.node_that_is_down(now, self._table.ranks)
+        still_needed = self._table.ranks - set(self._table.ranks_in(RankState.LEFT))
+        node_down = self._liveness.node_that_is_down(now, still_needed)
         if node_down is not None:
             self._lose_node(node_down, "Slurm says that the node is down", now)
 

@@ -96,9 +96,6 @@ class Limits:
     the way can be sent again in this time: TCP first repeats it within a second.
     """
 
-    looks_whether_sent: float = 0.1
-    """How often a rank whose worker has ended looks whether its last message has been sent."""
-
     output_within: float = 0.5
     """How long a supervisor waits for the terminal to take the rest of a rank's output. A reader
     that has stopped must not hold up the end of the run.

@@ -175,16 +175,6 @@ class AllScriptsAreOver(RankMessage, kind="all_scripts_are_over"):
 
 
 @dataclass(frozen=True)
-class StayUntilClosed(RankMessage, kind="stay_until_closed"):
-    """The supervisor stays until rank 0 ends this connection, which it does when the workers of all
-    ranks have ended.
-
-    Rank 0 sends this after a restart for lack of memory. Without it srun would end the step as soon
-    as a task ends on the node that ran out of memory.
-    """
-
-
-@dataclass(frozen=True)
 class Verdict(RankMessage, kind="verdict"):
     """The run, or this start of it, is over, and all ranks end now.
 
@@ -217,7 +207,7 @@ FROM_A_RANK = (
     EndedAfterVerdict,
     Stacks,
 )
-FROM_RANK_ZERO = (Pong, StacksWanted, AllScriptsAreOver, StayUntilClosed, Verdict)
+FROM_RANK_ZERO = (Pong, StacksWanted, AllScriptsAreOver, Verdict)
 
 
 def _check_exit_code(code: int) -> None:

@@ -20,7 +20,6 @@ from srunddp.supervisor.messages import (
     ScriptIsOver,
     Stacks,
     StacksWanted,
-    StayUntilClosed,
     UsesMpi,
     Verdict,
     WorkerHasEnded,
@@ -65,8 +64,6 @@ class Participant(FailureMonitor):
             self._lease = context.spare_nodes.lease()
         # Whether the worker stays until the scripts of all ranks are over.
         self._waits = False
-        # Whether the supervisor stays until rank 0 closes, even if the worker has ended with 0.
-        self._stays = False
         self._rank_zero_end: RankZeroEnd | None = None
         # False once this rank goes on without rank 0.
         self._hears = True
@@ -81,12 +78,11 @@ class Participant(FailureMonitor):
 
     @property
     def finished(self) -> bool:
-        # After a failure, leave only when rank 0 has closed: at the first rank that ends with an
-        # error a launcher may kill all.
-        stays = self._stays or self.root_cause is not None
-        if stays:
-            return not self._connection.open and self._context.clock() >= self._stays_until
-        return self._left and self._connection.sent
+        # Leave only when rank 0 has closed: when one task ends, and at once if it ends with an
+        # error, a launcher may kill all others.
+        if not self._left and self.root_cause is None:
+            return False
+        return not self._connection.open and self._context.clock() >= self._stays_until
 
     def connections(self) -> Iterable[SupervisorConnection]:
         return (self._connection,)
@@ -116,8 +112,6 @@ class Participant(FailureMonitor):
                 self._connection.send(Stacks(self._context.stacks()))
             case AllScriptsAreOver():
                 self._waits = False
-            case StayUntilClosed():
-                self._stays = True
 
     def fail(self, failure: Failure, now: float) -> None:
         self._failure = self._failure or failure
@@ -172,8 +166,6 @@ class Participant(FailureMonitor):
         due = self._pinged + self._context.ping_every - now
         if (stays := self._stays_until - self._context.clock()) > 0.0:
             due = min(due, stays)
-        if self._left:
-            return self._limits.looks_whether_sent
         return min(due, max(0.0, self._lease_ends(now) - self._context.clock()))
 
     def _ping(self) -> Ping:

@@ -35,7 +35,7 @@ TRANSITIONS: Mapping[tuple[RankState, RankEvent], RankState] = {
     (RankState.WORKING, RankEvent.HAS_FAILED): RankState.FAILED,
     # The worker fails in an exit handler, or its process does not end.
     (RankState.DONE, RankEvent.HAS_FAILED): RankState.FAILED,
-    # The supervisor is stopped before it has closed its connection, or its launcher ends.
+    # Its launcher ends while its supervisor stays for the others.
     (RankState.LEFT, RankEvent.HAS_FAILED): RankState.FAILED,
     # A task of a spare node runs no script, and leaves when the scripts of all ranks are over.
     (RankState.SPARE, RankEvent.WORKER_HAS_ENDED): RankState.LEFT,

@@ -184,6 +184,29 @@ def test_a_supervisor_killed_during_the_rendezvous_ends_all(site: Site) -> None:
     assert "rank 3 on node02" in result.errors, result.describe()
 
 
+SAVES_LAST = """
+import os, pathlib, sys, time
+if os.environ["RANK"] == "0":
+    time.sleep(9)
+    pathlib.Path(sys.argv[1]).write_text("the last model")
+"""
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_srun_kills_no_rank_that_saves_when_the_others_are_done(
+    runner: SlurmJobRunner, how: str
+) -> None:
+    """Job scripts with --wait are common, and a site may set WaitTime."""
+    script = runner.cluster.shared / "saves_last.py"
+    script.write_text(SAVES_LAST)
+    saved = runner.cluster.shared / f"saved.{how}"
+    options = ["--wait=3"] if how == "option" else []
+    variables = {} if options else {"SLURM_WAIT": "3"}
+    words = ("-N2", "-n2", "--kill-on-bad-exit=1", *options, SRUNDDP, "--quiet", str(script))
+    done = runner.srun(*words, str(saved), env=variables)
+    assert (done.code, saved.is_file()) == (0, True), done.errors
+
+
 def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(
     site: Site, runner: SlurmJobRunner
 ) -> None:

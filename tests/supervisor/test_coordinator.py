@@ -25,7 +25,6 @@ from srunddp.supervisor.messages import (
     ScriptIsOver,
     Stacks,
     StacksWanted,
-    StayUntilClosed,
     Verdict,
     WorkerHasEnded,
 )
@@ -164,14 +163,9 @@ def test_a_lost_connection_is_a_lost_node(
     assert (found.node, found.ending, found.exit_code) == (node, Ending.LOST, 69)
 
 
-@pytest.mark.parametrize("memory", [False, True], ids=["other", "memory"])
-def test_after_one_is_out_of_memory_all_leave_together(memory: bool) -> None:
-    """Else srun ends those that are still there."""
-    policy = RestartPolicy(3, Starts(1, out_of_memory=memory), lambda: "where", lambda: True)
-    it = Scene(restarts=policy)
-    assert [it.messages_to(rank, StayUntilClosed) for rank in (1, 2)] == [
-        [StayUntilClosed()] if memory else []
-    ] * 2
+def test_all_leave_together() -> None:
+    """Else srun may end those that are still there, as with --wait."""
+    it = Scene()
     for rank in (1, 2):
         it.say(rank, ScriptIsOver())
         it.say(rank, WorkerHasEnded())
@@ -180,7 +174,7 @@ def test_after_one_is_out_of_memory_all_leave_together(memory: bool) -> None:
     assert not it.connections[1].ended
     it.monitor.left()
     it.monitor.tick(2.0)
-    assert [it.connections[rank].ended for rank in (1, 2)] == [memory] * 2
+    assert [it.connections[rank].ended for rank in (1, 2)] == [True] * 2
     assert not it.monitor.finished
     it.close(1)
     it.close(2)
@@ -189,7 +183,7 @@ def test_after_one_is_out_of_memory_all_leave_together(memory: bool) -> None:
 
 def test_spare_nodes_hear_of_a_good_end_before_all_leave_together() -> None:
     """Also where the last rank says in one breath that its script is over and its worker gone."""
-    it = spared(last=Starts(1, out_of_memory=True))
+    it = spared()
     for number in (3, 4):
         it.say(number, ScriptIsOver(waits=True))
     it.monitor.done()

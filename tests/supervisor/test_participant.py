@@ -18,7 +18,6 @@ from srunddp.supervisor.messages import (
     ScriptIsOver,
     Stacks,
     StacksWanted,
-    StayUntilClosed,
     Verdict,
     WorkerHasEnded,
 )
@@ -59,7 +58,6 @@ def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     it.monitor.done()
     assert it.monitor.released
     it.monitor.left()
-    assert it.monitor.finished
     messages = [
         Ping(5),
         Stacks("a stack"),
@@ -74,9 +72,8 @@ def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     assert it.monitor.root_cause is None
 
 
-def test_told_to_stay_it_leaves_when_rank_zero_closes() -> None:
+def test_it_leaves_when_rank_zero_closes() -> None:
     it = Scene(1)
-    it.say(0, StayUntilClosed())
     it.monitor.done()
     assert it.monitor.released
     it.monitor.left()
