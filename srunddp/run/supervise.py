@@ -239,7 +239,13 @@ class Agent(RankAgent):
             lost_after=command.lost_after,
             restarts=self._policy,
             asked=self._recorder.ending_signal,
-            deputies=Deputies(meeting.deputies, environment.rank, meeting.master_addr, self.limits),
+            deputies=Deputies(
+                meeting.deputies,
+                environment.rank,
+                meeting.master_addr,
+                self.limits,
+                self.context.setup.deputy,
+            ),
             spare_nodes=spare_nodes,
             limits=self.limits,
         )

@@ -84,6 +84,10 @@ class Coordinator(FailureMonitor):
         self._self_reported = set[int]()
         # The ranks whose worker has ended since the decision, or whose connection has ended.
         self._ended = set[int]()
+        # Until when rank 0 waits for the other supervisors after a good end; and whether it waits
+        # no longer, as one of them may be stopped.
+        self._leave_by: float | None = None
+        self._leaves_alone = False
 
     # What rank 0's supervisor asks.
 
@@ -94,6 +98,8 @@ class Coordinator(FailureMonitor):
 
     @property
     def finished(self) -> bool:
+        if self._leaves_alone:
+            return True
         if not self._open:
             # All other ranks have gone. If one of them has failed and the decision is still open,
             # the supervisor calls tick() before it leaves, and tick() decides.
@@ -277,15 +283,23 @@ class Coordinator(FailureMonitor):
         # All supervisors leave together, when the workers of all ranks have ended. If a task ended
         # before, srun would end the others if it was started with --wait, if the site has set
         # WaitTime, or if the task's node ran out of memory.
-        # Only after the message above, for which the tasks of spare nodes wait: nothing can be sent
-        # over a connection once this side has ended it.
-        if self._table.workers_have_ended:
+        # The tasks of spare nodes leave before, as nothing can be sent over a connection once this
+        # side has ended it.
+        if self._leave_by is None and self._is_well_over():
+            self._leave_by = now + self._limits.killed_within
             self._end_connections()
+        # A supervisor that was stopped after its worker's end keeps nobody.
+        self._leaves_alone = self._leave_by is not None and now >= self._leave_by
         if self._is_cut_off():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
             self._lose_node(self._context.node, cause, now)
         elif now >= self._liveness.next_look:
             self._look_for_the_silent(now)
+
+    def _is_well_over(self) -> bool:
+        """Whether the workers of all ranks have ended with 0, and nobody is left to be told."""
+        table = self._table
+        return table.workers_have_ended and not table.spares_wait and not self._decision.failures
 
     def _look_for_the_silent(self, now: float) -> None:
         self._liveness.look(now)
@@ -293,7 +307,7 @@ class Coordinator(FailureMonitor):
             self._stall.note(self._context.rank, self._context.step(), now)
         # If ranks can move, rank 0 answers each ping, and need not send pings of its own.
         if not self._replacement or not self._replacement.can_move:
-            self._liveness.ping(self._table.ranks_in(RankState.WORKING))
+            self._liveness.ping(self._table.ranks_in(RankState.WORKING, RankState.LEFT))
         for rank in sorted(self._liveness.silent_supervisors(now)):
             # Nothing is needed any more of a rank that has left.
             if self._table[rank] not in (RankState.FAILED, RankState.LEFT):
@@ -326,6 +340,8 @@ class Coordinator(FailureMonitor):
     def _next_due(self, now: float) -> float:
         """Return when rank 0 has to act next if nothing happens before."""
         due = [self._liveness.next_look, now + self._cut_off_in()]
+        if self._leave_by is not None:
+            due.append(self._leave_by)
         if self._decision.ends_at is not None:
             due.append(self._decision.ends_at)
         elif self._stall.due is not None:
@@ -457,8 +473,7 @@ class Coordinator(FailureMonitor):
                 )
             )
         if self._replacement:
-            there = [rank for rank in self._open if self._table[rank] is not RankState.LEFT]
-            self._replacement.note_end(left, there)
+            self._replacement.note_end(left, list(self._open))
 
     def _end_connections(self) -> None:
         for connection in self._connections.values():

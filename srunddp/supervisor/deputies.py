@@ -20,12 +20,19 @@ class Deputies:
         rank: The rank of this process.
         master: Rank 0's address.
         limits: How long a deputy's kernel may take to accept.
+        own: The listening socket of this process, if it is a deputy.
     """
 
     listening: Sequence[tuple[int, str, int]] = ()
     rank: int = 0
     master: str = ""
     limits: Limits = DEFAULT_LIMITS
+    own: socket.socket | None = None
+
+    def stop_listening(self) -> None:
+        """Be no deputy any more: the kernel refuses connections from now on."""
+        if self.own:
+            self.own.close()
 
     @property
     def here(self) -> bool:

@@ -101,7 +101,9 @@ class Participant(FailureMonitor):
     def _on_message(self, message: RankMessage) -> None:
         match message:
             case Verdict() if self.root_cause is None:
-                code = 0 if message.node_is_given_up else message.exit_code
+                # A rank whose worker has ended with 0 keeps the 0.
+                keeps_zero = message.node_is_given_up or self._left
+                code = 0 if keeps_zero else message.exit_code
                 self.root_cause = RootCause(message.culprits, "", "", code)
                 self.restart = message.restart_at
                 self.fenced = message.node_is_given_up
@@ -128,6 +130,8 @@ class Participant(FailureMonitor):
     def left(self) -> None:
         super().left()
         self._connection.send(WorkerHasEnded())
+        # This rank does not act for rank 0 any more: the next deputy does.
+        self._context.deputies.stop_listening()
 
     def asked(self, by: str) -> None:
         super().asked(by)
@@ -160,6 +164,8 @@ class Participant(FailureMonitor):
     def tick(self, now: float) -> float:
         self._heard = self._heard or now  # nothing is expected before the first ping
         self._notice_end(now)
+        if self._left and now - self._heard > self._context.silent_after:
+            self._hangs_up()  # nobody is needed here, so this rank need not stay
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now
             self._connection.send(self._ping())

@@ -103,3 +103,8 @@ class RankTable:
     def workers_have_ended(self) -> bool:
         """Whether the workers of all ranks have ended with 0."""
         return len(self._ended) == len(self.ranks)
+
+    @property
+    def spares_wait(self) -> bool:
+        """Whether the worker of some task of a spare node is still there."""
+        return self._counts[RankState.SPARE] > 0

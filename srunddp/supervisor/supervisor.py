@@ -269,8 +269,8 @@ class Supervisor:
     def _ask_monitor(self, monitor: FailureMonitor, now: float) -> None:
         """Turn the answers of the failure monitor into events.
 
-        The supervisor asks at each turn, because the answers depend on other ranks, on time, and on
-        whether the last messages have been sent. An event that is repeated changes nothing. The
+        The supervisor asks at each turn, because the answers depend on other ranks and on time. An
+        event that is repeated changes nothing. The
         verdict is repeated only if it has changed, see :meth:`FailureMonitor.abandon`.
         """
         if monitor.root_cause:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.limits import DEFAULT_LIMITS
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
@@ -193,7 +194,28 @@ def test_spare_nodes_hear_of_a_good_end_before_all_leave_together() -> None:
         it.say(rank, WorkerHasEnded())
     it.monitor.tick(1.0)
     assert it.messages_to(3, AllScriptsAreOver) == [AllScriptsAreOver()]
+    assert not it.connections[3].ended, "it would be taken for the end of rank 0"
+    for number in (3, 4):
+        it.say(number, WorkerHasEnded())
+    it.monitor.tick(2.0)
     assert it.connections[3].ended
+
+
+def test_a_supervisor_that_is_stopped_after_its_worker_s_end_keeps_nobody() -> None:
+    it = Scene()
+    for rank in (1, 2):
+        it.say(rank, ScriptIsOver())
+        it.say(rank, WorkerHasEnded())
+    it.monitor.done()
+    it.monitor.left()
+    it.monitor.tick(1.0)
+    it.close(1)
+    limit = DEFAULT_LIMITS.killed_within
+    assert it.monitor.tick(2.0) <= limit - 1.0
+    assert not it.monitor.finished
+    it.monitor.tick(1.0 + limit)
+    assert it.monitor.finished
+    assert it.monitor.root_cause is None
 
 
 def test_ranks_that_have_left_may_close() -> None:

@@ -83,6 +83,45 @@ def test_it_leaves_when_rank_zero_closes() -> None:
     assert it.monitor.root_cause is None
 
 
+def test_it_keeps_the_0_of_its_worker_where_another_rank_fails_later() -> None:
+    it = Scene(1)
+    it.monitor.done()
+    it.monitor.left()
+    it.say(0, Verdict((2,), 9))
+    assert it.root_cause.exit_code == 0
+    assert not it.monitor.finished
+    it.close(0)
+    assert it.monitor.finished
+
+
+def test_it_does_not_stay_for_a_rank_zero_that_is_silent() -> None:
+    """As one whose supervisor is stopped."""
+    it = Scene(1)
+    it.monitor.tick(5.0)
+    it.monitor.done()
+    it.monitor.left()
+    it.monitor.tick(6.0)
+    assert not it.monitor.finished
+    it.monitor.tick(5.0 + 10_000.0)
+    assert it.monitor.finished
+    assert it.monitor.root_cause is None
+
+
+def test_a_deputy_that_has_left_leaves_the_last_word_to_the_next(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with listening("127.0.0.1", "127.0.0.2") as sockets:
+        first, second = (Scene(rank, deputies=deputies(*sockets, rank=rank)) for rank in (1, 2))
+        first.monitor.done()
+        first.monitor.left()
+        first.close(0)
+        assert first.monitor.finished
+        assert capfd.readouterr().err == ""
+        second.close(0)
+        second.monitor.ended()
+        assert capfd.readouterr().err == KILLED
+
+
 def test_a_worker_with_mpi_stays_until_rank_zero_says_over() -> None:
     it = Scene(1)
     it.monitor.done(waits=True)

@@ -331,11 +331,14 @@ def lingering(folder: Path, script: str, grace: str) -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("rank", "script", "place"), [(1, PYTHON, "flush (train.py:"), (0, C, "no stack")]
+    ("rank", "codes", "script", "place"),
+    [(1, [124, 124, 0], PYTHON, "flush (train.py:"), (0, [124, 0, 0], C, "no stack")],
 )
-def test_it_is_named_and_then_ended(tmp_path: Path, rank: int, script: str, place: str) -> None:
+def test_it_is_named_and_then_ended(
+    tmp_path: Path, rank: int, codes: list[int], script: str, place: str
+) -> None:
     ended = lingering(tmp_path, script.format(rank=rank), "1")
-    assert ended.codes == [124] * 3, ended.text
+    assert ended.codes == codes, ended.text
     assert tells(ended.errors[rank], "script is over", "1 s", place)
     (verdict,) = ended.verdicts
     assert (verdict.ranks, verdict.code) == ((rank,), 124)

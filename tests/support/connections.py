@@ -59,7 +59,8 @@ def deputies(
 ) -> Deputies:
     """Those that listen there: rank 1 on the first, and so on."""
     listening = [(number, *each.getsockname()) for number, each in enumerate(sockets, 1)]
-    return Deputies(listening, rank, master, limits)
+    own = sockets[rank - 1] if 0 < rank <= len(sockets) else None
+    return Deputies(listening, rank, master, limits, own)
 
 
 class FakeConnection(SupervisorConnection):
@@ -68,10 +69,7 @@ class FakeConnection(SupervisorConnection):
     Attributes:
         messages: all that was sent over it, as the other end would read it.
         ended: whether no more is sent.
-        sent: what a test says of it.
     """
-
-    sent = True
 
     def __init__(self) -> None:
         self.open = True
