@@ -14,7 +14,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from srunddp.supervisor.connection import SupervisorConnection
-from srunddp.supervisor.decision import Decision, DecisionEvent, Facts, RankZeroAction
+from srunddp.supervisor.decision import (
+    Decision,
+    DecisionEvent,
+    DecisionState,
+    Facts,
+    RankZeroAction,
+)
 from srunddp.supervisor.failure import (
     Failure,
     FailureKind,
@@ -73,6 +79,8 @@ class Coordinator(FailureMonitor):
         self._liveness = Liveness(context, connections)
         self._decision = Decision(context.limits)
         self._stall = StallDetector(context.stall_timeout)
+        # The ranks that owed a ping at the first failure, and still do.
+        self._silent = set[int]()
         # The stacks asked for last, in ASKING_STALLED or ASKING_OTHERS.
         self._request = StackRequest((), deadline=0.0)
 
@@ -80,6 +88,8 @@ class Coordinator(FailureMonitor):
         self._waiting = set[int]()
         # Whether the scripts of all ranks were over before the first failure.
         self._scripts_were_over = False
+        # The ranks that have ended their worker because rank 0 did not answer.
+        self._lease_has_ended = set[int]()
         # The ranks that have reported their own failure.
         self._self_reported = set[int]()
         # The ranks whose worker has ended since the decision, or whose connection has ended.
@@ -141,7 +151,7 @@ class Coordinator(FailureMonitor):
         self._note(rank, RankEvent.HAS_FAILED)
         if is_first:
             self._decision.finished_before = self._finished_ranks()
-        self._act(self._decision.fail(failure, now))
+        self._act(self._decision.fail(failure, now), now)
 
     def abandon(self, failure: Failure, now: float) -> bool:
         if not self._replacement or not self._replacement.can_move:
@@ -152,8 +162,10 @@ class Coordinator(FailureMonitor):
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         rank = self._rank_of[connection]
-        self._liveness.note(rank, now)
-        for message in connection.read():
+        messages = connection.read()
+        if messages or connection.open:
+            self._liveness.note(rank, now)
+        for message in messages:
             if self._table[rank] is not RankState.DROPPED:
                 self._on_message(rank, message, now)
         if self._table[rank] is RankState.DROPPED:
@@ -189,7 +201,9 @@ class Coordinator(FailureMonitor):
             case UsesMpi():
                 self.uses_mpi()
             case LeaseHasEnded() if self._replacement:
-                self._connections[rank].lost = True  # the rank is about to end this connection
+                # The rank is about to end this connection.
+                self._connections[rank].lost = True
+                self._lease_has_ended.add(rank)
 
     def _on_ping(self, rank: int, ping: Ping, now: float) -> None:
         if self._table[rank] is RankState.WORKING:
@@ -215,14 +229,27 @@ class Coordinator(FailureMonitor):
             self._note(rank, RankEvent.WORKER_HAS_ENDED)
         if self.root_cause or self._table[rank] in (RankState.LEFT, RankState.FAILED):
             return
+        # The launcher's signal explains an end better than a silence before it.
+        was_cut_off = connection.lost or (
+            self._liveness.may_have_been_cut_off(rank, now) and not self._context.asked(now)
+        )
         if rank not in self._table.ranks:
-            cause = "no answer" if connection.lost else "srunddp itself was killed"
+            cause = "no answer" if was_cut_off else "srunddp itself was killed"
             self._drop(rank, cause, now)
-        elif connection.lost:
+        elif was_cut_off:
             node = self._liveness.lost_node(rank, now, is_cut_off=self._is_cut_off())
-            self._lose_node(node, f"no answer for {self._context.lost_after:g} s", now)
+            self._lose_node(node, self._silence_of(rank, now), now)
         else:
             self.fail(self._killed(rank, now), now)
+
+    def _silence_of(self, rank: int, now: float) -> str:
+        """Return the cause to report for the node of a rank that was cut off."""
+        limit = f"{self._context.lost_after:g} s"
+        if rank in self._lease_has_ended:
+            return f"it had no answer for {limit}, and ended its ranks"
+        if self._connections[rank].lost:
+            return f"no answer for {limit}"
+        return f"no answer for {self._liveness.silence(rank, now):.0f} s"
 
     def _may_have_left(self, rank: int) -> bool:
         """Whether a rank's script is over, so that the end of its connection may be its normal
@@ -274,7 +301,7 @@ class Coordinator(FailureMonitor):
 
     def _move_on(self, now: float) -> None:
         while event := self._decision.due(now, self._facts(now)):
-            self._act(self._decision.apply(event, now))
+            self._act(self._decision.apply(event, now), now)
 
     def _look_around(self, now: float) -> None:
         """Notice what follows from time and from the state of all ranks, without a message."""
@@ -322,9 +349,16 @@ class Coordinator(FailureMonitor):
         return Facts(
             steps_are_overdue=self._stall.detected(now),
             someone_may_fail=self._table.someone_may_fail,
+            someone_is_silent=self._someone_is_silent(now),
             stacks_are_there=self._request.complete(now),
             all_have_ended=self.root_cause is not None and self._all_have_ended(self.root_cause),
         )
+
+    def _someone_is_silent(self, now: float) -> bool:
+        if self._silent:
+            # A rank that has sent a ping since then is not waited for again.
+            self._silent &= self._liveness.owing(now)
+        return bool(self._silent)
 
     def _all_have_ended(self, root_cause: RootCause) -> bool:
         """Whether all ranks have ended that rank 0 waits for after the decision.
@@ -344,7 +378,7 @@ class Coordinator(FailureMonitor):
             due.append(self._leave_by)
         if self._decision.ends_at is not None:
             due.append(self._decision.ends_at)
-        elif self._stall.due is not None:
+        elif self._decision.state is DecisionState.UNDECIDED and self._stall.due is not None:
             due.append(self._stall.due)
         return min(due)
 
@@ -361,9 +395,12 @@ class Coordinator(FailureMonitor):
 
     # What is done.
 
-    def _act(self, action: RankZeroAction | None) -> None:
+    def _act(self, action: RankZeroAction | None, now: float) -> None:
         failures = self._decision.failures
         match action:
+            case RankZeroAction.NOTE_SILENT_RANKS:
+                working = self._table.ranks_in(RankState.WORKING)
+                self._silent = self._liveness.owing(now).intersection(working)
             case RankZeroAction.ASK_FOR_STACKS:
                 self._ask_for_stacks()
             case RankZeroAction.NAME_FIRST_FAILURE:

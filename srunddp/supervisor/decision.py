@@ -32,6 +32,7 @@ class DecisionState(Enum):
     WAITING_FOR_CAUSE = (
         "a rank has failed, likely because of another that rank 0 has yet to hear of"
     )
+    WAITING_FOR_SILENT = "the same, and a rank that owes a ping may be the cause"
     WAITING_FOR_ALL = "ranks have ended by the launcher's signal, or have agreed to stop"
     ASKING_STALLED = "no rank makes a step, and all ranks at work have been asked for their stacks"
     ASKING_OTHERS = (
@@ -49,6 +50,10 @@ class DecisionEvent(Enum):
     DOUBTFUL = "an aborted, network or secondary failure: another's may have caused it"
     ORDERLY_END = "a rank stops, or ends by the launcher's signal"
     NODE_IS_LOST = "a node is lost, rank 0's own included"
+    SOMEONE_IS_SILENT = "the state's time is over, and a rank that owed a ping still owes it"
+    NOBODY_IS_SILENT = (
+        "each rank that owed a ping has sent one, has ended, or has a kernel that answers"
+    )
     NO_STEP = "no step of any rank for `--stall-timeout`"
     STEP = "a rank makes a step after all, or no rank is expected to make one any more"
     WAITED = "the state's time is over, or no worker is left that could fail"
@@ -65,6 +70,7 @@ class DecisionEvent(Enum):
 class RankZeroAction(Enum):
     """What rank 0 does at a transition; the value describes the action in words."""
 
+    NOTE_SILENT_RANKS = "note which ranks at work owe a ping"
     ASK_FOR_STACKS = "ask the ranks at work for their stacks"
     NAME_FIRST_FAILURE = "end the run, and name the likeliest cause among the failures so far"
     NAME_LOST_NODE = "end the run, and name the node"
@@ -87,6 +93,8 @@ VERDICTS = frozenset(
 """The actions that end the run. Each transition to DECIDED has one of them, and no other does."""
 
 TIME: Mapping[DecisionState, Callable[[Limits], float]] = {
+    # WAITING_FOR_SILENT has no time of its own: it ends about --lost-after after the last ping, see
+    # Liveness.owing().
     # 0.7 s. The errors of a dead rank's peers may arrive before the message of its own supervisor,
     # which first has to see that its worker has ended. It is short because all ranks wait.
     DecisionState.WAITING_FOR_CAUSE: lambda limits: limits.secondary_waits,
@@ -121,7 +129,7 @@ class Transition:
 
 _CAUSE_IS_KNOWN = Transition(DecisionState.DECIDED, RankZeroAction.NAME_FIRST_FAILURE)
 _NODE_IS_LOST = Transition(DecisionState.DECIDED, RankZeroAction.NAME_LOST_NODE)
-_WAIT_FOR_CAUSE = Transition(DecisionState.WAITING_FOR_CAUSE)
+_WAIT_FOR_CAUSE = Transition(DecisionState.WAITING_FOR_CAUSE, RankZeroAction.NOTE_SILENT_RANKS)
 _WAIT_FOR_ALL = Transition(DecisionState.WAITING_FOR_ALL)
 
 TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
@@ -139,6 +147,19 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.WAITED): _CAUSE_IS_KNOWN,
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.MAY_BE_A_HANG): Transition(
         DecisionState.ASKING_OTHERS, RankZeroAction.ASK_FOR_STACKS
+    ),
+    # If the network to a node fails, the errors of its peers may arrive long before rank 0 has
+    # waited --lost-after for the node. And if the network is mended before, the node's kernel
+    # resets the peers' connections before its supervisor can say that it has ended its ranks.
+    (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.SOMEONE_IS_SILENT): Transition(
+        DecisionState.WAITING_FOR_SILENT
+    ),
+    (DecisionState.WAITING_FOR_SILENT, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.WAITING_FOR_SILENT, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
+    (DecisionState.WAITING_FOR_SILENT, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
+    # This cannot go on for ever: the silent ranks are noted once, and become fewer.
+    (DecisionState.WAITING_FOR_SILENT, DecisionEvent.NOBODY_IS_SILENT): Transition(
+        DecisionState.WAITING_FOR_CAUSE
     ),
     # The time begins again when another rank ends in order, because the ranks may save one after
     # the other. A doubtful failure does not extend it: its rank misses a rank that has ended, which
@@ -191,6 +212,7 @@ class Facts:
     Attributes:
         steps_are_overdue: No rank has made a step for ``--stall-timeout``.
         someone_may_fail: The worker of some rank is still there and has not failed.
+        someone_is_silent: A rank that owed a ping when the first failure arrived still owes it.
         stacks_are_there: All ranks that were asked for their stacks have answered, or have had
             their time.
         all_have_ended: All ranks that may end by themselves after the decision have ended.
@@ -198,8 +220,14 @@ class Facts:
 
     steps_are_overdue: bool = False
     someone_may_fail: bool = True
+    someone_is_silent: bool = False
     stacks_are_there: bool = False
     all_have_ended: bool = False
+
+    @property
+    def silent_may_be_cause(self) -> bool:
+        """Whether a silent rank may be the cause of the failures so far."""
+        return self.someone_is_silent and self.someone_may_fail
 
 
 class Decision:
@@ -249,10 +277,12 @@ class Decision:
         match self.state:
             case DecisionState.UNDECIDED if facts.steps_are_overdue:
                 return DecisionEvent.NO_STEP
-            case DecisionState.WAITING_FOR_CAUSE if time_is_over or not facts.someone_may_fail:
-                return DecisionEvent.MAY_BE_A_HANG if self._may_be_a_hang else DecisionEvent.WAITED
-            case DecisionState.WAITING_FOR_ALL if time_is_over or not facts.someone_may_fail:
-                return DecisionEvent.WAITED
+            case DecisionState.WAITING_FOR_CAUSE | DecisionState.WAITING_FOR_ALL if (
+                time_is_over or not facts.someone_may_fail
+            ):
+                return self._after_the_wait(facts)
+            case DecisionState.WAITING_FOR_SILENT if not facts.silent_may_be_cause:
+                return DecisionEvent.NOBODY_IS_SILENT
             case DecisionState.ASKING_STALLED if not facts.steps_are_overdue:
                 return DecisionEvent.STEP
             case DecisionState.ASKING_OTHERS if not self._may_be_a_hang:
@@ -266,6 +296,14 @@ class Decision:
             case DecisionState.CLOSING if time_is_over:
                 return DecisionEvent.TIME_IS_OVER
         return None
+
+    def _after_the_wait(self, facts: Facts) -> DecisionEvent:
+        """Return what follows when nothing has ended the wait for a cause, or for all ranks."""
+        if self.state is DecisionState.WAITING_FOR_ALL:
+            return DecisionEvent.WAITED
+        if facts.silent_may_be_cause:
+            return DecisionEvent.SOMEONE_IS_SILENT
+        return DecisionEvent.MAY_BE_A_HANG if self._may_be_a_hang else DecisionEvent.WAITED
 
     @property
     def is_over(self) -> bool:

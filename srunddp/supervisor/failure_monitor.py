@@ -216,6 +216,17 @@ class RankContext:
         return self.lost_after + self.limits.starved_for
 
     @property
+    def long_silence(self) -> float:
+        """Seconds without a message after which the end of a connection means that one of the two
+        nodes was cut off.
+
+        If a cut lasts about ``--lost-after``, one side gives the connection up, and when the
+        network is mended, its kernel resets the connection to the other side. If a supervisor is
+        killed, its peer has heard from it shortly before.
+        """
+        return self.lost_after / 2
+
+    @property
     def starved(self) -> str:
         """The cause to report for a supervisor that counts as stopped or starved."""
         return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"

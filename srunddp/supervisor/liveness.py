@@ -37,6 +37,10 @@ class Liveness:
         self._heard_at = dict[int, float]()
         self.next_look = context.ping_every
 
+    def silence(self, rank: int, now: float) -> float:
+        """Return for how many seconds nothing has come from a task; 0 before the first look."""
+        return now - self._heard_at.get(rank, now)
+
     def note(self, rank: int, now: float) -> None:
         """Note that something has come from a rank, or from a task of a spare node."""
         self._heard_at[rank] = now
@@ -64,6 +68,23 @@ class Liveness:
         answers.
         """
         return self._silent(now, self._context.silent_after)
+
+    def owing(self, now: float) -> set[int]:
+        """Return the tasks that owe a ping, and whose kernel may be unreachable.
+
+        A kernel that does not answer for ``--lost-after`` ends the connection at the next probe. So
+        if the connection is still open some time after that, the kernel answers, and only the
+        supervisor is silent.
+        """
+        context = self._context
+        owing = self._silent(now, context.ping_every + context.limits.late)
+        return owing - self._silent(now, 1.25 * context.lost_after)
+
+    def may_have_been_cut_off(self, rank: int, now: float) -> bool:
+        """Whether a connection has ended because one of the two nodes was cut off for a while, as
+        far as the silence before its end tells; see :attr:`RankContext.long_silence`.
+        """
+        return self.silence(rank, now) > self._context.long_silence
 
     def node_that_is_down(self, now: float, ranks: Collection[int]) -> str | None:
         """Return a silent node that Slurm says is down; None if there is none.
@@ -103,11 +124,11 @@ class Liveness:
 
         With a single other node, either of the two may be cut off. If this node is cut off, the
         connections to the others end one after the other. When the first one ends, the others have
-        been silent for nearly as long, so half of ``--lost-after`` is enough here.
+        been silent for nearly as long.
         """
         nodes = self._context.nodes
         others = {rank for rank in self._connections if nodes[rank] != self._context.node}
-        silent = self._silent(now, self._context.lost_after / 2)
+        silent = self._silent(now, self._context.long_silence)
         lost = {rank for rank, connection in self._connections.items() if connection.lost}
         return others <= silent | lost and len({nodes[rank] for rank in others}) > 1
 

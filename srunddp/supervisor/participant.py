@@ -38,6 +38,7 @@ class RankZeroEnd(Enum):
 
     KILLED = "its supervisor has ended, and its kernel has closed or reset the connection"
     UNREACHABLE = "its kernel does not answer: ours has given the connection up"
+    CUT_OFF = "nothing came from it for long, then its kernel closed or reset the connection"
     SILENT = "its kernel answers, but its supervisor does not: it is stopped or starved"
     LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
 
@@ -69,6 +70,8 @@ class Participant(FailureMonitor):
         self._hears = True
         # The supervisor's clock begins at 0, so the first ping is sent one interval later.
         self._heard = self._pinged = 0.0
+        # For how long nothing had come from rank 0 when it ended the connection.
+        self._silence_before_end = 0.0
         # Until when this rank stays after it has reported for rank 0, by the context's clock.
         self._stays_until = 0.0
 
@@ -88,8 +91,12 @@ class Participant(FailureMonitor):
         return (self._connection,)
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
-        self._heard = now
         messages = connection.read()
+        if messages or connection.open:
+            self._heard = now
+        elif not self._done:
+            # Rank 0 does not ping a rank whose script is over, so such a rank expects nothing.
+            self._silence_before_end = now - (self._heard or now)
         if not self._hears:
             # read() sets `open` by what it finds, but this connection counts as ended.
             connection.open = False
@@ -226,10 +233,12 @@ class Participant(FailureMonitor):
         if not self._connection.open:
             if self._connection.lost:
                 return RankZeroEnd.UNREACHABLE
+            if self._silence_before_end > self._context.long_silence:
+                return RankZeroEnd.CUT_OFF
             return RankZeroEnd.KILLED
         if self._lease_ends(now) <= self._context.clock():
             return RankZeroEnd.LEASE_OVER
-        # Rank 0 does not ping a rank whose script is over, so such a rank expects nothing.
+        # As for `_silence_before_end`: nothing is expected once the script is over.
         heard = self._heard or now
         if now - heard > self._context.silent_after and not self._done:
             # A write may have found the connection lost before a read has.
@@ -298,4 +307,9 @@ class Participant(FailureMonitor):
         if self._connection.lost and not context.link_is_up():
             rank = context.rank
             node = context.node
+        elif end is RankZeroEnd.CUT_OFF:
+            # Rank 0 is there, and has given this rank up.
+            rank = context.rank
+            node = context.node
+            cause = f"no answer of rank 0 on {context.nodes[0]} for over {context.long_silence:g} s"
         return RootCause((rank,), node, cause, LOST, ending=Ending.LOST)

@@ -18,6 +18,7 @@ from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import Job, submit
 from tests.slurm.spare_nodes import (
     FENCE,
+    LOST_AFTER,
     OPTIONS,
     PROGRAM,
     TRAINING,
@@ -139,6 +140,22 @@ def test_a_node_that_comes_back_writes_nothing(undisturbed: str, runner: SlurmJo
         went_on(run, undisturbed, codes=(69, 137))
         last = max(note.at for note in run.notes() if note.node == "node03")
         assert last < min(note.at for note in run.notes() if note.start == 1)
+
+
+def test_of_a_cut_that_is_mended_in_the_last_moment_no_healthy_node_is_blamed(
+    undisturbed: str, runner: SlurmJobRunner
+) -> None:
+    """The node that was cut off has ended its rank, and rank 0 still waits for it. When the network
+    is there again, the other ranks see their connections to that rank end before rank 0 hears why.
+    """
+    with training(runner, "short-cut") as run:
+        until(run.training)
+        with cut("node03"):
+            time.sleep(LOST_AFTER - 1.5)
+        code = run.finish(ENDS_WITHIN)
+    assert (code, run.weights()) in {code: {undisturbed} for code in (0, 69, 137)}.items()
+    assert set(re.findall(r"srunddp: ranks? .* on (\w+) (?:lost|failed)", run.said())) <= {"node03"}
+    assert run.overlaps() == []
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.soak)])

@@ -21,6 +21,7 @@ from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
     HasFailed,
+    LeaseHasEnded,
     Ping,
     RankMessage,
     ScriptIsOver,
@@ -101,6 +102,69 @@ def test_a_doubtful_failure_waits_for_its_cause(weight: FailureKind) -> None:
     assert bool(it.monitor.root_cause) == (weight is FailureKind.SECONDARY)
     it.monitor.tick(14.0)
     assert it.root_cause.ranks == (2,)
+
+
+def test_a_doubtful_failure_waits_for_a_rank_that_owes_a_ping() -> None:
+    """Its node may be cut off, and the cause. The pings of both ranks are due each 5 s."""
+    it = Scene(lost_after=60.0)
+    owes_from(20.0, it)
+    it.say(1, HasFailed.about(failed(1)), now=27.0)
+    for now in (27.7, 40.0, 70.0):
+        it.monitor.tick(now)
+        assert it.monitor.root_cause is None
+    it.say(1, Ping(0), now=80.0)
+    it.close(2, now=81.0, lost=True)
+    assert (it.root_cause.node, it.root_cause.ending) == ("node03", Ending.LOST)
+
+
+@pytest.mark.parametrize("ends", ["a ping", "an answer of its kernel alone"])
+def test_a_rank_that_is_silent_delays_another_s_failure_once(ends: str) -> None:
+    it = Scene(lost_after=60.0)
+    owes_from(20.0, it)
+    it.say(1, HasFailed.about(failed(1)), now=27.0)
+    spoke = 35.0 if ends == "a ping" else 20.0 + 1.25 * 60.0 + 0.1
+    it.monitor.tick(spoke - 0.2)
+    if ends == "a ping":
+        it.say(2, Ping(0), now=spoke)
+    for now in (spoke, spoke + 0.6):
+        it.monitor.tick(now)
+        assert it.monitor.root_cause is None
+    it.monitor.tick(spoke + 0.7)
+    assert it.root_cause.ranks == (1,)
+
+
+def owes_from(last: float, it: Scene) -> None:
+    """Let rank 1 send all its pings, and rank 2 none after this time."""
+    for now in range(0, int(last) + 6, 5):
+        for rank in (1, 2) if now <= last else (1,):
+            it.say(rank, Ping(0), now=float(now))
+        it.monitor.tick(float(now))
+
+
+@pytest.mark.parametrize("silence", [5.0, 31.0])
+def test_a_connection_that_ends_after_a_long_silence_is_a_node_that_was_cut_off(
+    silence: float,
+) -> None:
+    """The kernel of a node that has given rank 0 up resets the connection when it can."""
+    it = Scene(lost_after=60.0)
+    owes_from(20.0, it)
+    it.say(1, Ping(0), now=20.0 + silence)
+    it.close(2, now=20.0 + silence, reset=True)
+    found = it.root_cause
+    assert (found.node, found.ranks) == ("node03", (2,))
+    if silence > 30.0:
+        assert (found.ending, found.cause) == (Ending.LOST, "no answer for 31 s")
+    else:
+        assert (found.ending, found.exit_code) == (Ending.FAILED, 137)
+
+
+def test_a_node_that_has_ended_its_ranks_itself_is_the_lost_one() -> None:
+    it = spared()
+    it.say(2, LeaseHasEnded())
+    assert it.connections[2].lost
+    it.close(2, lost=True)
+    assert (it.root_cause.node, it.root_cause.ranks) == ("node03", (2,))
+    assert it.root_cause.cause == "it had no answer for 9 s, and ended its ranks"
 
 
 def test_secondary_failures_do_not_put_the_decision_off() -> None:

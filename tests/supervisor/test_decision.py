@@ -99,7 +99,7 @@ def reached_from(start: DecisionState) -> set[DecisionState]:
 @pytest.mark.parametrize("state", DecisionState)
 def test_what_time_and_facts_bring_leads_out_of_every_state(state: DecisionState) -> None:
     """Else rank 0 would be busy with it for ever."""
-    for facts in itertools.product((False, True), repeat=4):
+    for facts in itertools.product((False, True), repeat=len(FACTS)):
         for failures in ([], [timed_out()], [failure(FailureKind.NETWORK)]):
             decision = Decision()
             decision.state = state
@@ -222,6 +222,7 @@ turns = st.builds(
         Facts,
         steps_are_overdue=st.booleans(),
         someone_may_fail=st.integers(0, 9).map(bool),
+        someone_is_silent=st.booleans(),
         stacks_are_there=st.booleans(),
         all_have_ended=st.booleans(),
     ),
