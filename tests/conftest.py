@@ -103,8 +103,8 @@ def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:
         return marks.isdisjoint({"slow", "alone", "slurm", "mpirun", "gpu", *_APART})
     if config.getoption("--gate"):
         needs_more_than_a_machine = not marks.isdisjoint({"slurm", "mpirun"})
-        return marks.isdisjoint({"soak", "interop"}) and (
-            ("gate" in marks and "nightly" not in marks) or not needs_more_than_a_machine
+        return marks.isdisjoint({"soak", "interop", "nightly"}) and (
+            "gate" in marks or not needs_more_than_a_machine
         )
     wanted = {kind for kind in _APART if config.getoption(f"--{kind}")}
     return marks & set(_APART) == wanted

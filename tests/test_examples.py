@@ -65,10 +65,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StartedAlone:
     return run
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in EXAMPLES],
-)
+def _when(name: str) -> pytest.MarkDecorator | tuple[()]:
+    """The gate trains the shortest example, bin/test some more of them, --soak the others."""
+    if name == SHORT[0]:
+        return ()
+    return pytest.mark.nightly if name in SHORT else pytest.mark.soak
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_when(name)) for name in EXAMPLES])
 def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(
     alone: StartedAlone, name: str
 ) -> None:
@@ -76,6 +80,7 @@ def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(
     assert plain == ours
 
 
+@pytest.mark.nightly
 def test_without_the_weights_rare_classes_are_found_less_often(alone: StartedAlone) -> None:
     without = run_alone(sys.executable, str(FOLDER / "imbalanced.py"), "--weighted=false")
     assert without.code == 0, without.errors
@@ -86,6 +91,7 @@ def test_without_the_weights_rare_classes_are_found_less_often(alone: StartedAlo
     assert weighted > unweighted + 20
 
 
+@pytest.mark.nightly
 def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: StartedAlone) -> None:
     import torch
 

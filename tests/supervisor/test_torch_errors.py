@@ -153,7 +153,7 @@ def fail() -> None:
 
 
 def loader_times_out(_: int) -> None:
-    next(iter(DataLoader(Samples(lambda: time.sleep(60)), num_workers=1, timeout=1)))
+    next(iter(DataLoader(Samples(lambda: time.sleep(8)), num_workers=1, timeout=1)))
 
 
 def loader_worker_dies(_: int) -> None:
