@@ -9,13 +9,16 @@ count as lost, because its kernel goes on answering.
 
 import contextlib
 import errno
+import fcntl
 import socket
+import struct
 
 from srunddp.supervisor.limits import LOST_AFTER
 from srunddp.supervisor.messages import RankMessage
 from srunddp.util.json_lines import LineBuffer
 from srunddp.util.tcp import limit_silence
 
+_UNACKNOWLEDGED = 0x5411  # Linux's SIOCOUTQ: bytes that the other kernel has not acknowledged yet
 _LONGEST = 1 << 20
 _NO_ANSWER = (
     errno.ETIMEDOUT,
@@ -72,6 +75,16 @@ class SupervisorConnection:
         """Close the sending side. Messages can still be read."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the other kernel has acknowledged everything that was sent; that it does even if
+        the other process is stopped or busy.
+        """
+        with contextlib.suppress(OSError):
+            waiting = struct.unpack("=i", fcntl.ioctl(self._socket, _UNACKNOWLEDGED, bytes(4)))[0]
+            return not (waiting or self._unsent)
+        return False
 
     def read(self) -> list[RankMessage]:
         """Return the messages that have arrived, without lines that are no messages.

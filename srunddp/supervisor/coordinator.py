@@ -79,8 +79,8 @@ class Coordinator(FailureMonitor):
         self._liveness = Liveness(context, connections)
         self._decision = Decision(context.limits)
         self._stall = StallDetector(context.stall_timeout)
-        # The ranks that owed a ping at the first failure, and still do.
-        self._silent = set[int]()
+        # In WAITING_FOR_SILENT, the ranks that rank 0 still waits for; None before.
+        self._silent: set[int] | None = None
         # The stacks asked for last, in ASKING_STALLED or ASKING_OTHERS.
         self._request = StackRequest((), deadline=0.0)
 
@@ -151,7 +151,7 @@ class Coordinator(FailureMonitor):
         self._note(rank, RankEvent.HAS_FAILED)
         if is_first:
             self._decision.finished_before = self._finished_ranks()
-        self._act(self._decision.fail(failure, now), now)
+        self._act(self._decision.fail(failure, now))
 
     def abandon(self, failure: Failure, now: float) -> bool:
         if not self._replacement or not self._replacement.can_move:
@@ -165,6 +165,8 @@ class Coordinator(FailureMonitor):
         messages = connection.read()
         if messages or connection.open:
             self._liveness.note(rank, now)
+        if self._silent:
+            self._silent.discard(rank)
         for message in messages:
             if self._table[rank] is not RankState.DROPPED:
                 self._on_message(rank, message, now)
@@ -222,42 +224,30 @@ class Coordinator(FailureMonitor):
         connection = self._connections[rank]
         self._open.discard(rank)
         self._ended.add(rank)
-        if connection.reset and self._may_have_left(rank):
-            # The rank said that its worker has ended, and closed its socket, while a message from
-            # rank 0 was on the way. Its kernel reset the connection when that message arrived, and
-            # what the rank had said is lost.
-            self._note(rank, RankEvent.WORKER_HAS_ENDED)
         if self.root_cause or self._table[rank] in (RankState.LEFT, RankState.FAILED):
             return
         # The launcher's signal explains an end better than a silence before it.
-        was_cut_off = connection.lost or (
-            self._liveness.may_have_been_cut_off(rank, now) and not self._context.asked(now)
-        )
+        if self._can_move and not self._context.asked(now):
+            connection.lost = connection.lost or self._liveness.was_cut_off(rank, now)
         if rank not in self._table.ranks:
-            cause = "no answer" if was_cut_off else "srunddp itself was killed"
+            cause = "no answer" if connection.lost else "srunddp itself was killed"
             self._drop(rank, cause, now)
-        elif was_cut_off:
+        elif connection.lost:
             node = self._liveness.lost_node(rank, now, is_cut_off=self._is_cut_off())
-            self._lose_node(node, self._silence_of(rank, now), now)
+            self._lose_node(node, self._cause_of_loss(node, rank), now)
         else:
             self.fail(self._killed(rank, now), now)
 
-    def _silence_of(self, rank: int, now: float) -> str:
-        """Return the cause to report for the node of a rank that was cut off."""
-        limit = f"{self._context.lost_after:g} s"
-        if rank in self._lease_has_ended:
-            return f"it had no answer for {limit}, and ended its ranks"
-        if self._connections[rank].lost:
-            return f"no answer for {limit}"
-        return f"no answer for {self._liveness.silence(rank, now):.0f} s"
+    @property
+    def _can_move(self) -> bool:
+        return self._replacement is not None and self._replacement.can_move
 
-    def _may_have_left(self, rank: int) -> bool:
-        """Whether a rank's script is over, so that the end of its connection may be its normal
-        end.
-        """
-        if self._table[rank] is RankState.SPARE:
-            return self._table.scripts_are_over
-        return self._table[rank] is RankState.DONE
+    def _cause_of_loss(self, node: str, rank: int) -> str:
+        """Return the cause to report for a lost node, when the connection to a rank is lost."""
+        limit = f"{self._context.lost_after:g} s"
+        if node == self._context.nodes[rank] and rank in self._lease_has_ended:
+            return f"it had no answer for {limit}, and ended its ranks"
+        return f"no answer for {limit}"
 
     def _killed(self, rank: int, now: float) -> Failure:
         """Return the failure of a rank whose supervisor was killed."""
@@ -301,7 +291,7 @@ class Coordinator(FailureMonitor):
 
     def _move_on(self, now: float) -> None:
         while event := self._decision.due(now, self._facts(now)):
-            self._act(self._decision.apply(event, now), now)
+            self._act(self._decision.apply(event, now))
 
     def _look_around(self, now: float) -> None:
         """Notice what follows from time and from the state of all ranks, without a message."""
@@ -333,8 +323,8 @@ class Coordinator(FailureMonitor):
         if self._own_state is RankState.WORKING:
             self._stall.note(self._context.rank, self._context.step(), now)
         # If ranks can move, rank 0 answers each ping, and need not send pings of its own.
-        if not self._replacement or not self._replacement.can_move:
-            self._liveness.ping(self._table.ranks_in(RankState.WORKING, RankState.LEFT))
+        if not self._can_move:
+            self._liveness.ping(self._open)
         for rank in sorted(self._liveness.silent_supervisors(now)):
             # Nothing is needed any more of a rank that has left.
             if self._table[rank] not in (RankState.FAILED, RankState.LEFT):
@@ -355,10 +345,17 @@ class Coordinator(FailureMonitor):
         )
 
     def _someone_is_silent(self, now: float) -> bool:
-        if self._silent:
-            # A rank that has sent a ping since then is not waited for again.
-            self._silent &= self._liveness.owing(now)
-        return bool(self._silent)
+        if self._silent is not None:
+            return bool(self._silent)
+        # The kernels are asked once, when they have had the time to answer: of thousands of ranks
+        # each may report a failure meanwhile.
+        is_due = self._decision.state is DecisionState.WAITING_FOR_CAUSE and (
+            self._decision.time_is_over(now)
+        )
+        return is_due and bool(self._unreachable_ranks())
+
+    def _unreachable_ranks(self) -> set[int]:
+        return self._liveness.unreachable(self._table.ranks_in(RankState.WORKING))
 
     def _all_have_ended(self, root_cause: RootCause) -> bool:
         """Whether all ranks have ended that rank 0 waits for after the decision.
@@ -395,12 +392,13 @@ class Coordinator(FailureMonitor):
 
     # What is done.
 
-    def _act(self, action: RankZeroAction | None, now: float) -> None:
+    def _act(self, action: RankZeroAction | None) -> None:
         failures = self._decision.failures
         match action:
+            case RankZeroAction.PING_ALL:
+                self._liveness.ping(self._open)
             case RankZeroAction.NOTE_SILENT_RANKS:
-                working = self._table.ranks_in(RankState.WORKING)
-                self._silent = self._liveness.owing(now).intersection(working)
+                self._silent = self._unreachable_ranks()
             case RankZeroAction.ASK_FOR_STACKS:
                 self._ask_for_stacks()
             case RankZeroAction.NAME_FIRST_FAILURE:

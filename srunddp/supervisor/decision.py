@@ -32,7 +32,7 @@ class DecisionState(Enum):
     WAITING_FOR_CAUSE = (
         "a rank has failed, likely because of another that rank 0 has yet to hear of"
     )
-    WAITING_FOR_SILENT = "the same, and a rank that owes a ping may be the cause"
+    WAITING_FOR_SILENT = "the same, and a rank that cannot be reached may be the cause"
     WAITING_FOR_ALL = "ranks have ended by the launcher's signal, or have agreed to stop"
     ASKING_STALLED = "no rank makes a step, and all ranks at work have been asked for their stacks"
     ASKING_OTHERS = (
@@ -50,10 +50,8 @@ class DecisionEvent(Enum):
     DOUBTFUL = "an aborted, network or secondary failure: another's may have caused it"
     ORDERLY_END = "a rank stops, or ends by the launcher's signal"
     NODE_IS_LOST = "a node is lost, rank 0's own included"
-    SOMEONE_IS_SILENT = "the state's time is over, and a rank that owed a ping still owes it"
-    NOBODY_IS_SILENT = (
-        "each rank that owed a ping has sent one, has ended, or has a kernel that answers"
-    )
+    SOMEONE_IS_SILENT = "the state's time is over, and a rank's kernel has not answered the ping"
+    NOBODY_IS_SILENT = "each rank whose kernel did not answer has sent something, or has ended"
     NO_STEP = "no step of any rank for `--stall-timeout`"
     STEP = "a rank makes a step after all, or no rank is expected to make one any more"
     WAITED = "the state's time is over, or no worker is left that could fail"
@@ -70,7 +68,8 @@ class DecisionEvent(Enum):
 class RankZeroAction(Enum):
     """What rank 0 does at a transition; the value describes the action in words."""
 
-    NOTE_SILENT_RANKS = "note which ranks at work owe a ping"
+    PING_ALL = "send all ranks a ping, which their kernels answer"
+    NOTE_SILENT_RANKS = "note the ranks whose kernel has not answered"
     ASK_FOR_STACKS = "ask the ranks at work for their stacks"
     NAME_FIRST_FAILURE = "end the run, and name the likeliest cause among the failures so far"
     NAME_LOST_NODE = "end the run, and name the node"
@@ -93,8 +92,8 @@ VERDICTS = frozenset(
 """The actions that end the run. Each transition to DECIDED has one of them, and no other does."""
 
 TIME: Mapping[DecisionState, Callable[[Limits], float]] = {
-    # WAITING_FOR_SILENT has no time of its own: it ends about --lost-after after the last ping, see
-    # Liveness.owing().
+    # WAITING_FOR_SILENT has no time of its own: if nothing comes from a rank, the kernel gives its
+    # connection up, about --lost-after after the first ping that was not answered.
     # 0.7 s. The errors of a dead rank's peers may arrive before the message of its own supervisor,
     # which first has to see that its worker has ended. It is short because all ranks wait.
     DecisionState.WAITING_FOR_CAUSE: lambda limits: limits.secondary_waits,
@@ -129,7 +128,7 @@ class Transition:
 
 _CAUSE_IS_KNOWN = Transition(DecisionState.DECIDED, RankZeroAction.NAME_FIRST_FAILURE)
 _NODE_IS_LOST = Transition(DecisionState.DECIDED, RankZeroAction.NAME_LOST_NODE)
-_WAIT_FOR_CAUSE = Transition(DecisionState.WAITING_FOR_CAUSE, RankZeroAction.NOTE_SILENT_RANKS)
+_WAIT_FOR_CAUSE = Transition(DecisionState.WAITING_FOR_CAUSE, RankZeroAction.PING_ALL)
 _WAIT_FOR_ALL = Transition(DecisionState.WAITING_FOR_ALL)
 
 TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
@@ -152,7 +151,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     # waited --lost-after for the node. And if the network is mended before, the node's kernel
     # resets the peers' connections before its supervisor can say that it has ended its ranks.
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.SOMEONE_IS_SILENT): Transition(
-        DecisionState.WAITING_FOR_SILENT
+        DecisionState.WAITING_FOR_SILENT, RankZeroAction.NOTE_SILENT_RANKS
     ),
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
@@ -212,7 +211,7 @@ class Facts:
     Attributes:
         steps_are_overdue: No rank has made a step for ``--stall-timeout``.
         someone_may_fail: The worker of some rank is still there and has not failed.
-        someone_is_silent: A rank that owed a ping when the first failure arrived still owes it.
+        someone_is_silent: The kernel of a rank has not answered, and nothing has come from it.
         stacks_are_there: All ranks that were asked for their stacks have answered, or have had
             their time.
         all_have_ended: All ranks that may end by themselves after the decision have ended.
@@ -271,9 +270,13 @@ class Decision:
         self.failures.append(failure)
         return self.apply(_EVENTS[failure.weight], now)
 
+    def time_is_over(self, now: float) -> bool:
+        """Whether the state has a limit, which has passed."""
+        return self.ends_at is not None and now >= self.ends_at
+
     def due(self, now: float, facts: Facts) -> DecisionEvent | None:
         """Return the event that follows from the time and the facts; None if none does."""
-        time_is_over = self.ends_at is not None and now >= self.ends_at
+        time_is_over = self.time_is_over(now)
         match self.state:
             case DecisionState.UNDECIDED if facts.steps_are_overdue:
                 return DecisionEvent.NO_STEP

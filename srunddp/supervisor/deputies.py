@@ -36,8 +36,16 @@ class Deputies:
 
     @property
     def here(self) -> bool:
-        """Whether this process is a deputy."""
+        """Whether this process is a deputy, and still listens."""
+        return self._is_listed and not self._has_stopped
+
+    @property
+    def _is_listed(self) -> bool:
         return any(rank == self.rank for rank, _, _ in self.listening)
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self.own is not None and self.own.fileno() < 0
 
     def first(self, *, lost: bool) -> int | None:
         """Return the rank of the first deputy that can be reached, which may be this one; None if
@@ -47,9 +55,10 @@ class Deputies:
             lost: Whether rank 0's node is lost, so that a deputy on that node does not count.
         """
         for rank, host, port in self.listening:
-            if not (lost and host == self.master) and (
-                rank == self.rank or self._answers(host, port)
-            ):
+            if lost and host == self.master:
+                continue
+            is_there = self.here if rank == self.rank else self._answers(host, port)
+            if is_there:
                 return rank
         return None
 

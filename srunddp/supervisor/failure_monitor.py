@@ -216,15 +216,12 @@ class RankContext:
         return self.lost_after + self.limits.starved_for
 
     @property
-    def long_silence(self) -> float:
-        """Seconds without a message after which the end of a connection means that one of the two
-        nodes was cut off.
-
-        If a cut lasts about ``--lost-after``, one side gives the connection up, and when the
-        network is mended, its kernel resets the connection to the other side. If a supervisor is
-        killed, its peer has heard from it shortly before.
+    def lease_may_be_over_after(self) -> float:
+        """Seconds without a message from the other side after which that side's lease may be over,
+        with spare nodes. A lease lasts ``--lost-after`` from the last ping that was answered, and
+        the answer to the last ping that arrived may be lost.
         """
-        return self.lost_after / 2
+        return self.lost_after - self.ping_every
 
     @property
     def starved(self) -> str:

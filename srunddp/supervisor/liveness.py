@@ -69,22 +69,33 @@ class Liveness:
         """
         return self._silent(now, self._context.silent_after)
 
-    def owing(self, now: float) -> set[int]:
-        """Return the tasks that owe a ping, and whose kernel may be unreachable.
+    def unreachable(self, ranks: Iterable[int]) -> set[int]:
+        """Return those of these ranks whose kernel does not answer what was sent to them.
 
-        A kernel that does not answer for ``--lost-after`` ends the connection at the next probe. So
-        if the connection is still open some time after that, the kernel answers, and only the
-        supervisor is silent.
+        Call it some time after :meth:`ping`. A rank on this node is always reachable.
+        """
+        return {
+            rank
+            for rank in ranks
+            if self._context.nodes[rank] != self._context.node
+            and self._connections[rank].open
+            and not self._connections[rank].is_answered
+        }
+
+    def was_cut_off(self, rank: int, now: float) -> bool:
+        """Whether a connection that has been reset has ended because the rank's node was cut off;
+        only with spare nodes.
+
+        If a rank gets no answer for ``--lost-after``, it ends its worker and leaves, and cannot
+        tell rank 0 so. When the network is there again, its kernel resets the connection. A
+        supervisor that was killed was heard from shortly before.
         """
         context = self._context
-        owing = self._silent(now, context.ping_every + context.limits.late)
-        return owing - self._silent(now, 1.25 * context.lost_after)
-
-    def may_have_been_cut_off(self, rank: int, now: float) -> bool:
-        """Whether a connection has ended because one of the two nodes was cut off for a while, as
-        far as the silence before its end tells; see :attr:`RankContext.long_silence`.
-        """
-        return self.silence(rank, now) > self._context.long_silence
+        return (
+            self._connections[rank].reset
+            and context.nodes[rank] != context.node
+            and self.silence(rank, now) > context.lease_may_be_over_after
+        )
 
     def node_that_is_down(self, now: float, ranks: Collection[int]) -> str | None:
         """Return a silent node that Slurm says is down; None if there is none.
@@ -124,11 +135,11 @@ class Liveness:
 
         With a single other node, either of the two may be cut off. If this node is cut off, the
         connections to the others end one after the other. When the first one ends, the others have
-        been silent for nearly as long.
+        been silent for nearly as long, so half of ``--lost-after`` is enough here.
         """
         nodes = self._context.nodes
         others = {rank for rank in self._connections if nodes[rank] != self._context.node}
-        silent = self._silent(now, self._context.long_silence)
+        silent = self._silent(now, self._context.lost_after / 2)
         lost = {rank for rank, connection in self._connections.items() if connection.lost}
         return others <= silent | lost and len({nodes[rank] for rank in others}) > 1
 

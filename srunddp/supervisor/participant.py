@@ -38,7 +38,6 @@ class RankZeroEnd(Enum):
 
     KILLED = "its supervisor has ended, and its kernel has closed or reset the connection"
     UNREACHABLE = "its kernel does not answer: ours has given the connection up"
-    CUT_OFF = "nothing came from it for long, then its kernel closed or reset the connection"
     SILENT = "its kernel answers, but its supervisor does not: it is stopped or starved"
     LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
 
@@ -94,8 +93,7 @@ class Participant(FailureMonitor):
         messages = connection.read()
         if messages or connection.open:
             self._heard = now
-        elif not self._done:
-            # Rank 0 does not ping a rank whose script is over, so such a rank expects nothing.
+        else:
             self._silence_before_end = now - (self._heard or now)
         if not self._hears:
             # read() sets `open` by what it finds, but this connection counts as ended.
@@ -231,19 +229,30 @@ class Participant(FailureMonitor):
         gone.
         """
         if not self._connection.open:
-            if self._connection.lost:
+            if self._connection.lost or self._rank_zero_was_cut_off():
                 return RankZeroEnd.UNREACHABLE
-            if self._silence_before_end > self._context.long_silence:
-                return RankZeroEnd.CUT_OFF
             return RankZeroEnd.KILLED
         if self._lease_ends(now) <= self._context.clock():
             return RankZeroEnd.LEASE_OVER
-        # As for `_silence_before_end`: nothing is expected once the script is over.
         heard = self._heard or now
-        if now - heard > self._context.silent_after and not self._done:
+        if now - heard > self._context.silent_after:
             # A write may have found the connection lost before a read has.
             return RankZeroEnd.UNREACHABLE if self._connection.lost else RankZeroEnd.SILENT
         return None
+
+    def _rank_zero_was_cut_off(self) -> bool:
+        """Whether rank 0's kernel has reset the connection because one of the nodes was cut off.
+
+        With spare nodes rank 0 gives up a rank that it does not hear of, and its own work if it
+        hears of too few. A supervisor that was killed was heard from shortly before.
+        """
+        context = self._context
+        return (
+            self._lease is not None
+            and self._connection.reset
+            and context.node != context.nodes[0]
+            and self._silence_before_end > context.lease_may_be_over_after
+        )
 
     def _end_without_rank_zero(self, end: RankZeroEnd, now: float) -> None:
         context = self._context
@@ -307,9 +316,4 @@ class Participant(FailureMonitor):
         if self._connection.lost and not context.link_is_up():
             rank = context.rank
             node = context.node
-        elif end is RankZeroEnd.CUT_OFF:
-            # Rank 0 is there, and has given this rank up.
-            rank = context.rank
-            node = context.node
-            cause = f"no answer of rank 0 on {context.nodes[0]} for over {context.long_silence:g} s"
         return RootCause((rank,), node, cause, LOST, ending=Ending.LOST)

@@ -270,8 +270,8 @@ class Supervisor:
         """Turn the answers of the failure monitor into events.
 
         The supervisor asks at each turn, because the answers depend on other ranks and on time. An
-        event that is repeated changes nothing. The
-        verdict is repeated only if it has changed, see :meth:`FailureMonitor.abandon`.
+        event that is repeated changes nothing. The verdict is repeated only if it has changed, see
+        :meth:`FailureMonitor.abandon`.
         """
         if monitor.root_cause:
             terms = VerdictTerms(

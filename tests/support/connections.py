@@ -69,6 +69,7 @@ class FakeConnection(SupervisorConnection):
     Attributes:
         messages: all that was sent over it, as the other end would read it.
         ended: whether no more is sent.
+        answers: whether the other end's kernel does.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,7 @@ class FakeConnection(SupervisorConnection):
         self.lost = False
         self.reset = False
         self.ended = False
+        self.answers = True
         self.messages: list[RankMessage] = []
         self.arrived: list[RankMessage] = []
 
@@ -94,6 +96,10 @@ class FakeConnection(SupervisorConnection):
 
     def end(self) -> None:
         self.ended = True
+
+    @property
+    def is_answered(self) -> bool:
+        return self.answers
 
 
 def context_of(rank: int, size: int, **changes: Any) -> RankContext:
