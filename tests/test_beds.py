@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT, tool
 from tests.support.promises import find_tests
 
@@ -27,6 +29,7 @@ def test_a_slurm_without_a_bed_is_refused_with_those_there_are() -> None:
     assert "no bed of Slurm 23.11; expected 24.11 or 26.05" in done.stderr
 
 
+@pytest.mark.slow
 def test_each_test_for_control_groups_v2_is_there() -> None:
     lines = (BEDS / "cgroup2.txt").read_text().splitlines()
     chosen = [line for line in lines if not line.startswith("#")]

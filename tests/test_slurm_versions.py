@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.support.promises import find_tests
 
@@ -51,6 +53,7 @@ def rows() -> list[tuple[str, str]]:
     return [(version.removeprefix("| "), differs) for version, differs, _ in cells[1:]]
 
 
+@pytest.mark.slow
 def test_each_row_has_tests_that_are_there() -> None:
     known = find_tests(ROOT)
     left = dict(SHOWN_BY)

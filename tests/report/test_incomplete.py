@@ -262,6 +262,7 @@ ODD_FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ODD_FILES)
 def test_what_is_no_file_of_a_run_is_left_out(whole: Path, tmp_path: Path, odd: str) -> None:
     """A run's folder may be somebody else's; a report waits for nothing and fills no memory."""

@@ -15,6 +15,8 @@ import pytest
 from tests.support.starting import LONG, SRUNDDP, bare, one_message, python, srunddp, write
 from tests.support.worlds import run
 
+pytestmark = pytest.mark.slow
+
 # All that a script can see of itself: at its top, in a thread that goes on after its last line, and
 # in an exit handler.
 LOOKS = """
