@@ -66,6 +66,7 @@ def test_options_of_a_page_are_in_groups_and_none_is_hidden() -> None:
     assert "--spread-job" not in text
 
 
+@pytest.mark.slow
 def test_a_wheel_has_the_pages_and_the_data(tmp_path: Path) -> None:
     """Every file of the package that git has is in it, too."""
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):

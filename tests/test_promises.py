@@ -34,11 +34,13 @@ def promises_nothing() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_each_test_of_the_table_is_there(table: list[Row], known: dict[str, KnownTest]) -> None:
     assert len(table) > 50
     assert [row.test for row in table if row.test not in known] == []
 
 
+@pytest.mark.slow
 def test_the_table_names_the_first_tier_of_each_test(
     table: list[Row], known: dict[str, KnownTest]
 ) -> None:

@@ -102,6 +102,7 @@ def test_no_bytes_of_a_proven_rank_do_more_than_end_the_meeting(pieces: list[byt
         server.refusal_of_any_kind()
 
 
+@pytest.mark.slow
 def test_a_flood_costs_rank_zero_no_memory_to_speak_of() -> None:
     """Endless lines, half messages and mute connections, ten at once."""
     pieces = [b"x" * 100_000, REAL[0][:-1], REAL[0], b"\n" * 5000, b"{" * 4095]

@@ -166,6 +166,7 @@ def test_the_workers_of_a_lost_node_are_waited_for() -> None:
         assert time.monotonic() >= not_before
 
 
+@pytest.mark.slow
 def test_who_comes_back_from_a_node_that_was_left_is_dismissed() -> None:
     with spare_node_server(
         1, 2, 3, 4, 5, within=SOON, not_before=time.monotonic() + 3 * SOON

@@ -52,6 +52,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     act("clean")
 
 
+@pytest.mark.slow
 def test_push_brings_a_folder_and_clean_removes_it(stage: Stage, tmp_path: Path) -> None:
     job = tmp_path / "disk" / f"sdd-{os.getuid()}-17"
     done = stage("push", "--data=data", "--all-nodes")

@@ -330,6 +330,7 @@ def lingering(folder: Path, script: str, grace: str) -> Ended:
     return run(folder, script, "--grace", grace, limits={"ends_within": 1.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "codes", "script", "place"),
     [(1, [124, 124, 0], PYTHON, "flush (train.py:"), (0, [124, 0, 0], C, "no stack")],
@@ -345,6 +346,7 @@ def test_it_is_named_and_then_ended(
     assert tells(verdict.cause, "script is over", "2 s", place)
 
 
+@pytest.mark.slow
 def test_one_that_ends_in_time_is_left_alone(tmp_path: Path) -> None:
     ended = lingering(
         tmp_path, "atexit.register(say, 'uploaded')\natexit.register(time.sleep, 2)", "20"

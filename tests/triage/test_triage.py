@@ -102,6 +102,7 @@ def test_no_signature_takes_long_for_the_longest_line(piece: str) -> None:
     assert time.process_time() - before < 5
 
 
+@pytest.mark.slow
 def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) -> None:
     def cost(count: int) -> float:
         steps = (
