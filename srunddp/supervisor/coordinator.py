@@ -227,8 +227,12 @@ class Coordinator(FailureMonitor):
         if self.root_cause or self._table[rank] in (RankState.LEFT, RankState.FAILED):
             return
         # The launcher's signal explains an end better than a silence before it.
-        if self._can_move and not self._context.asked(now):
-            connection.lost = connection.lost or self._liveness.was_cut_off(rank, now)
+        if (
+            self._can_move
+            and not self._context.asked(now)
+            and self._liveness.was_cut_off(rank, now)
+        ):
+            connection.lost = True
         if rank not in self._table.ranks:
             cause = "no answer" if connection.lost else "srunddp itself was killed"
             self._drop(rank, cause, now)

@@ -37,10 +37,6 @@ class Liveness:
         self._heard_at = dict[int, float]()
         self.next_look = context.ping_every
 
-    def silence(self, rank: int, now: float) -> float:
-        """Return for how many seconds nothing has come from a task; 0 before the first look."""
-        return now - self._heard_at.get(rank, now)
-
     def note(self, rank: int, now: float) -> None:
         """Note that something has come from a rank, or from a task of a spare node."""
         self._heard_at[rank] = now
@@ -91,10 +87,11 @@ class Liveness:
         supervisor that was killed was heard from shortly before.
         """
         context = self._context
+        silence = now - self._heard_at.get(rank, now)
         return (
             self._connections[rank].reset
             and context.nodes[rank] != context.node
-            and self.silence(rank, now) > context.lease_may_be_over_after
+            and silence > context.lease_may_be_over_after
         )
 
     def node_that_is_down(self, now: float, ranks: Collection[int]) -> str | None:

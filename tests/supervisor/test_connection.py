@@ -118,3 +118,13 @@ def test_an_error_that_says_that_nobody_answers_is_a_loss(call: str, number: int
     ours.send(Ping(1))
     ours.read()
     assert (ours.open, ours.lost) == (False, True)
+
+
+def test_a_kernel_answers_for_a_process_that_reads_nothing() -> None:
+    """But not for what it has no room for."""
+    with pair() as (ours, _):
+        connection = SupervisorConnection(ours)
+        connection.send(Stacks("short"))
+        until(lambda: connection.is_answered)
+        connection.send(Stacks("x" * (64 << 20)))
+        assert not connection.is_answered

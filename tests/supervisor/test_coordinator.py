@@ -105,9 +105,9 @@ def test_a_doubtful_failure_waits_for_its_cause(weight: FailureKind) -> None:
     assert it.root_cause.ranks == (2,)
 
 
-def waits_for_rank_2(**changes: Any) -> Scene:
+def waits_for_rank_2() -> Scene:
     """Rank 1 has failed as if it missed another rank, and rank 2's kernel does not answer."""
-    it = spared(**changes) if changes else Scene()
+    it = Scene()
     it.connections[2].answers = False
     it.say(1, HasFailed.about(failed(1)), now=10.0)
     assert it.messages_to(2, Pong), "its kernel is asked"
