@@ -152,7 +152,7 @@ def run(script: Script) -> ScriptResult:
         else:
             main_module.run_file(script.name)
     except SrunddpError as error:
-        return ScriptResult(error.exit_code, error)
+        return result_of(error)
     except SystemExit as end:
         # The traceback has no frame of the module, so runpy did not find it.
         if script.module and _theirs(end) is None:
@@ -162,14 +162,23 @@ def run(script: Script) -> ScriptResult:
                 hint="correct the name after -m",
             )
             return ScriptResult(wrong.exit_code, wrong)
-        return ScriptResult(_exit_code(end), end)
+        return result_of(end)
     except BaseException as error:
-        error.__traceback__ = _without_us(error)
-        # 130 is what a shell reports for SIGINT, by which Python ends after a KeyboardInterrupt.
-        return ScriptResult(
-            130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__
-        )
+        result = result_of(error)
+        error.__traceback__ = result.trace
+        return result
     return ScriptResult(0)
+
+
+def result_of(error: BaseException) -> ScriptResult:
+    """Return how a script ends that this exception leaves."""
+    if isinstance(error, SrunddpError):
+        return ScriptResult(error.exit_code, error)
+    if isinstance(error, SystemExit):
+        return ScriptResult(_exit_code(error), error)
+    # 130 is what a shell reports for SIGINT, by which Python ends after a KeyboardInterrupt.
+    code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    return ScriptResult(code, error, _without_us(error))
 
 
 def _python_and_options() -> list[str]:

@@ -23,7 +23,7 @@ from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
-from srunddp.run import script_end, torch_import
+from srunddp.run import script_end, teardown, torch_import
 from srunddp.run.command import RunCommand
 from srunddp.stage.offline import offline
 from srunddp.supervisor import failure
@@ -220,6 +220,9 @@ def _join_world(
         _set_torch_threads(threads)
     if context.setup.options.max_restarts:
         store.surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
+    if context.setup.environment.world_size > 1:
+        report = partial(_report_unreturned_teardown, context.supervisor)
+        teardown.watch(report)
     if context.command.offline:
         os.environ.update(offline(os.environ) | cpus.threads(os.environ, info.sharers))
 
@@ -275,13 +278,40 @@ def _report_to_others(result: user_script.ScriptResult, supervisor: WorkerPipe) 
         user_script.print_result(result)
 
 
-def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool) -> bool:
-    """Tell the supervisor of this rank's failure; return whether that was possible."""
+def _report_unreturned_teardown(supervisor: WorkerPipe, error: BaseException, after: float) -> None:
+    """Tell the supervisor of the error that a script is about to end with, because the script's
+    clean-up does not return.
+
+    Args:
+        supervisor: The pipe to the supervisor.
+        error: What the script was handling when the clean-up began.
+        after: How many seconds ago that was.
+    """
+    result = user_script.result_of(error)
+    if result.code:
+        note = f"; destroy_process_group() has not returned for {after:g} s since"
+        _send_failure(result, supervisor, shown=False, note=note)
+
+
+def _send_failure(
+    result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool, note: str = ""
+) -> bool:
+    """Tell the supervisor of this rank's failure.
+
+    Args:
+        result: How the script has ended.
+        supervisor: The pipe to the supervisor.
+        shown: Whether the user has seen the error.
+        note: What to add to the cause.
+
+    Returns:
+        Whether that was possible.
+    """
     assert result.error is not None
     said = _script_error(result.error, result)
     return supervisor.send(
         ScriptHasFailed(
-            cause=said.cause,
+            cause=said.cause + note,
             exit_code=result.code,
             weight=int(said.weight),
             category=said.category.value,
