@@ -37,6 +37,7 @@ from srunddp.supervisor.messages import (
     LeaseHasEnded,
     Ping,
     RankMessage,
+    RunIsOver,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -308,6 +309,8 @@ class Coordinator(FailureMonitor):
         # side has ended it.
         if self._leave_by is None and self._is_well_over():
             self._leave_by = now + self._limits.killed_within
+            for rank in self._open:
+                self._connections[rank].send(RunIsOver())
             self._end_connections()
         # A supervisor that was stopped after its worker's end keeps nobody.
         self._leaves_alone = self._leave_by is not None and now >= self._leave_by

@@ -175,6 +175,13 @@ class AllScriptsAreOver(RankMessage, kind="all_scripts_are_over"):
 
 
 @dataclass(frozen=True)
+class RunIsOver(RankMessage, kind="run_is_over"):
+    """The workers of all ranks have ended with 0, and rank 0 closes the connections. Without this
+    message, the end of a connection is the end of rank 0's supervisor.
+    """
+
+
+@dataclass(frozen=True)
 class Verdict(RankMessage, kind="verdict"):
     """The run, or this start of it, is over, and all ranks end now.
 
@@ -207,7 +214,7 @@ FROM_A_RANK = (
     EndedAfterVerdict,
     Stacks,
 )
-FROM_RANK_ZERO = (Pong, StacksWanted, AllScriptsAreOver, Verdict)
+FROM_RANK_ZERO = (Pong, StacksWanted, AllScriptsAreOver, RunIsOver, Verdict)
 
 
 def _check_exit_code(code: int) -> None:

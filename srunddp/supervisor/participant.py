@@ -17,6 +17,7 @@ from srunddp.supervisor.messages import (
     Ping,
     Pong,
     RankMessage,
+    RunIsOver,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -51,7 +52,8 @@ class Participant(FailureMonitor):
 
     It needs rank 0 until the worker has ended with 0 or a root cause is known. Until then the loss
     of rank 0 is itself a root cause, see :class:`RankZeroEnd`. Afterwards this rank expects rank 0
-    to close the connection.
+    to close the connection. If the worker has ended with 0, rank 0 says first that the run is over;
+    if it does not, this rank keeps the 0, but reports that rank 0 is gone.
     """
 
     def __init__(self, context: RankContext, connection: SupervisorConnection) -> None:
@@ -64,6 +66,8 @@ class Participant(FailureMonitor):
             self._lease = context.spare_nodes.lease()
         # Whether the worker stays until the scripts of all ranks are over.
         self._waits = False
+        # Whether rank 0 has said that the workers of all ranks have ended with 0.
+        self._run_is_over = False
         self._rank_zero_end: RankZeroEnd | None = None
         # False once this rank goes on without rank 0.
         self._hears = True
@@ -119,6 +123,8 @@ class Participant(FailureMonitor):
                 self._connection.send(Stacks(self._context.stacks()))
             case AllScriptsAreOver():
                 self._waits = False
+            case RunIsOver():
+                self._run_is_over = True
 
     def fail(self, failure: Failure, now: float) -> None:
         self._failure = self._failure or failure
@@ -135,8 +141,9 @@ class Participant(FailureMonitor):
     def left(self) -> None:
         super().left()
         self._connection.send(WorkerHasEnded())
-        # This rank does not act for rank 0 any more: the next deputy does.
-        self._context.deputies.stop_listening()
+        if self._lease:
+            # This rank cannot take over from rank 0 any more: the next deputy does.
+            self._context.deputies.stop_listening()
 
     def asked(self, by: str) -> None:
         super().asked(by)
@@ -202,12 +209,20 @@ class Participant(FailureMonitor):
         return not self._left and self.root_cause is None
 
     @property
+    def _expects_goodbye(self) -> bool:
+        """Whether rank 0 has still to say that the run is over. With spare nodes it is not
+        expected: a rank that is done does not act for rank 0 there.
+        """
+        is_done = self._left and self.root_cause is None
+        return is_done and self._hears and not self._run_is_over and self._lease is None
+
+    @property
     def _rank_zero_may_go_on(self) -> bool:
         return self._rank_zero_end is not None and self._rank_zero_end.may_go_on
 
     def _notice_end(self, now: float) -> None:
         """End the run on this rank if rank 0 is gone."""
-        if not self._needs_rank_zero:
+        if not self._needs_rank_zero and not self._expects_goodbye:
             return
         end = self._how_rank_zero_is_gone(now)
         if end is None:
@@ -215,6 +230,12 @@ class Participant(FailureMonitor):
         if self._context.asked(now) and not self._failure:
             # The launcher's signal explains why rank 0 is gone: the launcher ends one node after
             # the other. The worker here may still have something to save.
+            return
+        if self._left and end is RankZeroEnd.SILENT:
+            self._hangs_up()  # rank 0 may go on and end well
+            return
+        if self._left:
+            self._report_missing_goodbye(end)
             return
         if end is RankZeroEnd.LEASE_OVER:
             # The message goes first, because nothing can be sent once this side has ended the
@@ -266,20 +287,28 @@ class Participant(FailureMonitor):
         # If rank 0 may go on and there are spare nodes, a new rank 0 reports the loss when the
         # other tasks have come to it.
         if not (end.may_go_on and self._lease):
-            self._act_for_rank_zero()
+            self._act_for_rank_zero(self.root_cause)
 
-    def _act_for_rank_zero(self) -> None:
+    def _report_missing_goodbye(self, end: RankZeroEnd) -> None:
+        """Report that rank 0 has gone before the end of the run, although this rank is done and its
+        exit code stays 0. All other ranks may be done too, and then nobody else can say it.
+        """
+        self._rank_zero_end = end
+        self._hangs_up()
+        self._act_for_rank_zero(self._own_root_cause(end))
+
+    def _act_for_rank_zero(self, root_cause: RootCause) -> None:
         """Report the root cause if this rank is the first deputy that can be reached, or if there
         are no deputies; but not if this node is cut off itself.
         """
         deputies = self._context.deputies
         if (deputies.listening and not deputies.here) or self._is_cut_off():
             return
-        if self.root_cause and (
+        if (
             deputies.first(lost=self._rank_zero_may_go_on) == self._context.rank
             or not deputies.listening
         ):
-            report_as_deputy(self.root_cause, self._folder, self._limits)
+            report_as_deputy(root_cause, self._folder, self._limits)
             if deputies.listening and self.restart is None:
                 self._stays_until = self._context.clock() + self._limits.deputy_stays
 

@@ -25,6 +25,7 @@ from srunddp.supervisor.messages import (
     Ping,
     Pong,
     RankMessage,
+    RunIsOver,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -262,9 +263,12 @@ def test_all_leave_together() -> None:
     it.monitor.done()
     it.monitor.tick(1.0)
     assert not it.connections[1].ended
+    assert it.messages_to(1, RunIsOver) == []
     it.monitor.left()
     it.monitor.tick(2.0)
-    assert [it.connections[rank].ended for rank in (1, 2)] == [True] * 2
+    for rank in (1, 2):
+        assert it.messages_to(rank, RunIsOver) == [RunIsOver()]
+        assert it.connections[rank].ended
     assert not it.monitor.finished
     it.close(1)
     it.close(2)

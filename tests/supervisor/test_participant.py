@@ -15,6 +15,7 @@ from srunddp.supervisor.messages import (
     LeaseHasEnded,
     Ping,
     Pong,
+    RunIsOver,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -72,15 +73,42 @@ def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     assert it.monitor.root_cause is None
 
 
-def test_it_leaves_when_rank_zero_closes() -> None:
+def test_it_leaves_when_rank_zero_closes(capfd: pytest.CaptureFixture[str]) -> None:
     it = Scene(1)
     it.monitor.done()
     assert it.monitor.released
     it.monitor.left()
+    it.say(0, RunIsOver())
     assert not it.monitor.finished
     it.close(0)
     assert it.monitor.finished
     assert it.monitor.root_cause is None
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_it_keeps_its_0_but_says_that_rank_zero_is_gone_before_the_end_of_the_run(
+    lost: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All other ranks may be done: then nobody else can say it."""
+    it = Scene(1)
+    it.monitor.done()
+    it.monitor.left()
+    it.close(0, lost=lost)
+    assert it.monitor.finished
+    assert it.monitor.root_cause is None
+    assert capfd.readouterr().err == (LOST if lost else KILLED)
+
+
+def test_the_launchers_signal_explains_the_end_of_rank_zero_to_one_that_is_done(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    it = Scene(1, asked=lambda _: 15)
+    it.monitor.done()
+    it.monitor.left()
+    it.close(0)
+    assert it.monitor.finished
+    assert capfd.readouterr().err == ""
 
 
 def test_it_keeps_the_0_of_its_worker_where_another_rank_fails_later() -> None:
@@ -107,18 +135,16 @@ def test_it_does_not_stay_for_a_rank_zero_that_is_silent() -> None:
     assert it.monitor.root_cause is None
 
 
-def test_a_deputy_that_has_left_leaves_the_last_word_to_the_next(
+def test_a_deputy_that_is_done_has_the_last_word_all_the_same(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with listening("127.0.0.1", "127.0.0.2") as sockets:
         first, second = (Scene(rank, deputies=deputies(*sockets, rank=rank)) for rank in (1, 2))
         first.monitor.done()
         first.monitor.left()
-        first.close(0)
-        assert first.monitor.finished
-        assert capfd.readouterr().err == ""
         second.close(0)
-        second.monitor.ended()
+        assert capfd.readouterr().err == ""
+        first.close(0)
         assert capfd.readouterr().err == KILLED
 
 
