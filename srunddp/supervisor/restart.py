@@ -57,19 +57,18 @@ class Starts:
         """
         return self.steps or self.moved or (self.count > 0 and self.progressed)
 
-    def same_as_last(self, cause: RootCause) -> bool:
-        """Whether the last start has failed for this cause, on whatever node."""
-        if cause.failed_import and cause.failed_import == self.failed_import:
-            return True
-        return bool(self.count) and self.cause == cause.cause
+    def import_fails_elsewhere(self, cause: RootCause) -> bool:
+        """Whether the same import has failed in the last start, on another node."""
+        is_same = bool(cause.failed_import) and cause.failed_import == self.failed_import
+        return is_same and cause.node != self.node
 
     def is_of_node(self, cause: RootCause) -> bool:
         """Whether the cause is an import error that is likely the fault of the node: the imports
-        have succeeded before, and none has failed in this way on another node.
+        have succeeded before, and this one has failed on no other node.
         """
         if cause.category is not FailureCategory.IMPORT_FAILED or not self.passed_imports:
             return False
-        return cause.node == self.node or not self.same_as_last(cause)
+        return not self.import_fails_elsewhere(cause)
 
 
 @dataclass(frozen=True)
@@ -212,6 +211,9 @@ class RestartPolicy:
             return f"{signals.signal_name(cause.exit_code - 128)} asks for an end"
         if cause.category is FailureCategory.FINAL:
             return "after this error the run must not go on"
+        # Whatever the other ranks have done meanwhile: they may have made steps without this one.
+        if self.history.import_fails_elsewhere(cause):
+            return f"the same import error on {self.history.node} and {cause.node}"
         return ""
 
     def _refusal(self, cause: RootCause, *, progressed: bool, moves: bool) -> str:
@@ -221,23 +223,19 @@ class RestartPolicy:
             cause: Why this start has ended.
             progressed: Whether this start has made progress. Then only :meth:`forbids` speaks
                 against another one.
-            moves: Whether ranks move to another node. Then the same holds, but for an import error
-                that two nodes have had.
+            moves: Whether ranks move to another node. Then the same holds.
         """
         last = self.history
         if why := self.forbids(cause):
             return why
-        if progressed:
-            return ""
-        is_same = last.same_as_last(cause) and last.node != cause.node
-        if moves and not (is_same and cause.failed_import):
+        if progressed or moves:
             return ""
         is_wrong = cause.category is FailureCategory.WRONG_SCRIPT
         if cause.category is FailureCategory.IMPORT_FAILED:
             is_wrong = not last.passed_imports
         if is_wrong or cause.exit_code in _WRONG_USE:
             return "the script would fail again"
-        if is_same:
+        if last.count and last.cause == cause.cause and last.node != cause.node:
             return f"the same cause on {last.node} and {cause.node}, without a step in between"
         if last.progressed:
             return ""

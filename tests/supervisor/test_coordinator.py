@@ -486,7 +486,7 @@ def test_a_finished_rank_is_expected_to_make_no_step() -> None:
 def restarted(**changes: Any) -> Scene:
     """In an earlier start the first step came after 5 s, so this one has 45 s for it."""
     policy = RestartPolicy(3, HAS_STEPPED, lambda: "where", lambda: False)
-    known = {"step": lambda: 0, "stacks": lambda: ALL_REDUCE, "restarts": policy}
+    known: dict[str, Any] = {"step": lambda: 0, "stacks": lambda: ALL_REDUCE, "restarts": policy}
     it = Scene(stall_timeout=3.0, **known | changes)
     it.monitor.tick(1.0)
     for rank in (1, 2):

@@ -134,13 +134,16 @@ def test_a_failure_is_a_restart_or_not(
 
 
 def test_an_import_error_on_a_second_node_is_the_scripts() -> None:
-    """Even if its ranks move; the texts differ by the paths of the nodes."""
+    """Even if its ranks move, or other ranks have made steps; the texts differ by the paths of the
+    nodes.
+    """
     first = import_error("n1")
     before = Starts(2, True, False, first.cause, "n1", False, first.failed_import, True, 5.0)
     policy = RestartPolicy(9, before, lambda: "where", lambda: False)
-    published, said = policy.decide(import_error("n2"), "", moves=True)
-    assert published is None
-    assert tells(said, "not restarted", "same cause", "n1", "n2")
+    for steps in (StartSteps(), StartSteps(True, 4.0)):
+        published, said = policy.decide(import_error("n2"), "", moves=True, steps_seen=steps)
+        assert published is None
+        assert tells(said, "not restarted", "same import error", "n1", "n2")
     other = import_error("n2", module="another")
     assert policy.decide(other, "", moves=True)[0] == "where"
     assert policy.history.failed_import == "ImportError another"
