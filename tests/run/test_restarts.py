@@ -14,9 +14,9 @@ import pytest
 
 from srunddp.errors import ConfigError
 from srunddp.run.restart import InheritedStart
-from tests.support import worlds
+from tests.support import starting, worlds
 from tests.support.facts import tells
-from tests.support.starting import until
+from tests.support.starting import started, until, write
 from tests.support.worlds import SIZE, Ended, is_gone, world
 
 pytestmark = pytest.mark.slow
@@ -337,3 +337,40 @@ def test_a_final_error_is_never_restarted(how: str, code: int, size: int, tmp_pa
     assert ended.codes == [code] * size, ended.text
     (line,) = lines(ended)
     assert tells(line, "not restarted", "must not go on")
+
+
+GUARD = """
+import os, sys, time
+import srunddp
+from pathlib import Path
+from srunddp.train import CheckpointManager
+folder, other = Path(sys.argv[1]), Path(sys.argv[2])
+with srunddp.init() as world:
+    checkpoints = CheckpointManager(folder, world)
+    state = checkpoints.load("auto")
+    step = state["step"] if state else 0
+    print(srunddp.restart_count(), flush=True)
+    (folder / "begun").touch()
+    while not other.exists():
+        step += 1
+        srunddp.heartbeat()
+        checkpoints.save(step, {"step": step}, wait=True)
+"""
+
+
+def test_two_runs_on_one_folder_do_not_take_it_from_each_other(tmp_path: Path) -> None:
+    """The second one goes on, and the first one ends for good."""
+    script = write(tmp_path / "guard.py", GUARD)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    words = ("--restarts=3", script, folder, tmp_path / "end")
+    with started(*words, folder=tmp_path) as first:
+        until((folder / "begun").exists)
+        with started(*words, folder=tmp_path) as second:
+            code, printed, errors = starting.ended(first)
+            (tmp_path / "end").touch()
+            result = starting.ended(second)
+    assert (code, printed) == (78, "0\n"), errors
+    assert "another run has begun" in errors
+    assert "srunddp: not restarted: " in errors
+    assert result[:2] == (0, "0\n"), result
