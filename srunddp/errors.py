@@ -76,6 +76,7 @@ class SrunddpError(Exception):
     Attributes:
         exit_code: What the rank then exits with.
         said: Whether the user has seen it.
+        final: Whether no restart of the run may follow, however far this start has come.
         scope: Who has the same error.
         found: What is wrong, with the place before it.
         expected: What would be right; may be empty.
@@ -85,6 +86,7 @@ class SrunddpError(Exception):
     # sysexits' EX_SOFTWARE; derived classes have better ones.
     exit_code = 70
     said = False
+    final = False
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ EVENTS = (
 MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
 # Places of words of 8 bytes; those between are free.
-_COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS = range(5)
+_COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS, _PAUSED = range(6)
 _STEPS, _SAMPLES, _STEP_S, _DATA_S, _OWN_S, _LONGEST_STEP_S, _EPOCH = range(8, 15)
 _EVENTS_AT = 256
 _EVENT = struct.Struct("@ddQ")
@@ -130,21 +130,30 @@ class TelemetryPage:
         """Count one step more; in the worker."""
         self.count += 1
         self._words[_COUNT] = self.count
+        self._words[_PAUSED] = 0
         if self.count == 1:
             self._words[_HAS_STEPS] = 1
             self.event("step")
 
     def pause(self) -> None:
         """Say that no step is expected for now; in the worker."""
+        # First, as a reader that finds no count and no pause takes this rank for one that has not
+        # begun.
+        self._words[_PAUSED] = 1
         self._words[_COUNT] = 0
 
     def resume(self) -> None:
         """Say that steps are expected again; in the worker."""
         self._words[_COUNT] = self.count
+        self._words[_PAUSED] = 0
 
     def read(self) -> int:
         """Return the steps so far, 0 where none is expected; in the supervisor."""
         return self._words[_COUNT]
+
+    def is_paused(self) -> bool:
+        """Return whether the worker has said that no step is expected for now; in either."""
+        return bool(self._words[_PAUSED])
 
     def has_steps(self) -> bool:
         """Return whether there has ever been a step; in the supervisor."""
@@ -259,7 +268,9 @@ def heartbeat(*, last: bool = False) -> None:
     """Say that this rank goes on; call it once a step, on all ranks.
 
     From the first call on some rank has to call it within each ``--stall-timeout``: else the run is
-    ended, and the rank that the others wait for is named. Without a supervisor nothing happens.
+    ended, and the rank that the others wait for is named. After a restart there is a longer limit
+    for the first call as well, if an earlier start has made steps. Without a supervisor nothing
+    happens.
 
     Args:
         last: there is no limit until the next call.
@@ -275,8 +286,8 @@ def heartbeat(*, last: bool = False) -> None:
 @contextlib.contextmanager
 def stall_limit_suspended() -> Iterator[None]:
     """Let what runs within, which is no step, take as long as it likes."""
-    # Nested, or before the first step, the limit is off already and has to stay off afterwards.
-    if _page is None or not _page.read():
+    # Nested, the limit is off already and has to stay off afterwards.
+    if _page is None or _page.is_paused():
         yield
         return
     _page.pause()

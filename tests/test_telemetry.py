@@ -147,6 +147,24 @@ def test_the_longest_step_is_reset_when_it_was_read(recording: TelemetryPage) ->
     assert recording.snapshot().longest_step_s == 0.25
 
 
+def test_a_pause_can_be_told_from_a_start_without_a_step(ours: TelemetryPage) -> None:
+    """Also before the first step, as for a long evaluation at the beginning."""
+    assert not ours.is_paused()
+    with stall_limit_suspended():
+        assert ours.is_paused()
+        with stall_limit_suspended():
+            pass
+        assert ours.is_paused()
+    assert (ours.is_paused(), ours.read()) == (False, 0)
+    last()
+    assert ours.is_paused()
+    with stall_limit_suspended():
+        pass
+    assert ours.is_paused(), "no step is expected until the next one"
+    heartbeat()
+    assert (ours.is_paused(), ours.read()) == (False, 1)
+
+
 def test_what_is_suspended_is_no_step_and_no_limit_counts(ours: TelemetryPage) -> None:
     """Before the first step, and after the last one, it leaves things as they are."""
     seen = []

@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin
 from srunddp.errors import ConfigError
+from srunddp.run.read_once import position_of_stdin, rewind_stdin
 from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.messages import Message
@@ -34,13 +35,14 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     """Everything that is handed over.
 
     Attributes:
-        rejoin, history, mask, remaining: as in :class:`InheritedStart`.
+        rejoin, history, mask, remaining, stdin: as in :class:`InheritedStart`.
     """
 
     rejoin: Rejoin
     history: Starts
     mask: tuple[int, ...]
     remaining: tuple[int, ...]
+    stdin: int | None
 
 
 class EndedStart(NamedTuple):
@@ -75,6 +77,8 @@ class InheritedStart:
         history: On rank 0, how the previous starts have gone.
         mask: The signals that are blocked in the script; None to keep the mask of this process.
         remaining: The pids of processes of the previous start that could not be killed.
+        stdin: How far standard input had been read when the first start began; None if it is no
+            regular file.
         environ, folder, cpus, files: Variables, working directory, affinity mask and limit of open
             files with which this process was started; the next start gets the same.
     """
@@ -83,6 +87,7 @@ class InheritedStart:
     history: Starts = field(default_factory=Starts)
     mask: Sequence[int] | None = None
     remaining: Sequence[int] = ()
+    stdin: int | None = None
     environ: Mapping[str, str] = field(repr=False)
     folder: str
     cpus: set[int]
@@ -114,12 +119,14 @@ class InheritedStart:
         """
         handed_over = _HandedOver(
             rejoin=rejoin,
-            # If rank 0 is gone, only the number of starts is known.
-            history=ended.history or Starts(rejoin.generation),
+            # If rank 0 is gone, only the number of starts is known, and that its ranks move.
+            history=ended.history or Starts(rejoin.generation, moved=True),
             mask=tuple(map(int, mask)),
             remaining=tuple(ended.remaining),
+            stdin=self.stdin,
         )
         text = handed_over.encode().decode()
+        rewind_stdin(self.stdin)
         _set_inheritable(True, rejoin)
         for number in ended.end_requests:
             # The signals are blocked, so they stay pending until the next start reads them.
@@ -159,6 +166,7 @@ def inherited_start() -> InheritedStart:
         folder=os.readlink("/proc/self/cwd"),
         cpus=os.sched_getaffinity(0),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        stdin=position_of_stdin(),
     )
     if not isinstance(handed_over, _HandedOver):
         return first
@@ -169,6 +177,7 @@ def inherited_start() -> InheritedStart:
         history=handed_over.history,
         mask=handed_over.mask,
         remaining=handed_over.remaining,
+        stdin=handed_over.stdin,
     )
 
 

@@ -27,6 +27,7 @@ from srunddp.run.launch import (
     launch,
 )
 from srunddp.run.plan import RunPlan, in_staged_copies, output_outside_copies
+from srunddp.run.read_once import check_readable_again
 from srunddp.run.restart import InheritedStart
 from srunddp.run.run_files import clear_result
 from srunddp.run.script import check
@@ -68,6 +69,8 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
             plan = output_outside_copies(plan)
         check_worker_variable(os.environ)
         check(plan.script)
+        if plan.command.restarts:
+            check_readable_again(plan.script)
         output, monitor = _open_files(plan, limits)
         setup = prepare(plan.rendezvous, environment)
         interface = setup.interface

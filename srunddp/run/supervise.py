@@ -231,6 +231,8 @@ class Agent(RankAgent):
             nodes=found.nodes,
             stall_timeout=command.stall_timeout,
             step=self.monitor.page.read,
+            paused=self.monitor.page.is_paused,
+            has_steps=self.monitor.page.has_steps,
             stacks=partial(self._recorder.dump.request, self.worker),
             link_is_up=lambda: any(
                 link.name == name and link.up for link in interface.list_interfaces()

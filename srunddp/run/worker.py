@@ -317,6 +317,7 @@ def _send_failure(
             category=said.category.value,
             traceback=said.traceback,
             shown=shown,
+            failed_import=said.failed_import,
         )
     )
 
@@ -328,7 +329,8 @@ def _script_error(error: BaseException, result: user_script.ScriptResult) -> Scr
     if isinstance(error, PeerError):
         return ScriptError(failure.shortened(str(error)), "", FailureKind.SECONDARY)
     if isinstance(error, SrunddpError):
-        return ScriptError(failure.shortened(str(error)), "", FailureKind.PRIMARY)
+        category = failure.category_of(error)
+        return ScriptError(failure.shortened(str(error)), "", FailureKind.PRIMARY, category)
     if isinstance(error, SystemExit):
         return failure.of_exit(error, result.code)
     return failure.of_exception(error, result.trace)

@@ -135,32 +135,35 @@ class RankZeroSpareNodes:
         """
         if not self.can_move or root_cause.ending is Ending.STOPPED:
             return set()
-        return self.left(root_cause, before.node if before.count else "")
+        suspect = before.node if before.count else ""
+        if before.is_of_node(root_cause):
+            suspect = root_cause.node
+        return self.left(root_cause, suspect)
 
     def are_too_few_for(self, left: Collection[str]) -> bool:
         """Whether there are fewer usable spare nodes than these nodes, whose ranks must move."""
         return bool(left) and self.free(left) < len(left)
 
-    def left(self, root_cause: RootCause, last_node: str) -> set[str]:
+    def left(self, root_cause: RootCause, suspect: str) -> set[str]:
         """Return the nodes whose ranks have to move, even if no ranks can move now.
 
-        These are the lost node, the nodes on which the supervisor of a rank has ended, and a node
-        that was the first to fail in two starts in a row.
+        These are the lost node, the nodes on which the supervisor of a rank has ended, and the
+        suspect if it was the first to fail.
 
         Args:
             root_cause: Why this start ends.
-            last_node: The node that was the first to fail in the previous start; empty if there is
-                none.
+            suspect: The node whose own fault its failure likely is: the first that failed in the
+                previous start, or one that lacks what the script imports. Empty if there is none.
         """
         ended = {rank for rank, connection in self._connections.items() if not connection.open}
         left = {self._nodes[rank] for rank in ended - self._numbers}
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
-        has_failed_twice = root_cause.node == last_node
-        # If no other node has ranks, two failures prove nothing about this node.
+        # If no other node has ranks, a failure proves nothing about this node.
         others = {node for rank, node in self._nodes.items() if rank not in self._numbers}
-        if has_failed_twice and others - {last_node} and self.free(left) > len(left):
-            left.add(last_node)
+        is_suspect = root_cause.node == suspect
+        if is_suspect and others - {suspect} and self.free(left) > len(left):
+            left.add(suspect)
         return left
 
     def free(self, without: Collection[str]) -> int:

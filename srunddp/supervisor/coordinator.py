@@ -47,6 +47,7 @@ from srunddp.supervisor.messages import (
 )
 from srunddp.supervisor.node_replacement import NextStart, NodeReplacement
 from srunddp.supervisor.rank_table import RankEvent, RankState, RankTable
+from srunddp.supervisor.restart import StartSteps, first_step_limit
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, find_root_cause, report, write
 from srunddp.supervisor.stall import (
     StackRequest,
@@ -79,7 +80,14 @@ class Coordinator(FailureMonitor):
         self._table = RankTable(context.nodes.keys() - spare_numbers, spare_numbers)
         self._liveness = Liveness(context, connections)
         self._decision = Decision(context.limits)
-        self._stall = StallDetector(context.stall_timeout)
+        first_step_within = 0.0
+        if context.restarts:
+            first_step_within = first_step_limit(
+                context.restarts.history, context.stall_timeout, context.limits
+            )
+        self._stall = StallDetector(context.stall_timeout, first_step_within)
+        # Whether a rank has made a step in this start.
+        self._has_steps = False
         # In WAITING_FOR_SILENT, the ranks that rank 0 still waits for; None before.
         self._silent: set[int] | None = None
         # The stacks asked for last, in ASKING_STALLED or ASKING_OTHERS.
@@ -178,13 +186,15 @@ class Coordinator(FailureMonitor):
 
     def _on_message(self, rank: int, message: RankMessage, now: float) -> None:
         match message:
-            case ScriptIsOver(waits):
+            case ScriptIsOver(waits, has_steps):
+                self._has_steps = self._has_steps or has_steps
                 self._note(rank, RankEvent.SCRIPT_IS_OVER)
                 if waits:
                     self._waiting.add(rank)
             case WorkerHasEnded():
                 self._note(rank, RankEvent.WORKER_HAS_ENDED)
             case HasFailed():
+                self._has_steps = self._has_steps or message.has_steps
                 self._self_reported.add(rank)
                 self.fail(message.failure(rank, self._context.nodes[rank]), now)
             case EndedAfterVerdict():
@@ -210,7 +220,7 @@ class Coordinator(FailureMonitor):
 
     def _on_ping(self, rank: int, ping: Ping, now: float) -> None:
         if self._table[rank] is RankState.WORKING:
-            self._stall.note(rank, ping.step, now)
+            self._stall.note(rank, ping.step, now, paused=ping.paused)
         if self._replacement and self._replacement.can_move:
             self._replacement.answer(rank, ping, self._asked_by)
 
@@ -328,7 +338,9 @@ class Coordinator(FailureMonitor):
     def _look_for_the_silent(self, now: float) -> None:
         self._liveness.look(now)
         if self._own_state is RankState.WORKING:
-            self._stall.note(self._context.rank, self._context.step(), now)
+            self._stall.note(
+                self._context.rank, self._context.step(), now, paused=self._context.paused()
+            )
         # If ranks can move, rank 0 answers each ping, and need not send pings of its own.
         if not self._can_move:
             self._liveness.ping(self._open)
@@ -478,12 +490,17 @@ class Coordinator(FailureMonitor):
         self.cut_off = is_left and root_cause.ending is Ending.LOST
         self.fenced = self.cut_off or (is_left and not obstacle)
         if not self.fenced:
-            self._decide_restart(root_cause, obstacle, moves=bool(left))
+            self._decide_restart(
+                root_cause, obstacle, moves=bool(left), steps_seen=self._steps_seen()
+            )
         self._tell(root_cause, left)
         write(root_cause, self._others(), self._folder)
 
     def _obstacle(self, root_cause: RootCause, left: Collection[str]) -> str:
         """Return why no restart is possible; empty if one is."""
+        # If rank 0's node is given up, nobody asks the policy any more.
+        if self._restarts and (why := self._restarts.forbids(root_cause)):
+            return why
         if self._replacement and self._replacement.can_move:
             if self._replacement.are_too_few_for(left):
                 return "no spare node is left"
@@ -494,6 +511,12 @@ class Coordinator(FailureMonitor):
                 return "srunddp has ended on a rank; srun --oom-kill-step=0 leaves it there"
             return "srunddp has ended on a rank"
         return "all scripts are over" if self._scripts_were_over else ""
+
+    def _steps_seen(self) -> StartSteps:
+        stall = self._stall
+        if stall.begun is None or stall.first_at is None:
+            return StartSteps(any=self._has_steps)
+        return StartSteps(any=True, first_after=stall.first_at - stall.begun)
 
     def _has_lost_a_rank(self) -> bool:
         return not self._table.ranks - {self._context.rank} <= self._open

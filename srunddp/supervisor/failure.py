@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from enum import Enum, IntEnum
 from types import TracebackType
 
+from srunddp.errors import SrunddpError
 from srunddp.supervisor.signals import signal_name
 from srunddp.util.cgroup import kills_whole_step
 
@@ -39,7 +40,9 @@ class FailureCategory(Enum):
     """What a failure means for another start of the run."""
 
     OTHER = "other"
-    WRONG_SCRIPT = "wrong script"  # a syntax or an import error: the script would fail again
+    WRONG_SCRIPT = "wrong script"  # a syntax error: the script would fail again
+    IMPORT_FAILED = "import failed"  # the script would fail again, or the node lacks a package
+    FINAL = "final"  # another start would do harm, see SrunddpError.final
     OUT_OF_MEMORY = "out of memory"  # the kernel has killed the worker for lack of memory
 
 
@@ -52,12 +55,15 @@ class ScriptError:
         traceback: The traceback as Python prints it, or empty.
         weight: How likely the error is the root cause.
         category: What the error means for another start.
+        failed_import: Of an import error, its class and the module: two import errors with the same
+            text here are the same, whatever paths of their nodes they name. Else empty.
     """
 
     cause: str
     traceback: str
     weight: FailureKind
     category: FailureCategory = FailureCategory.OTHER
+    failed_import: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Failure:
             never ordered by it.
         shown: Whether the user has already seen the error.
         category: What the failure means for another start.
+        failed_import: As in :class:`ScriptError`.
     """
 
     rank: int
@@ -86,6 +93,7 @@ class Failure:
     time: str = ""
     shown: bool = False
     category: FailureCategory = FailureCategory.OTHER
+    failed_import: str = ""
 
 
 def time_of_day() -> str:
@@ -100,11 +108,32 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
     # A message may have several lines, and notes below it. For a syntax error Python prints the
     # message last, below the line of source.
     cause = lines[-1 if isinstance(error, SyntaxError) else 0]
-    if isinstance(error, SyntaxError | ImportError):
-        category = FailureCategory.WRONG_SCRIPT
-    else:
-        category = FailureCategory.OTHER
-    return ScriptError(cause[:_LONGEST_CAUSE], shortened(text), _weight(error), category)
+    failed_import = ""
+    if isinstance(error, ImportError):
+        # ctypes and C extensions leave the name out.
+        failed_import = f"{type(error).__name__} {error.name or ''}"[:_LONGEST_CAUSE]
+    return ScriptError(
+        cause=cause[:_LONGEST_CAUSE],
+        traceback=shortened(text),
+        weight=_weight(error),
+        category=category_of(error),
+        failed_import=failed_import,
+    )
+
+
+def category_of(error: BaseException) -> FailureCategory:
+    """Return what an exception means for another start, by its class.
+
+    A final error counts also where the script has raised another one for it, or while it handled
+    it.
+    """
+    if any(isinstance(each, SrunddpError) and each.final for each in _chain(error)):
+        return FailureCategory.FINAL
+    if isinstance(error, ImportError):
+        return FailureCategory.IMPORT_FAILED
+    if isinstance(error, SyntaxError):
+        return FailureCategory.WRONG_SCRIPT
+    return FailureCategory.OTHER
 
 
 def of_exit(end: SystemExit, code: int) -> ScriptError:
@@ -132,12 +161,13 @@ def of_exit(end: SystemExit, code: int) -> ScriptError:
         return ScriptError(exit_call, "", FailureKind.PRIMARY)
     error = of_exception(handled, handled.__traceback__)
     if end.__suppress_context__ and end.__cause__ is None:
-        return ScriptError(exit_call, "", error.weight)
+        return ScriptError(exit_call, "", error.weight, error.category, error.failed_import)
     return ScriptError(
         cause=f"{error.cause}; then {exit_call}",
         traceback="" if code == _WRONG_COMMAND_LINE else error.traceback,
         weight=error.weight,
         category=error.category,
+        failed_import=error.failed_import,
     )
 
 
@@ -202,12 +232,17 @@ def _weight(error: BaseException) -> FailureKind:
     """Return the highest weight, which is the least likely cause, among an exception, its causes
     and its contexts.
     """
-    weights: dict[int, FailureKind] = {}
+    return max(map(_own_weight, _chain(error)))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an exception, its causes and its contexts."""
+    found: dict[int, BaseException] = {}
     following: BaseException | None = error
-    while following is not None and id(following) not in weights:
-        weights[id(following)] = _own_weight(following)
+    while following is not None and id(following) not in found:
+        found[id(following)] = following
         following = _reason(following)
-    return max(weights.values())
+    return list(found.values())
 
 
 def _own_weight(error: BaseException) -> FailureKind:

@@ -18,7 +18,7 @@ from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure import Failure
 from srunddp.supervisor.limits import DEFAULT_LIMITS, LOST_AFTER, Limits
 from srunddp.supervisor.node_replacement import NextStart, SpareNodesOfStart
-from srunddp.supervisor.restart import RestartPolicy
+from srunddp.supervisor.restart import NO_STEPS_SEEN, RestartPolicy, StartSteps
 from srunddp.supervisor.root_cause import RootCause, report, write
 from srunddp.util.console import write_stderr
 
@@ -115,10 +115,17 @@ class FailureMonitor:
         """
         return False
 
-    def _decide_restart(self, root_cause: RootCause, obstacle: str, *, moves: bool = False) -> None:
+    def _decide_restart(
+        self,
+        root_cause: RootCause,
+        obstacle: str,
+        *,
+        moves: bool = False,
+        steps_seen: StartSteps = NO_STEPS_SEEN,
+    ) -> None:
         if self._restarts:
             self.restart, line = self._restarts.decide(
-                root_cause, self._asked_by or obstacle, moves=moves
+                root_cause, self._asked_by or obstacle, moves=moves, steps_seen=steps_seen
             )
             write_stderr(f"srunddp: {line}\n" if line else "")
 
@@ -167,7 +174,9 @@ class RankContext:
         node: The node of this supervisor.
         nodes: The node of each task that this supervisor knows, by number; always with rank 0.
         stall_timeout: Seconds without a step of any rank after which the run ends; 0 for no limit.
-        step: Returns how many steps the worker has made.
+        step: Returns how many steps the worker has made; 0 while none is expected.
+        paused: Returns whether the worker has said that no step is expected for now.
+        has_steps: Returns whether the worker has ever made a step in this start.
         stacks: Asks the worker for its stacks, and returns them as text.
         link_is_up: Returns whether this node's interface has a link.
         folder: The folder of the run's logs; None if the run writes none.
@@ -199,6 +208,8 @@ class RankContext:
     spare_nodes: SpareNodesOfStart | None = None
     limits: Limits = DEFAULT_LIMITS
     clock: Clock = time.monotonic
+    paused: Callable[[], bool] = lambda: False
+    has_steps: Callable[[], bool] = lambda: False
 
     @property
     def ping_every(self) -> float:

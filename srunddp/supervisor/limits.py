@@ -142,6 +142,17 @@ class Limits:
     whose script reports no steps.
     """
 
+    first_step_stall_timeouts: float = 10.0
+    """How many times ``--stall-timeout`` a start may take to its first step if an earlier start has
+    made steps; :attr:`first_step_times` comes on top. Before the first step data may be staged,
+    caches may be filled and a model compiled, and a file system may be slower than before.
+    """
+
+    first_step_times: float = 3.0
+    """How many times the time that the first step took in an earlier start, on top of
+    :attr:`first_step_stall_timeouts`.
+    """
+
     # Which ranks are there.
 
     pings_every: float = 5.0

@@ -25,9 +25,11 @@ class ScriptIsOver(RankMessage, kind="script_is_over"):
     Attributes:
         waits: Whether its worker stays until the scripts of all ranks are over, because MPI is
             initialised or a restart is possible.
+        has_steps: Whether the rank has made a step in this start.
     """
 
     waits: bool = False
+    has_steps: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,14 @@ class HasFailed(RankMessage, kind="has_failed"):
     """The rank has failed.
 
     Attributes:
-        cause, traceback, exit_code, time, shown: The fields of the failure with these names.
+        cause, traceback, exit_code, time, shown, failed_import: The fields of the failure with
+            these names.
         weight: The number of its :class:`FailureKind`, which says how likely the failure is the
             root cause.
         category: The value of its :class:`FailureCategory`, which says what the failure means for
             another start.
+        has_steps: Whether the rank has made a step in this start. It may have made its first one
+            since the last ping.
     """
 
     cause: str
@@ -54,6 +59,8 @@ class HasFailed(RankMessage, kind="has_failed"):
     time: str = ""
     shown: bool = False
     category: str = FailureCategory.OTHER.value
+    failed_import: str = ""
+    has_steps: bool = False
 
     def __post_init__(self) -> None:
         FailureKind(self.weight)
@@ -61,8 +68,13 @@ class HasFailed(RankMessage, kind="has_failed"):
         _check_exit_code(self.exit_code)
 
     @classmethod
-    def about(cls, failure: Failure) -> HasFailed:
-        """Return the message about a failure of this rank."""
+    def about(cls, failure: Failure, *, has_steps: bool = False) -> HasFailed:
+        """Return the message about a failure of this rank.
+
+        Args:
+            failure: The failure.
+            has_steps: Whether this rank has made a step in this start.
+        """
         return cls(
             cause=failure.cause,
             exit_code=failure.exit_code,
@@ -71,6 +83,8 @@ class HasFailed(RankMessage, kind="has_failed"):
             time=failure.time,
             shown=failure.shown,
             category=failure.category.value,
+            failed_import=failure.failed_import,
+            has_steps=has_steps,
         )
 
     def failure(self, rank: int, node: str) -> Failure:
@@ -89,6 +103,7 @@ class HasFailed(RankMessage, kind="has_failed"):
             time=self.time,
             shown=self.shown,
             category=FailureCategory(self.category),
+            failed_import=self.failed_import,
         )
 
 
@@ -97,7 +112,8 @@ class Ping(RankMessage, kind="ping"):
     """The rank is still there.
 
     Attributes:
-        step: How many steps its worker has made.
+        step: How many steps its worker has made; 0 while none is expected.
+        paused: Whether the worker has said that no step is expected of it for now.
         sent_at: With spare nodes, the rank's time; echo: the last time that the rank has received
             from rank 0.
     """
@@ -105,6 +121,7 @@ class Ping(RankMessage, kind="ping"):
     step: int
     sent_at: float | None = None
     echo: float | None = None
+    paused: bool = False
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class Participant(FailureMonitor):
 
     def fail(self, failure: Failure, now: float) -> None:
         self._failure = self._failure or failure
-        self._connection.send(HasFailed.about(failure))
+        self._connection.send(HasFailed.about(failure, has_steps=self._context.has_steps()))
         self._notice_end(now)
 
     def done(self, *, waits: bool = False) -> None:
@@ -136,7 +136,7 @@ class Participant(FailureMonitor):
         # fails while another is in MPI_Finalize, Open MPI's mpirun may hang; hence `waits`.
         super().done()
         self._waits = waits
-        self._connection.send(ScriptIsOver(waits))
+        self._connection.send(ScriptIsOver(waits, self._context.has_steps()))
 
     def left(self) -> None:
         super().left()
@@ -188,10 +188,11 @@ class Participant(FailureMonitor):
 
     def _ping(self) -> Ping:
         step = self._context.step()
+        paused = self._context.paused()
         if self._lease is None:
-            return Ping(step)
+            return Ping(step, paused=paused)
         times = self._lease.stamp()
-        return Ping(step, times.sent_at, times.echo)
+        return Ping(step, times.sent_at, times.echo, paused=paused)
 
     def _lease_ends(self, now: float) -> float:
         is_bound = self._lease and self._needs_rank_zero and not self._context.asked(now)

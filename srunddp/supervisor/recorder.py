@@ -125,6 +125,7 @@ class FailureRecorder:
             trace=message.traceback,
             shown=message.shown,
             category=FailureCategory(message.category),
+            failed_import=message.failed_import,
         )
 
     def of(
@@ -137,6 +138,7 @@ class FailureRecorder:
         trace: str = "",
         shown: bool = False,
         category: FailureCategory = FailureCategory.OTHER,
+        failed_import: str = "",
     ) -> Failure:
         """Return the failure for a cause. If the launcher's signal has come shortly before, that
         signal becomes the cause, unless the ranks have agreed to stop.
@@ -149,6 +151,7 @@ class FailureRecorder:
             trace: The traceback, or empty.
             shown: Whether the user has already seen the error.
             category: What the failure means for another start.
+            failed_import: As in :class:`Failure`.
         """
         number = self.ending_signal(now)
         if number and weight is not FailureKind.STOPPED:
@@ -170,6 +173,7 @@ class FailureRecorder:
             time=time_of_day(),
             shown=shown,
             category=category,
+            failed_import=failed_import,
         )
 
     def write(self, failure: Failure) -> None:

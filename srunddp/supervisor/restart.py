@@ -31,6 +31,11 @@ class Starts:
         node: The node of the last start's failure.
         progressed: Whether the last start made progress: a step, or enough time if none are
             counted.
+        failed_import: The class and module of the last start's failure, if it was an import error;
+            else empty.
+        moved: Whether ranks have moved to another node after the last start.
+        first_step_after: The longest time in seconds that a start took to its first step; 0 if none
+            made one.
     """
 
     count: int = 0
@@ -39,6 +44,67 @@ class Starts:
     cause: str = ""
     node: str = ""
     progressed: bool = True
+    failed_import: str = ""
+    moved: bool = False
+    first_step_after: float = 0.0
+
+    @property
+    def passed_imports(self) -> bool:
+        """Whether the script's imports have succeeded in an earlier start, as far as rank 0 knows.
+
+        Ranks move after a failure that is no import error, or after an import error in a start that
+        followed one of these.
+        """
+        return self.steps or self.moved or (self.count > 0 and self.progressed)
+
+    def import_fails_elsewhere(self, cause: RootCause) -> bool:
+        """Whether the same import has failed in the last start, on another node."""
+        is_same = bool(cause.failed_import) and cause.failed_import == self.failed_import
+        return is_same and cause.node != self.node
+
+    def is_of_node(self, cause: RootCause) -> bool:
+        """Whether the cause is an import error that is likely the fault of the node: the imports
+        have succeeded before, and this one has failed on no other node.
+        """
+        if cause.category is not FailureCategory.IMPORT_FAILED or not self.passed_imports:
+            return False
+        return not self.import_fails_elsewhere(cause)
+
+
+@dataclass(frozen=True)
+class StartSteps:
+    """What rank 0 has seen of the steps of a start.
+
+    Attributes:
+        any: Whether any rank has made a step.
+        first_after: How many seconds after the ranks had met it saw the first one; None if it has
+            only heard of one afterwards.
+    """
+
+    any: bool = False
+    first_after: float | None = None
+
+
+NO_STEPS_SEEN = StartSteps()
+
+
+def first_step_limit(history: Starts, stall_timeout: float, limits: Limits) -> float:
+    """Return how many seconds a start may take to its first step; 0 for no limit.
+
+    A hang before the first step cannot be told from data being staged or a model being compiled. So
+    there is a limit only if an earlier start has made steps, and a generous one.
+
+    Args:
+        history: What is known of the earlier starts.
+        stall_timeout: Seconds without a step that count as a stall; 0 for no limit.
+        limits: How the limit follows from these.
+    """
+    if not stall_timeout or not history.steps:
+        return 0.0
+    return (
+        limits.first_step_stall_timeouts * stall_timeout
+        + limits.first_step_times * history.first_step_after
+    )
 
 
 class RestartPolicy:
@@ -65,7 +131,7 @@ class RestartPolicy:
             history: What is known of the starts before this one.
             publish: Begins to listen for the next rendezvous, and returns the text by which the
                 ranks find it.
-            has_steps: Returns whether a worker has made a step in this start.
+            has_steps: Returns whether this rank's worker has made a step in this start.
             clock: The clock that measures how long the start takes.
             limits: How long a start must take to count as progress if no steps are counted.
         """
@@ -78,7 +144,12 @@ class RestartPolicy:
         self._began = clock()
 
     def decide(
-        self, cause: RootCause, obstacle: str, *, moves: bool = False
+        self,
+        cause: RootCause,
+        obstacle: str,
+        *,
+        moves: bool = False,
+        steps_seen: StartSteps = NO_STEPS_SEEN,
     ) -> tuple[str | None, str]:
         """Decide whether the run restarts, and if so, begin to listen for the ranks.
 
@@ -87,6 +158,7 @@ class RestartPolicy:
             obstacle: Why no restart is possible, if rank 0 knows a reason; else empty.
             moves: Whether ranks move from a node to a spare one, so that a fault of that node may
                 be gone.
+            steps_seen: What is known of the steps of all ranks in this start.
 
         Returns:
             The text by which the ranks find the next rendezvous, None if the run ends; and a line
@@ -96,36 +168,71 @@ class RestartPolicy:
         if cause.ending is Ending.STOPPED:
             return None, ""
         last = self.history
-        steps = last.steps or self._has_steps()
-        is_long = self._clock() - self._began >= self._limits.progress_after
-        progressed = self._has_steps() or (not steps and is_long)
+        has_steps = steps_seen.any or self._has_steps()
+        steps = last.steps or has_steps
+        duration = self._clock() - self._began
+        progressed = has_steps or (not steps and duration >= self._limits.progress_after)
         memory = last.out_of_memory or cause.category is FailureCategory.OUT_OF_MEMORY
-        if why := obstacle or self._refusal(cause, may_go_better=progressed or moves):
+        if why := obstacle or self._refusal(cause, progressed=progressed, moves=moves):
             return None, f"not restarted: {why}"
         try:
             published = self._publish()
         except SrunddpError as error:  # no port is free
             return None, f"not restarted: {error}"
-        self.history = Starts(last.count + 1, steps, memory, cause.cause, cause.node, progressed)
+        first_step_after = last.first_step_after
+        if has_steps:
+            took = steps_seen.first_after
+            if took is None:  # a rank has made its first step and failed between two pings
+                took = duration
+            first_step_after = max(first_step_after, took)
+        self.history = Starts(
+            count=last.count + 1,
+            steps=steps,
+            out_of_memory=memory,
+            cause=cause.cause,
+            node=cause.node,
+            progressed=progressed,
+            failed_import=cause.failed_import,
+            moved=moves,
+            first_step_after=first_step_after,
+        )
         return published, f"restart {self.history.count} of {self._most}: all ranks start anew"
 
-    def _refusal(self, cause: RootCause, *, may_go_better: bool) -> str:
+    def forbids(self, cause: RootCause) -> str:
+        """Return why no other start may follow, however far this one has come and whatever node the
+        ranks could move to; empty if one may.
+
+        Args:
+            cause: Why this start has ended.
+        """
+        if self.history.count >= self._most:
+            return f"this was restart {self._most} of {self._most}"
+        if cause.exit_code - 128 in _ASKS:
+            return f"{signals.signal_name(cause.exit_code - 128)} asks for an end"
+        if cause.category is FailureCategory.FINAL:
+            return "after this error the run must not go on"
+        # Whatever the other ranks have done meanwhile: they may have made steps without this one.
+        if self.history.import_fails_elsewhere(cause):
+            return f"the same import error on {self.history.node} and {cause.node}"
+        return ""
+
+    def _refusal(self, cause: RootCause, *, progressed: bool, moves: bool) -> str:
         """Return why no other start is worth it; empty if one is.
 
         Args:
             cause: Why this start has ended.
-            may_go_better: Whether this start has made progress, or ranks move to another node. Then
-                only the number of restarts and a signal that asks for an end speak against another
-                start.
+            progressed: Whether this start has made progress. Then only :meth:`forbids` speaks
+                against another one.
+            moves: Whether ranks move to another node. Then the same holds.
         """
         last = self.history
-        if last.count >= self._most:
-            return f"this was restart {self._most} of {self._most}"
-        if cause.exit_code - 128 in _ASKS:
-            return f"{signals.signal_name(cause.exit_code - 128)} asks for an end"
-        if may_go_better:
+        if why := self.forbids(cause):
+            return why
+        if progressed or moves:
             return ""
         is_wrong = cause.category is FailureCategory.WRONG_SCRIPT
+        if cause.category is FailureCategory.IMPORT_FAILED:
+            is_wrong = not last.passed_imports
         if is_wrong or cause.exit_code in _WRONG_USE:
             return "the script would fail again"
         if last.count and last.cause == cause.cause and last.node != cause.node:

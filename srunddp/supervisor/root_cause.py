@@ -49,6 +49,7 @@ class RootCause:
         notes: Lines to print below the traceback.
         shown: Whether the user has already seen the error.
         category: What the failure means for another start.
+        failed_import: As in :class:`~srunddp.supervisor.failure.Failure`.
     """
 
     ranks: tuple[int, ...]
@@ -62,6 +63,7 @@ class RootCause:
     notes: tuple[str, ...] = ()
     shown: bool = False
     category: FailureCategory = FailureCategory.OTHER
+    failed_import: str = ""
 
     @classmethod
     def of(cls, failure: Failure) -> RootCause:
@@ -80,6 +82,7 @@ class RootCause:
             time=failure.time,
             shown=failure.shown,
             category=failure.category,
+            failed_import=failure.failed_import,
         )
 
 

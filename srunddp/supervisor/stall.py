@@ -22,17 +22,28 @@ _LIMIT = re.compile(r"tim(e|ed|ing)[ -]?out|watchdog", re.IGNORECASE)
 
 @dataclass
 class StallDetector:
-    """Rank 0's count of the steps of all ranks. More steps are expected only of a rank that has
-    made one.
+    """Rank 0's count of the steps of all ranks. More steps are expected of a rank that has made
+    one. A first step is expected only with :attr:`first_within`.
 
     Attributes:
         timeout: Seconds without a step of any rank that count as a stall; 0 for no limit.
+        first_within: Seconds that the ranks may take to the first step of any of them; 0 for no
+            limit.
         steps: How many steps each rank has made, without the ranks of which none is expected.
+        begun: When the ranks have begun; None before the first note.
+        first_at: When a rank made the first step; None if none has made one.
     """
 
     timeout: float
+    first_within: float = 0.0
     steps: dict[int, int] = field(default_factory=dict)
+    begun: float | None = None
+    first_at: float | None = None
     _advanced: float = 0.0
+    # The ranks that are at work and have made no step, and those that have said that none is
+    # expected.
+    _without_step: set[int] = field(default_factory=set)
+    _paused: set[int] = field(default_factory=set)
 
     @property
     def due(self) -> float | None:
@@ -41,24 +52,53 @@ class StallDetector:
         """
         if self.timeout and self.steps:
             return self._advanced + self.timeout
+        if self.is_before_first_step and self._without_step and not self._paused:
+            return self._advanced + self.first_within
         return None
+
+    @property
+    def is_before_first_step(self) -> bool:
+        """Whether a first step is expected, and no rank has made one."""
+        return self.first_within > 0.0 and self.first_at is None
 
     def detected(self, now: float) -> bool:
         """Return whether the ranks have stalled."""
         due = self.due
         return due is not None and now >= due
 
-    def note(self, rank: int, step: int, now: float) -> None:
-        """Note how many steps a rank has made; 0 if none is expected of it."""
+    def note(self, rank: int, step: int, now: float, *, paused: bool = False) -> None:
+        """Note how many steps a rank has made.
+
+        Args:
+            rank: The rank.
+            step: Its steps so far; 0 if it has made none, or none is expected of it.
+            now: The time.
+            paused: Whether the rank has said that no step is expected of it for now.
+        """
+        if self.begun is None:
+            self.begun = now
+            self._advanced = now
+        if step and self.first_at is None:
+            self.first_at = now
+        if self._paused and self.is_before_first_step:
+            # The others may wait for this rank, so their time begins when it goes on.
+            self._advanced = now
         if self.steps.get(rank, 0) != step:
             self.steps[rank] = step
             self._advanced = now
         if not step:
             self.remove(rank)
+            self._without_step.add(rank)
+        if paused:
+            self._paused.add(rank)
+        else:
+            self._paused.discard(rank)
 
     def remove(self, rank: int) -> None:
         """Expect no step of this rank any more."""
         self.steps.pop(rank, None)
+        self._without_step.discard(rank)
+        self._paused.discard(rank)
 
 
 class StackRequest:
@@ -101,7 +141,10 @@ def find_stalled_rank(
         finished: The node of each rank whose script is over without an error.
     """
     rank = find_blocking_rank(stacks, stall.steps)
-    found = _blocked_by(rank, stacks, nodes, f"no step for {stall.timeout:g} s, in")
+    why = f"no step for {stall.timeout:g} s, in"
+    if stall.is_before_first_step:
+        why = f"no step in the first {stall.first_within:.0f} s of this start, in"
+    found = _blocked_by(rank, stacks, nodes, why)
     if not finished:
         return found
     note = f"{folded(list(finished), finished)} left with exit code 0 before"

@@ -42,7 +42,8 @@ class ScriptHasFailed(WorkerMessage, kind="script_has_failed"):
     """The script has failed or stopped, and the worker is about to end.
 
     Attributes:
-        cause, traceback, exit_code, shown: The fields of the failure with these names.
+        cause, traceback, exit_code, shown, failed_import: The fields of the failure with these
+            names.
         weight: The number of its :class:`FailureKind`.
         category: The value of its :class:`FailureCategory`.
     """
@@ -53,6 +54,7 @@ class ScriptHasFailed(WorkerMessage, kind="script_has_failed"):
     category: str
     traceback: str
     shown: bool
+    failed_import: str = ""
 
     def __post_init__(self) -> None:
         FailureKind(self.weight)

@@ -14,9 +14,9 @@ import pytest
 
 from srunddp.errors import ConfigError
 from srunddp.run.restart import InheritedStart
-from tests.support import worlds
+from tests.support import starting, worlds
 from tests.support.facts import tells
-from tests.support.starting import until
+from tests.support.starting import started, until, write
 from tests.support.worlds import SIZE, Ended, is_gone, world
 
 pytestmark = pytest.mark.slow
@@ -237,3 +237,140 @@ def test_the_result_is_written_whatever_the_launcher_makes_of_it(tmp_path: Path)
         [9] * SIZE,
         '{"exit_code": 9, "restarts": 0}\n',
     )
+
+
+# What a start knows of the earlier ones.
+
+HAS_STEPPED = """
+import srunddp
+START = srunddp.restart_count()
+if START == 0:
+    if RANK == 2:
+        srunddp.heartbeat()
+        sys.exit(9)
+    rest()
+"""
+
+
+def test_a_hang_before_the_first_step_is_found_if_an_earlier_start_made_steps(
+    tmp_path: Path,
+) -> None:
+    script = HAS_STEPPED + "def load(): time.sleep(1000)\n"
+    script += "if START == 1 and RANK == 1: load()\nif START == 1: rest()\n"
+    ended = run(tmp_path, script, "--restarts=2", "--stall-timeout=0.3")
+    assert ended.codes == [0] * SIZE, ended.text
+    crash, hang = ended.verdicts
+    assert (crash.ranks, hang.ranks, hang.code) == ((2,), (1,), 124), ended.text
+    assert tells(hang.cause, "no step in the first", "load (train.py")
+
+
+def test_work_before_the_first_step_has_no_limit_where_none_is_expected(tmp_path: Path) -> None:
+    """As after a last heartbeat; and the first start has none at all. It lasts longer than the
+    limit, of about 4 s, in a start that says nothing.
+    """
+    script = HAS_STEPPED + "srunddp.heartbeat(last=True)\ntime.sleep(12.0)\nprint('worked')\n"
+    ended = run(tmp_path, script, "--restarts=1", "--stall-timeout=0.2")
+    assert ended.codes == [0] * SIZE, ended.text
+    assert ended.printed == ["worked\n"] * SIZE
+
+
+@pytest.mark.parametrize("ending", ["os._exit(9)", "raise ValueError('boom')"])
+def test_steps_of_any_rank_are_progress(ending: str, tmp_path: Path) -> None:
+    """As of the last rank of a pipeline, which alone knows the loss; also if it fails before the
+    next ping.
+    """
+    script = (
+        "import srunddp\nSTART = srunddp.restart_count()\n"
+        f"if RANK == 2 and START < 3:\n    srunddp.heartbeat()\n    {ending}\n"
+        "if START < 3: rest()\n"
+    )
+    ended = run(tmp_path, script, "--restarts=5")
+    assert ended.codes == [0] * SIZE, ended.text
+    assert "srunddp: ended with 0 after 3 restarts\n" in ended.text
+
+
+def test_an_import_error_of_the_first_start_is_the_scripts_and_later_it_may_pass(
+    tmp_path: Path,
+) -> None:
+    ended = run(tmp_path, "import not_there\n", "--restarts=3")
+    (line,) = lines(ended)
+    assert tells(line, "not restarted", "script would fail again")
+    script = (
+        "import srunddp\nSTART = srunddp.restart_count()\n"
+        "if START == 1 and RANK == 1: import not_there\n"
+        "srunddp.heartbeat()\n"
+        "if START == 0 and RANK == 1: os._exit(9)\n"
+        "if START < 2: rest()\n"
+    )
+    folder = tmp_path / "later"
+    folder.mkdir()
+    ended = run(folder, script, "--restarts=3")
+    assert ended.codes == [0] * SIZE, ended.text
+    assert len(lines(ended)) == 2
+
+
+TAKEN = """
+import srunddp
+srunddp.heartbeat()
+from srunddp.errors import ConfigError
+class AnotherError(ConfigError):
+    final = True
+def fail():
+    raise AnotherError("another run is here", expected="one", hint="end one")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("fail()", 78),
+        ("try: fail()\nexcept ConfigError as error: sys.exit(5)", 5),
+        ("try: fail()\nexcept ConfigError as error: raise ValueError('lost') from error", 1),
+    ],
+)
+@pytest.mark.parametrize("size", [1, SIZE])
+def test_a_final_error_is_never_restarted(how: str, code: int, size: int, tmp_path: Path) -> None:
+    """Whatever the script makes of it, and although it has made steps."""
+    indented = how.replace("\n", "\n    ")
+    script = f"{TAKEN}\nif RANK == SIZE - 1:\n    {indented}\nrest()\n"
+    ended = run(tmp_path, script, "--restarts=3", size=size)
+    assert ended.codes == [code] * size, ended.text
+    (line,) = lines(ended)
+    assert tells(line, "not restarted", "must not go on")
+
+
+GUARD = """
+import os, sys, time
+import srunddp
+from pathlib import Path
+from srunddp.train import CheckpointManager
+folder, other = Path(sys.argv[1]), Path(sys.argv[2])
+with srunddp.init() as world:
+    checkpoints = CheckpointManager(folder, world)
+    state = checkpoints.load("auto")
+    step = state["step"] if state else 0
+    print(srunddp.restart_count(), flush=True)
+    (folder / "begun").touch()
+    while not other.exists():
+        step += 1
+        srunddp.heartbeat()
+        checkpoints.save(step, {"step": step}, wait=True)
+"""
+
+
+def test_two_runs_on_one_folder_do_not_take_it_from_each_other(tmp_path: Path) -> None:
+    """The second one goes on, and the first one ends for good."""
+    script = write(tmp_path / "guard.py", GUARD)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    words = ("--restarts=3", script, folder, tmp_path / "end")
+    with started(*words, folder=tmp_path) as first:
+        until((folder / "begun").exists)
+        with started(*words, folder=tmp_path) as second:
+            code, printed, errors = starting.ended(first)
+            (tmp_path / "end").touch()
+            result = starting.ended(second)
+    assert (code, printed) == (78, "0\n"), errors
+    assert "another run has begun" in errors
+    assert "srunddp: not restarted: " in errors
+    assert result[:2] == (0, "0\n"), result

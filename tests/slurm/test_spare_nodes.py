@@ -248,6 +248,47 @@ def test_a_node_that_fails_twice_in_a_row_is_left(runner: SlurmJobRunner) -> Non
     assert "ranks 2-3 go to node04" in done.errors
 
 
+LACKS_PACKAGE = """import os, sys, time
+where = os.environ["SLURMD_NODENAME"]
+if where in sys.argv[2:]:
+    import not_installed_here
+if sys.argv[1] == "steps":
+    import srunddp
+    srunddp.heartbeat()
+time.sleep(1.0)
+if where == "node02": os._exit(9)
+time.sleep(2.0)
+print("done", os.environ["RANK"], where)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacking", "code"),
+    [("steps", ["node03"], 0), ("none", ["node03"], 0), ("steps", ["node03", "node04"], 1)],
+    ids=str,
+)
+def test_a_spare_node_that_lacks_a_package_is_left_at_once(
+    kind: str, lacking: list[str], code: int, runner: SlurmJobRunner
+) -> None:
+    """A second one that lacks the same says that the script is wrong."""
+    script = runner.cluster.shared / "lacks_package.py"
+    script.write_text(LACKS_PACKAGE)
+    options = ("--restarts=5", "--spare-nodes=2", str(script), kind, *lacking)
+    words = (*OPTIONS, "-wnode[01-04]", "--ntasks-per-node=1", SRUNDDP, *options)
+    done = runner.srun(*words)
+    assert "rank 1 goes to node03" in done.errors
+    assert "rank 1 goes to node04" in done.errors
+    assert "rank 1 on node03 failed: ModuleNotFoundError" in done.errors
+    if code:
+        assert "not restarted: the same import error on node03 and node04" in done.errors, (
+            done.errors
+        )
+        assert done.code != 0
+    else:
+        assert done.code == 0, done.errors
+        assert sorted(done.output.splitlines()) == ["done 0 node01", "done 1 node04"]
+
+
 def test_a_signal_for_a_checkpoint_leaves_the_spare_nodes(runner: SlurmJobRunner) -> None:
     script = runner.cluster.shared / "saves.py"
     script.write_text(

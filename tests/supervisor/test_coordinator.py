@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.supervisor.limits import DEFAULT_LIMITS
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
@@ -42,6 +42,7 @@ from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
 from tests.support.starting import until, write
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
+HAS_STEPPED = Starts(1, True, False, "killed by SIGKILL", "node03", True, first_step_after=5.0)
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
 LIMIT = (
     "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv"
@@ -486,6 +487,54 @@ def test_a_finished_rank_is_expected_to_make_no_step() -> None:
     assert it.monitor.root_cause is None
 
 
+def restarted(**changes: Any) -> Scene:
+    """In an earlier start the first step came after 5 s, so this one has 45 s for it."""
+    policy = RestartPolicy(3, HAS_STEPPED, lambda: "where", lambda: False)
+    known: dict[str, Any] = {"step": lambda: 0, "stacks": lambda: ALL_REDUCE, "restarts": policy}
+    it = Scene(stall_timeout=3.0, **known | changes)
+    it.monitor.tick(1.0)
+    for rank in (1, 2):
+        it.say(rank, Ping(0), now=1.0)
+    return it
+
+
+def test_a_restarted_start_that_hangs_before_its_first_step_ends_and_restarts() -> None:
+    it = restarted()
+    it.monitor.tick(45.9)
+    assert not it.messages_to(1, StacksWanted)
+    it.monitor.tick(46.0)
+    it.say(1, Stacks(LOAD_BATCH), now=46.1)
+    it.say(2, Stacks(ALL_REDUCE), now=46.1)
+    it.monitor.tick(46.2)
+    assert (it.root_cause.ranks, it.root_cause.exit_code) == ((1,), 124)
+    assert it.monitor.restart == "where"
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_pauses_before_its_first_step_has_no_limit(who: int) -> None:
+    it = restarted(paused=lambda: who == 0)
+    for now in (5.0, 52.0):
+        it.monitor.tick(now)
+        it.say(1, Ping(0, paused=who == 1), now=now)
+    assert it.monitor.root_cause is None
+    assert not it.messages_to(1, StacksWanted)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [Ping(1), ScriptIsOver(waits=True, has_steps=True), HasFailed.about(BOOM, has_steps=True)],
+    ids=lambda said: said.kind,
+)
+def test_steps_of_another_rank_are_progress(said: RankMessage) -> None:
+    for message, restarts in ((said, True), (Ping(0), False)):
+        before = Starts(1, False, False, "killed by SIGKILL", "node02", False)
+        policy = RestartPolicy(3, before, lambda: "where", lambda: False)
+        it = Scene(restarts=policy)
+        it.say(1, message, now=1.0)
+        it.monitor.fail(BOOM, 2.0)
+        assert it.monitor.restart == ("where" if restarts else None)
+
+
 def test_nothing_is_due_again_and_again_while_a_rank_saves() -> None:
     it = working()
     it.monitor.fail(failed(1, "the launcher ended the run", FailureKind.SIGNALLED, 143), 2.0)
@@ -654,6 +703,51 @@ def test_a_failure_moves_nobody_the_first_time() -> None:
     it.monitor.fail(failed(0, "boom", FailureKind.PRIMARY), 1.0)
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (True, False, None)
     assert it.messages_to(1, Verdict)[0].restart_at == TAKEOVER
+
+
+IMPORT = Failure(
+    1,
+    "node02",
+    "ModuleNotFoundError: No module named 'm'",
+    1,
+    category=FailureCategory.IMPORT_FAILED,
+    failed_import="ModuleNotFoundError m",
+)
+
+
+def test_a_node_that_cannot_import_what_others_could_is_given_up_at_once() -> None:
+    for before, moves in ((Starts(), False), (HAS_STEPPED, True)):
+        policy = RestartPolicy(3, before, lambda: "where", lambda: False)
+        it = spared(restarts=policy)
+        it.say(1, HasFailed.about(IMPORT))
+        assert [each.node_is_given_up for each in it.messages_to(1, Verdict)] == [moves]
+        assert it.monitor.restart == ("where" if moves else None)
+
+
+def test_where_a_second_node_cannot_either_the_script_is_wrong() -> None:
+    before = replace(HAS_STEPPED, node="node03", failed_import="ModuleNotFoundError m", moved=True)
+    it = spared(restarts=RestartPolicy(3, before, lambda: "where", lambda: False))
+    it.say(1, HasFailed.about(IMPORT))
+    assert it.monitor.restart is None
+    assert it.messages_to(1, Verdict) == [Verdict((1,), 1)]
+
+
+@pytest.mark.parametrize(
+    "final",
+    [
+        replace(BOOM, exit_code=78, category=FailureCategory.FINAL),
+        replace(BOOM, exit_code=143, cause="killed by SIGTERM"),
+    ],
+    ids=["final", "SIGTERM"],
+)
+def test_what_forbids_a_restart_also_forbids_that_others_go_on_without_rank_0(
+    final: Failure,
+) -> None:
+    """For the second time in a row on rank 0's node, which would else be given up."""
+    it = spared(last=replace(HAS_STEPPED, node="node01"))
+    it.monitor.fail(replace(final, rank=0, node="node01"), 1.0)
+    assert (it.monitor.fenced, it.monitor.restart) == (False, None)
+    assert it.messages_to(2, Verdict) == [Verdict((0,), final.exit_code)]
 
 
 @pytest.mark.parametrize("answer", [(1, 3), (1,)], ids=str)

@@ -9,6 +9,7 @@ import sys
 import click
 import pytest
 
+from srunddp.errors import ConfigError
 from srunddp.supervisor.failure import (
     FailureCategory,
     FailureKind,
@@ -197,13 +198,28 @@ class ImportErrorOfNodeError(Exception):
     """Of another class, though its name begins alike."""
 
 
+class FinalError(ConfigError):
+    """Of srunddp's, such as that another run has the folder of checkpoints."""
+
+    final = True
+
+
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "category"),
     [
         (SyntaxError("invalid"), FailureCategory.WRONG_SCRIPT),
         (IndentationError("unexpected"), FailureCategory.WRONG_SCRIPT),
-        (ModuleNotFoundError("no x"), FailureCategory.WRONG_SCRIPT),
-        (PluginMissingError("no x"), FailureCategory.WRONG_SCRIPT),
+        (ModuleNotFoundError("no x"), FailureCategory.IMPORT_FAILED),
+        (PluginMissingError("no x"), FailureCategory.IMPORT_FAILED),
+        (FinalError("taken"), FailureCategory.FINAL),
+        (ConfigError("damaged"), FailureCategory.OTHER),
+        (caused_by(ValueError("boom"), FinalError("taken")), FailureCategory.FINAL),
+        (caused_by(ValueError("boom"), ImportError("no x")), FailureCategory.OTHER),
         (ImportErrorOfNodeError("n1"), FailureCategory.OTHER),
         (ValueError("boom"), FailureCategory.OTHER),
     ],
@@ -212,6 +228,39 @@ def test_its_class_says_whether_the_script_would_fail_again(
     error: Exception, category: FailureCategory
 ) -> None:
     assert of_exception(error, None).category is category
+
+
+@pytest.mark.parametrize("suppressed", [False, True])
+@pytest.mark.parametrize(
+    ("error", "category"),
+    [
+        (ModuleNotFoundError("no x", name="x"), FailureCategory.IMPORT_FAILED),
+        (FinalError("taken"), FailureCategory.FINAL),
+    ],
+)
+def test_an_exit_from_its_handler_says_the_same(
+    error: Exception, category: FailureCategory, suppressed: bool
+) -> None:
+    end = SystemExit(1)
+    end.__context__ = error
+    end.__suppress_context__ = suppressed
+    assert of_exit(end, 1).category is category
+
+
+def test_import_errors_of_one_module_are_the_same_whatever_paths_they_name() -> None:
+    said = [
+        of_exception(error, None).failed_import
+        for error in (
+            ImportError("cannot import name 'f' from 'm' (/scratch/n1/m.py)", name="m"),
+            ImportError("cannot import name 'f' from 'm' (/scratch/n2/m.py)", name="m"),
+            ImportError("cannot import name 'f' from 'k' (/scratch/n2/k.py)", name="k"),
+            ModuleNotFoundError("No module named 'm'", name="m"),
+            ValueError("boom"),
+        )
+    ]
+    assert said[0] == said[1]
+    assert len({*said}) == 4
+    assert said[-1] == ""
 
 
 def test_the_cause_is_one_line_a_long_trace_keeps_both_ends() -> None:

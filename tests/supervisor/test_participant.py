@@ -52,7 +52,9 @@ def test_rank_zero_is_obeyed_and_nothing_is_said_again(capfd: pytest.CaptureFixt
 
 
 def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
-    it = Scene(1, stacks=lambda: "a stack", step=lambda: 5)
+    it = Scene(
+        1, stacks=lambda: "a stack", step=lambda: 5, paused=lambda: True, has_steps=lambda: True
+    )
     it.monitor.tick(5.0)
     it.say(0, StacksWanted())
     it.monitor.fail(BOOM, 6.0)
@@ -60,10 +62,10 @@ def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     assert it.monitor.released
     it.monitor.left()
     messages = [
-        Ping(5),
+        Ping(5, paused=True),
         Stacks("a stack"),
-        HasFailed.about(BOOM),
-        ScriptIsOver(),
+        HasFailed.about(BOOM, has_steps=True),
+        ScriptIsOver(has_steps=True),
     ]
     assert it.connections[0].messages == [*messages, WorkerHasEnded()]
     it = Scene(1)

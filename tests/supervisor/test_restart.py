@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from srunddp.errors import RendezvousError
 from srunddp.supervisor.failure import FailureCategory
-from srunddp.supervisor.restart import RestartPolicy, Starts
+from srunddp.supervisor.limits import DEFAULT_LIMITS
+from srunddp.supervisor.restart import RestartPolicy, Starts, StartSteps, first_step_limit
 from srunddp.supervisor.root_cause import Ending, RootCause
 from tests.support.connections import Clock
 from tests.support.facts import tells
@@ -22,6 +25,15 @@ def failure(
     category: FailureCategory = FailureCategory.OTHER,
 ) -> RootCause:
     return RootCause((0,), node, cause, code, ending, category=category)
+
+
+def import_error(node: str, module: str = "m") -> RootCause:
+    found = failure(
+        f"ImportError: cannot import name 'f' from '{module}' (/scratch/{node}/{module}.py)",
+        node,
+        category=FailureCategory.IMPORT_FAILED,
+    )
+    return replace(found, failed_import=f"ImportError {module}")
 
 
 def history(
@@ -62,9 +74,34 @@ def history(
         ),
         (
             Starts(),
-            failure("ModuleNotFoundError: No x", category=FailureCategory.WRONG_SCRIPT),
+            failure("ModuleNotFoundError: No x", category=FailureCategory.IMPORT_FAILED),
             True,
             "restart 1 of 3: all ranks start anew",
+        ),
+        (
+            Starts(),
+            failure("ModuleNotFoundError: No x", category=FailureCategory.IMPORT_FAILED),
+            False,
+            "not restarted: the script would fail again",
+        ),
+        # The imports have succeeded before, so this may be of the moment.
+        (
+            history(1, steps=True),
+            failure("ModuleNotFoundError: No x", category=FailureCategory.IMPORT_FAILED),
+            False,
+            "restart 2 of 3: all ranks start anew",
+        ),
+        (
+            Starts(2, True, False, "killed by SIGKILL", "n1", False),
+            failure("ModuleNotFoundError: No x", category=FailureCategory.IMPORT_FAILED),
+            False,
+            "not restarted: two starts in a row without a step",
+        ),
+        (
+            Starts(1),
+            failure("another run has begun", code=78, category=FailureCategory.FINAL),
+            True,
+            "not restarted: after this error the run must not go on",
         ),
         (
             Starts(),
@@ -94,6 +131,71 @@ def test_a_failure_is_a_restart_or_not(
     published, said = policy.decide(cause, "")
     assert (published, said) == ("where" if line.startswith("restart") else None, line)
     assert policy.history.count == before.count + line.startswith("restart")
+
+
+def test_an_import_error_on_a_second_node_is_the_scripts() -> None:
+    """Even if its ranks move, or other ranks have made steps; the texts differ by the paths of the
+    nodes.
+    """
+    first = import_error("n1")
+    before = Starts(2, True, False, first.cause, "n1", False, first.failed_import, True, 5.0)
+    policy = RestartPolicy(9, before, lambda: "where", lambda: False)
+    for steps in (StartSteps(), StartSteps(True, 4.0)):
+        published, said = policy.decide(import_error("n2"), "", moves=True, steps_seen=steps)
+        assert published is None
+        assert tells(said, "not restarted", "same import error", "n1", "n2")
+    other = import_error("n2", module="another")
+    assert policy.decide(other, "", moves=True)[0] == "where"
+    assert policy.history.failed_import == "ImportError another"
+
+
+@pytest.mark.parametrize(
+    ("before", "is_of_node"),
+    [
+        (Starts(), False),
+        (Starts(1, True, False, BOOM, "n1", False), True),  # an earlier start has made steps
+        (Starts(1, False, False, BOOM, "n1", True), True),  # or has taken long
+        (Starts(1, False, False, BOOM, "n1", False), False),
+        (Starts(2, False, False, BOOM, "n1", False, moved=True), True),
+        (Starts(2, True, False, "", "n1", False, "ImportError m", moved=True), False),
+        (Starts(2, True, False, "", "n2", False, "ImportError m", moved=True), True),
+        (Starts(2, True, False, "", "n1", False, "ImportError k", moved=True), True),
+    ],
+)
+def test_an_import_error_is_the_nodes_if_the_imports_have_succeeded_before(
+    before: Starts, is_of_node: bool
+) -> None:
+    assert before.is_of_node(import_error("n2")) == is_of_node
+    assert not before.is_of_node(failure(node="n2"))
+
+
+def test_steps_of_any_rank_are_progress() -> None:
+    policy = RestartPolicy(9, history(1), lambda: "where", lambda: False)
+    assert policy.decide(failure(), "", steps_seen=StartSteps(True, 4.0))[0] == "where"
+    assert (policy.history.steps, policy.history.progressed) == (True, True)
+    assert policy.decide(failure(node="n2", cause="another"), "")[0] == "where"
+
+
+def test_the_longest_way_to_a_first_step_is_kept() -> None:
+    clock = Clock()
+    policy = RestartPolicy(9, Starts(), lambda: "where", lambda: False, clock)
+    policy.decide(failure(), "", steps_seen=StartSteps(True, 7.0))
+    assert policy.history.first_step_after == 7.0
+    clock.now += 5.0
+    policy.decide(failure(), "", steps_seen=StartSteps(any=True))
+    assert policy.history.first_step_after == 7.0
+    clock.now += 5.0
+    policy.decide(failure(), "", steps_seen=StartSteps(any=True))
+    assert policy.history.first_step_after == 10.0, "of such a step the start's length is known"
+    policy.decide(failure(), "")
+    assert policy.history.first_step_after == 10.0
+
+
+def test_a_first_step_has_a_limit_if_earlier_starts_have_made_steps() -> None:
+    before = Starts(1, True, first_step_after=20.0)
+    assert first_step_limit(before, 6.0, DEFAULT_LIMITS) == 120.0
+    assert first_step_limit(before, 0.0, DEFAULT_LIMITS) == 0.0
+    assert first_step_limit(Starts(1), 6.0, DEFAULT_LIMITS) == 0.0
 
 
 def test_what_stands_in_the_way_is_said() -> None:

@@ -46,6 +46,53 @@ def test_a_last_step_disarms_and_a_further_one_arms_again() -> None:
     assert stall.detected(24.0)
 
 
+def begun(first_within: float = 30.0) -> StallDetector:
+    """None of three ranks has made a step at 10 s."""
+    stall = StallDetector(4.0, first_within)
+    for rank in NODES:
+        stall.note(rank, 0, 10.0)
+    return stall
+
+
+def test_a_first_step_is_expected_of_all_ranks_together() -> None:
+    stall = begun()
+    for rank in NODES:
+        stall.note(rank, 0, 39.0)
+    assert not stall.detected(39.9)
+    assert stall.detected(40.0)
+    found = find_stalled_rank({0: ALL_REDUCE, 1: LOAD_BATCH, 2: ALL_REDUCE}, stall, NODES, {})
+    assert (found.ranks, found.exit_code) == ((1,), 124)
+    assert tells(found.cause, "30 s", "load_batch (train.py:7)")
+    stall.note(2, 1, 40.1)
+    assert not stall.detected(44.0)
+    assert stall.detected(44.1), "from then on the usual limit holds"
+    stall.note(2, 0, 45.0, paused=True)
+    assert not stall.detected(1e9)
+
+
+def test_while_a_rank_pauses_no_first_step_is_expected() -> None:
+    stall = begun()
+    stall.note(1, 0, 12.0, paused=True)
+    assert stall.due is None
+    stall.note(1, 0, 500.0, paused=True)
+    stall.note(1, 0, 505.0)
+    assert not stall.detected(534.9)
+    assert stall.detected(535.0)
+    stall.note(1, 0, 600.0, paused=True)
+    stall.remove(1)
+    stall.note(2, 0, 601.0)
+    assert stall.due is not None
+
+
+def test_of_ranks_that_are_over_no_first_step_is_expected() -> None:
+    stall = begun()
+    for rank in (0, 1):
+        stall.remove(rank)
+    assert stall.detected(40.0)
+    stall.remove(2)
+    assert not stall.detected(1e9)
+
+
 def test_stacks_are_complete_with_all_answers_or_in_time() -> None:
     request = StackRequest([0, 1, 2], 17.0)
     request.add(0, ALL_REDUCE)

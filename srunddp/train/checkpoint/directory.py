@@ -14,6 +14,7 @@ from typing import Any
 
 from srunddp.train.checkpoint.file import (
     OWN,
+    AnotherRunError,
     CheckpointError,
     generation_of,
     load_checkpoint,
@@ -271,7 +272,7 @@ class CheckpointDirectory:
         # 0: the user has deleted the file, which is no other run. One that begins just after this
         # look removes our temporary file, see begin().
         if self._latest() not in (0, self._generation):
-            raise CheckpointError(
+            raise AnotherRunError(
                 "another run has begun to write checkpoints here since, and this run's are refused",
                 expected="one run at a time",
                 hint=(

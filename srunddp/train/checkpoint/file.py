@@ -35,6 +35,16 @@ class CheckpointError(ConfigError):
     """A checkpoint cannot be read, or cannot be written: which, why, and the hint."""
 
 
+class AnotherRunError(CheckpointError):
+    """Another run has begun to write checkpoints into this run's folder.
+
+    A restart would load that run's checkpoint and take the folder from it, and that run, if it may
+    restart as well, would take it back.
+    """
+
+    final = True
+
+
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``state``; a kill or a power cut at any moment leaves the old file or the
     new.

@@ -246,6 +246,17 @@ def test_a_run_that_has_just_looked_writes_nothing_more(
     assert [content(tmp_path)] == after
 
 
+def test_after_a_refusal_no_restart_may_take_the_folder_back(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    begun(tmp_path)
+    with pytest.raises(CheckpointError, match=REFUSED) as refused:
+        first.add(10, {"step": 10})
+    assert refused.value.final
+    with pytest.raises(CheckpointError) as missing:
+        load_checkpoint(tmp_path / "missing.pt")
+    assert not missing.value.final, "a file system may be slow"
+
+
 def test_a_run_deletes_nothing_once_another_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
