@@ -16,7 +16,7 @@ from srunddp.run.plan import find_environment, make_plan
 from srunddp.run.restart import inherited_start
 from srunddp.run.start import start
 from srunddp.run.worker import exit_without_teardown
-from srunddp.supervisor.limits import STALL_TIMEOUT
+from srunddp.supervisor.limits import SIGNAL_GRACE, STALL_TIMEOUT
 from srunddp.util.click_types import (
     DIR,
     FILE,
@@ -33,7 +33,10 @@ from srunddp.util.click_types import (
     cls=Run,
     groups={
         "Network and rendezvous": "ifaces backend channel port timeout",
-        "Failures": ("restarts restart_grace spare_nodes stall_timeout lost_after grace fast_exit"),
+        "Failures": (
+            "restarts restart_grace spare_nodes stall_timeout lost_after grace signal_grace"
+            " fast_exit"
+        ),
         "Output and monitoring": (
             "result log_dir show_ranks prefix quiet verbose monitor monitor_dir"
         ),
@@ -87,6 +90,12 @@ from srunddp.util.click_types import (
     "--grace",
     GRACE,
     "How long a failed or stopped script may take to end.",
+    positive=False,
+)
+@limit(
+    "--signal-grace",
+    SIGNAL_GRACE,
+    "How long ranks may save after the launcher's signal, once one has ended by it.",
     positive=False,
 )
 @click.option(

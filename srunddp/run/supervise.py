@@ -71,7 +71,12 @@ class Agent(RankAgent):
         environment = self.context.setup.environment
         log = self.context.output.target.file
         self._recorder = FailureRecorder(
-            environment.rank, environment.node, self.context.dump, log, self.limits
+            environment.rank,
+            environment.node,
+            self.context.dump,
+            log,
+            self.limits,
+            self.context.command.signal_grace,
         )
         self._folder = log.parent if log else None
         self._spare_nodes = self._make_spare_nodes() if environment.spares else None
@@ -237,6 +242,7 @@ class Agent(RankAgent):
             ),
             folder=self._folder,
             lost_after=command.lost_after,
+            signal_grace=command.signal_grace,
             restarts=self._policy,
             asked=self._recorder.ending_signal,
             deputies=Deputies(

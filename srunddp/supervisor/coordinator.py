@@ -18,6 +18,7 @@ from srunddp.supervisor.decision import (
     Decision,
     DecisionEvent,
     DecisionState,
+    DecisionTimes,
     Facts,
     RankZeroAction,
 )
@@ -77,7 +78,7 @@ class Coordinator(FailureMonitor):
             spare_numbers = context.spare_nodes.numbers
         self._table = RankTable(context.nodes.keys() - spare_numbers, spare_numbers)
         self._liveness = Liveness(context, connections)
-        self._decision = Decision(context.limits)
+        self._decision = Decision(DecisionTimes(context.limits, context.signal_grace))
         self._stall = StallDetector(context.stall_timeout)
         # In WAITING_FOR_SILENT, the ranks that rank 0 still waits for; None before.
         self._silent: set[int] | None = None

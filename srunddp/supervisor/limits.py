@@ -9,6 +9,13 @@ from dataclasses import dataclass
 STALL_TIMEOUT = 300.0
 """The default of ``--stall-timeout``: the run ends after so long without a step of any rank."""
 
+SIGNAL_GRACE = 300.0
+"""The default of ``--signal-grace``: how long the other ranks may save after one has ended by the
+launcher's signal. It is long because the launcher's own limit, such as Slurm's KillWait, should
+decide. It is finite because no launcher ends what it has sent a single signal, as by ``scancel
+--signal=TERM``.
+"""
+
 LOST_AFTER = 60.0
 """The default of ``--lost-after``: a node is lost if it has not answered for so long."""
 
@@ -126,15 +133,9 @@ class Limits:
     be busy. It is short because all ranks wait for the decision.
     """
 
-    signalled_waits: float = 300.0
-    """How long rank 0 waits for the other ranks when one has ended by the launcher's signal or has
-    agreed to stop. They may be saving checkpoints. The time begins again with each rank that ends
-    in this way. Most often the launcher's own limit, such as Slurm's KillWait, ends the run sooner.
-    """
-
     signal_counts_for: float = 120.0
-    """How long after the launcher's signal that signal counts as the cause of this rank's failures.
-    A later failure has a cause of its own.
+    """How long after the launcher's signal that signal counts as the cause of this rank's failures,
+    if ``--signal-grace`` is not longer. A later failure has a cause of its own.
     """
 
     progress_after: float = 60.0

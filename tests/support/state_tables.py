@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TypeVar
 
 from srunddp.supervisor import decision, rank_table
-from srunddp.supervisor.limits import DEFAULT_LIMITS
+from srunddp.supervisor.limits import SIGNAL_GRACE
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "how-it-works.md"
@@ -41,9 +41,15 @@ def states_of_the_decision() -> str:
     rows = []
     for state in decision.DecisionState:
         limit = decision.TIME.get(state)
-        lasts = f"{limit(DEFAULT_LIMITS):g} s" if limit else ""
+        lasts = _shown(limit(decision.DecisionTimes())) if limit else ""
         rows.append((name_of(state), state.value, lasts))
     return table(("state of the decision", "meaning", "at most"), rows)
+
+
+def _shown(seconds: float) -> str:
+    """A time; that of an option with its name."""
+    option = "`--signal-grace`: " if seconds == SIGNAL_GRACE else ""
+    return f"{option}{seconds:g} s"
 
 
 def transitions_of_the_decision() -> str:
