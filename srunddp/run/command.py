@@ -9,8 +9,6 @@ from typing import Any
 from srunddp.supervisor.limits import LOST_AFTER
 
 # The defaults of options that no other command has; of others they stand beside their use.
-GRACE = 30.0
-RESTART_GRACE = 2.0
 _LOST_AFTER_WITH_SPARES = 15.0  # with spare nodes, taking a node for lost too early costs little
 LOST_AFTER_HELP = f"[default: {LOST_AFTER:.0f}s; with --spare-nodes {_LOST_AFTER_WITH_SPARES:.0f}s]"
 
@@ -40,7 +38,8 @@ class RunCommand:
         spare_nodes: How many nodes wait to take the ranks of others.
         stall_timeout: Seconds without a step of any rank after which the run stops; 0 for no limit.
         lost_after: Seconds without an answer after which a node is lost.
-        grace: Seconds that a failed or stopped script may take to end.
+        grace: Seconds that a failed or stopped script may take to end, and one that handles
+            SIGTERM.
         signal_grace: Seconds that the other ranks may save after one has ended by the launcher's
             signal.
         fast_exit: Whether to skip Python's teardown at the end of the script.

@@ -210,6 +210,9 @@ class Agent(RankAgent):
     def announce_termination(self) -> None:
         self.monitor.page.announce_termination()
 
+    def answered_probes(self) -> int:
+        return self.monitor.page.answered_probes()
+
     def stop_sampler(self) -> None:
         if trouble := self.monitor.stop_sampler():
             self.say(trouble)
@@ -243,6 +246,7 @@ class Agent(RankAgent):
             folder=self._folder,
             lost_after=command.lost_after,
             signal_grace=command.signal_grace,
+            ends_within=max(command.grace, command.restart_grace),
             restarts=self._policy,
             asked=self._recorder.ending_signal,
             deputies=Deputies(

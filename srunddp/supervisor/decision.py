@@ -22,7 +22,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.limits import DEFAULT_LIMITS, SIGNAL_GRACE, Limits
+from srunddp.supervisor.limits import DEFAULT_LIMITS, GRACE, SIGNAL_GRACE, Limits
 from srunddp.supervisor.stall import may_be_of_a_hang
 
 
@@ -100,10 +100,15 @@ class DecisionTimes(NamedTuple):
         limits: The times that no option changes.
         signal_grace: How long the other ranks may save after one has ended by the launcher's signal
             or has agreed to stop.
+        ends_within: How long a worker may take to end after the verdict before it is killed.
     """
 
     limits: Limits = DEFAULT_LIMITS
     signal_grace: float = SIGNAL_GRACE
+    ends_within: float = GRACE
+
+
+DEFAULT_TIMES = DecisionTimes()
 
 
 TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
@@ -119,6 +124,8 @@ TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
     # 3 s. If a worker cannot answer, or its supervisor is stopped, that is a hint as well.
     DecisionState.ASKING_STALLED: lambda times: times.limits.stalled_answer_within,
     DecisionState.ASKING_OTHERS: lambda times: times.limits.stalled_answer_within,
+    # --grace and 12 s. By then the workers of all ranks that can be reached have ended.
+    DecisionState.DECIDED: lambda times: times.ends_within + times.limits.killed_within,
     # 1.2 s. The others close first: the kernel can send a lost message again only while rank 0's
     # end of the connection is open.
     DecisionState.CLOSING: lambda times: times.limits.last_word,
@@ -198,9 +205,12 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
         DecisionState.DECIDED, RankZeroAction.NAME_HANGING_RANK
     ),
-    # The ranks that end by themselves may still be saving. If rank 0 ended the connections before,
+    # The ranks that end by themselves, or handle SIGTERM, may still be saving. If rank 0 ended the connections before,
     # the other supervisors would leave with an error, and the launcher would kill these ranks.
     (DecisionState.DECIDED, DecisionEvent.ALL_HAVE_ENDED): Transition(
+        DecisionState.CLOSING, RankZeroAction.END_CONNECTIONS
+    ),
+    (DecisionState.DECIDED, DecisionEvent.TIME_IS_OVER): Transition(
         DecisionState.CLOSING, RankZeroAction.END_CONNECTIONS
     ),
     (DecisionState.CLOSING, DecisionEvent.TIME_IS_OVER): Transition(DecisionState.OVER),
@@ -229,7 +239,7 @@ class Facts:
         someone_is_silent: The kernel of a rank has not answered, and nothing has come from it.
         stacks_are_there: All ranks that were asked for their stacks have answered, or have had
             their time.
-        all_have_ended: All ranks that may end by themselves after the decision have ended.
+        all_have_ended: All ranks that may have something left to do after the decision have ended.
     """
 
     steps_are_overdue: bool = False
@@ -255,7 +265,7 @@ class Decision:
             first failure. The caller sets it before it hands in the first failure.
     """
 
-    def __init__(self, times: DecisionTimes = DecisionTimes()) -> None:
+    def __init__(self, times: DecisionTimes = DEFAULT_TIMES) -> None:
         self.state = DecisionState.UNDECIDED
         self.ends_at: float | None = None
         self.failures = list[Failure]()
@@ -311,7 +321,7 @@ class Decision:
                 return DecisionEvent.ANSWERED
             case DecisionState.DECIDED if facts.all_have_ended:
                 return DecisionEvent.ALL_HAVE_ENDED
-            case DecisionState.CLOSING if time_is_over:
+            case DecisionState.DECIDED | DecisionState.CLOSING if time_is_over:
                 return DecisionEvent.TIME_IS_OVER
         return None
 

@@ -17,6 +17,7 @@ from srunddp.supervisor.messages import (
     Ping,
     Pong,
     RankMessage,
+    SavesAfterVerdict,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -148,6 +149,9 @@ class Participant(FailureMonitor):
 
     def ended(self) -> None:
         self._connection.send(EndedAfterVerdict())
+
+    def saves(self) -> None:
+        self._connection.send(SavesAfterVerdict())
 
     def abandon(self, failure: Failure, now: float) -> bool:
         if not self._lease:

@@ -36,7 +36,7 @@ class FailureRecorder:
         dump: The memory into which the worker writes its stacks.
         log: The log that gets the traceback; None to write none.
         limits: How long a signal of the launcher's counts as the cause at least.
-        signal_grace: How long it counts if that is longer: a rank that saves for so long ends by it.
+        signal_grace: How long it counts if that is longer, as a rank that saves may end so late.
     """
 
     rank: int
