@@ -84,7 +84,10 @@ class WorkerActivity:
             return True
         if self._last != before or _is_in_disk_sleep(self.pid):
             return True
-        return is_saving(main_stack(self.dump.request(self.pid)))
+        is_saved = is_saving(main_stack(self.dump.request(self.pid)))
+        # Writing its stack is no work of the worker's, but the kernel counts it.
+        self._last = self._last._replace(written=_written(self.pid))
+        return is_saved
 
 
 def _written(pid: int) -> str:

@@ -205,8 +205,9 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
         DecisionState.DECIDED, RankZeroAction.NAME_HANGING_RANK
     ),
-    # The ranks that end by themselves, or handle SIGTERM, may still be saving. If rank 0 ended the connections before,
-    # the other supervisors would leave with an error, and the launcher would kill these ranks.
+    # The ranks that end by themselves, or handle SIGTERM, may still be saving. If rank 0 ended the
+    # connections before, the other supervisors would leave with an error, and the launcher would
+    # kill these ranks.
     (DecisionState.DECIDED, DecisionEvent.ALL_HAVE_ENDED): Transition(
         DecisionState.CLOSING, RankZeroAction.END_CONNECTIONS
     ),

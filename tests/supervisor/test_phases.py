@@ -374,6 +374,11 @@ class Play:
             case TellEndAfterVerdict() | TellWorkerHasEnded():
                 if self.closes:
                     self.happens(NobodyNeedsUs(0.0))
+            case _:
+                self.look(action)
+
+    def look(self, action: Action) -> None:
+        match action:
             case LookAtWorker():
                 self.idle_after -= 1
                 if self.idle_after < 0:
