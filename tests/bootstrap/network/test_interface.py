@@ -100,7 +100,7 @@ def exports(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variables", [{}, NONE])
-def test_gloo_nccl_and_rpc_get_the_same_interface(variables: dict[str, str]) -> None:
+def test_gloo_and_nccl_get_the_same_interface(variables: dict[str, str]) -> None:
     """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well. An empty variable is
     none.
     """
