@@ -38,7 +38,7 @@ EVENTS = (
 MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
 # Places of words of 8 bytes; those between are free.
-_COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS, _PAUSED = range(6)
+_COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS, _PAUSED, _PROBES = range(7)
 _STEPS, _SAMPLES, _STEP_S, _DATA_S, _OWN_S, _LONGEST_STEP_S, _EPOCH = range(8, 15)
 _EVENTS_AT = 256
 _EVENT = struct.Struct("@ddQ")
@@ -167,6 +167,14 @@ class TelemetryPage:
     def is_terminating(self) -> bool:
         """Return whether :meth:`announce_termination` was called; in the worker."""
         return bool(self._words[_TERMINATING])
+
+    def answer_probe(self) -> None:
+        """Say that the main thread runs Python; in the worker."""
+        self._words[_PROBES] += 1
+
+    def answered_probes(self) -> int:
+        """Return how often :meth:`answer_probe` was called; in the supervisor."""
+        return self._words[_PROBES]
 
     def start_epoch(self, number: int) -> None:
         """Note the epoch of the next steps; in the worker, where ``recording``.

@@ -30,6 +30,7 @@ from srunddp.bootstrap.network.ifaces_entry import (
 from srunddp.bootstrap.network.interface import (
     GLOO,
     NCCL,
+    TENSORPIPE,
     Links,
     NetworkInterface,
     SelectedInterface,
@@ -304,7 +305,7 @@ class Explanation:
         if not entry:
             return None, None
         names = list(entry.interfaces if entry.exact else ())
-        for variable in (GLOO, NCCL):
+        for variable in (GLOO, NCCL, TENSORPIPE):
             exported = self.variables.get(variable, "")
             if not exported.startswith("^"):  # ^ excludes interfaces, and names none to use
                 names += [name.lstrip("=") for name in exported.split(",")]

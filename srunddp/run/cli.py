@@ -10,13 +10,13 @@ from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.rank_setup import DEFAULT_TIMEOUT
 from srunddp.errors import SrunddpError
-from srunddp.run.command import GRACE, LOST_AFTER_HELP, RESTART_GRACE, RunCommand
+from srunddp.run.command import LOST_AFTER_HELP, RunCommand
 from srunddp.run.last_error import leave
 from srunddp.run.plan import find_environment, make_plan
 from srunddp.run.restart import inherited_start
 from srunddp.run.start import start
 from srunddp.run.worker import exit_without_teardown
-from srunddp.supervisor.limits import STALL_TIMEOUT
+from srunddp.supervisor.limits import GRACE, RESTART_GRACE, SIGNAL_GRACE, STALL_TIMEOUT
 from srunddp.util.click_types import (
     DIR,
     FILE,
@@ -33,7 +33,10 @@ from srunddp.util.click_types import (
     cls=Run,
     groups={
         "Network and rendezvous": "ifaces backend channel port timeout",
-        "Failures": ("restarts restart_grace spare_nodes stall_timeout lost_after grace fast_exit"),
+        "Failures": (
+            "restarts restart_grace spare_nodes stall_timeout lost_after grace signal_grace"
+            " fast_exit"
+        ),
         "Output and monitoring": (
             "result log_dir show_ranks prefix quiet verbose monitor monitor_dir"
         ),
@@ -86,7 +89,13 @@ from srunddp.util.click_types import (
 @limit(
     "--grace",
     GRACE,
-    "How long a failed or stopped script may take to end.",
+    "How long a script that has failed, stopped or handles SIGTERM may take to end.",
+    positive=False,
+)
+@limit(
+    "--signal-grace",
+    SIGNAL_GRACE,
+    "How long ranks may save after the launcher's signal, once one has ended by it.",
     positive=False,
 )
 @click.option(

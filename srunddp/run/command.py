@@ -9,8 +9,6 @@ from typing import Any
 from srunddp.supervisor.limits import LOST_AFTER
 
 # The defaults of options that no other command has; of others they stand beside their use.
-GRACE = 30.0
-RESTART_GRACE = 2.0
 _LOST_AFTER_WITH_SPARES = 15.0  # with spare nodes, taking a node for lost too early costs little
 LOST_AFTER_HELP = f"[default: {LOST_AFTER:.0f}s; with --spare-nodes {_LOST_AFTER_WITH_SPARES:.0f}s]"
 
@@ -40,7 +38,10 @@ class RunCommand:
         spare_nodes: How many nodes wait to take the ranks of others.
         stall_timeout: Seconds without a step of any rank after which the run stops; 0 for no limit.
         lost_after: Seconds without an answer after which a node is lost.
-        grace: Seconds that a failed or stopped script may take to end.
+        grace: Seconds that a failed or stopped script may take to end, and one that handles
+            SIGTERM.
+        signal_grace: Seconds that the other ranks may save after one has ended by the launcher's
+            signal.
         fast_exit: Whether to skip Python's teardown at the end of the script.
         result: The file for exit code and restarts; None for none.
         log_dir: The folder for the ranks' output; None to write no files.
@@ -71,6 +72,7 @@ class RunCommand:
     stall_timeout: float
     lost_after: float
     grace: float
+    signal_grace: float
     fast_exit: bool
     result: str | None
     log_dir: str | None
@@ -107,6 +109,7 @@ class RunCommand:
             # None means that the option was not given; 0 cannot be given (LOST_LEAST).
             lost_after=given["lost_after"] or default_lost_after(given["spare_nodes"]),
             grace=given["grace"],
+            signal_grace=given["signal_grace"],
             fast_exit=given["fast_exit"],
             result=given["result"],
             log_dir=given["log_dir"],

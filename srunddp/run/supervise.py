@@ -71,7 +71,12 @@ class Agent(RankAgent):
         environment = self.context.setup.environment
         log = self.context.output.target.file
         self._recorder = FailureRecorder(
-            environment.rank, environment.node, self.context.dump, log, self.limits
+            environment.rank,
+            environment.node,
+            self.context.dump,
+            log,
+            self.limits,
+            self.context.command.signal_grace,
         )
         self._folder = log.parent if log else None
         self._spare_nodes = self._make_spare_nodes() if environment.spares else None
@@ -205,6 +210,9 @@ class Agent(RankAgent):
     def announce_termination(self) -> None:
         self.monitor.page.announce_termination()
 
+    def answered_probes(self) -> int:
+        return self.monitor.page.answered_probes()
+
     def stop_sampler(self) -> None:
         if trouble := self.monitor.stop_sampler():
             self.say(trouble)
@@ -239,6 +247,8 @@ class Agent(RankAgent):
             ),
             folder=self._folder,
             lost_after=command.lost_after,
+            signal_grace=command.signal_grace,
+            ends_within=max(command.grace, command.restart_grace),
             restarts=self._policy,
             asked=self._recorder.ending_signal,
             deputies=Deputies(

@@ -26,7 +26,7 @@ from srunddp.run import script as user_script
 from srunddp.run import script_end, teardown, torch_import
 from srunddp.run.command import RunCommand
 from srunddp.stage.offline import offline
-from srunddp.supervisor import failure
+from srunddp.supervisor import activity, failure
 from srunddp.supervisor.failure import FailureKind, ScriptError
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
@@ -249,6 +249,7 @@ def _prepare_process(context: WorkerContext) -> None:
     context.dump.arm()
     context.page.never_free()
     telemetry.install(context.page)
+    activity.arm(context.page.answer_probe)
     kill_forks_on_exit(os.getpid())
 
 

@@ -20,8 +20,8 @@ from srunddp.errors import ConfigError, did_you_mean
 from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
 
-_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-# A user may export these two for all nodes; `notes` then says that they win over ifaces.conf.
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+# A user may export these for all nodes; `notes` then says that they win over ifaces.conf.
 _RANK_VARIABLES = {*OURS} - {*_INTERFACES}
 # Variables that the job script itself uses, and those that bash does not let a script change.
 _SCRIPT_VARIABLES = {

@@ -18,6 +18,7 @@ from srunddp.supervisor.decision import (
     Decision,
     DecisionEvent,
     DecisionState,
+    DecisionTimes,
     Facts,
     RankZeroAction,
 )
@@ -38,6 +39,7 @@ from srunddp.supervisor.messages import (
     Ping,
     RankMessage,
     RunIsOver,
+    SavesAfterVerdict,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -79,7 +81,9 @@ class Coordinator(FailureMonitor):
             spare_numbers = context.spare_nodes.numbers
         self._table = RankTable(context.nodes.keys() - spare_numbers, spare_numbers)
         self._liveness = Liveness(context, connections)
-        self._decision = Decision(context.limits)
+        self._decision = Decision(
+            DecisionTimes(context.limits, context.signal_grace, context.ends_within)
+        )
         first_step_within = 0.0
         if context.restarts:
             first_step_within = first_step_limit(
@@ -101,6 +105,10 @@ class Coordinator(FailureMonitor):
         self._lease_has_ended = set[int]()
         # The ranks that have reported their own failure.
         self._self_reported = set[int]()
+        # The ranks whose worker handles SIGTERM, and may be saving since the decision.
+        self._saving = set[int]()
+        # Until when rank 0 waits to hear from each rank whether its worker has ended or is saving.
+        self._obeyed_by = math.inf
         # The ranks whose worker has ended since the decision, or whose connection has ended.
         self._ended = set[int]()
         # Until when rank 0 waits for the other supervisors after a good end; and whether it waits
@@ -145,6 +153,9 @@ class Coordinator(FailureMonitor):
 
     def ended(self) -> None:
         self._ended.add(self._context.rank)
+
+    def saves(self) -> None:
+        self._saving.add(self._context.rank)
 
     def fail(self, failure: Failure, now: float) -> None:
         """Note a failure of this rank or another; a task of a spare node is dropped instead."""
@@ -197,6 +208,8 @@ class Coordinator(FailureMonitor):
                 self._has_steps = self._has_steps or message.has_steps
                 self._self_reported.add(rank)
                 self.fail(message.failure(rank, self._context.nodes[rank]), now)
+            case SavesAfterVerdict():
+                self._saving.add(rank)
             case EndedAfterVerdict():
                 self._ended.add(rank)
             case Ping():
@@ -294,8 +307,12 @@ class Coordinator(FailureMonitor):
 
     def tick(self, now: float) -> float:
         if self.root_cause is not None:
+            self._obeyed_by = min(self._obeyed_by, now + self._limits.obeyed_within)
             self._move_on(now)
-            return max(0.0, (self._decision.ends_at or now + self._limits.last_word) - now)
+            due = [self._decision.ends_at or now + self._limits.last_word]
+            if now < self._obeyed_by:
+                due.append(self._obeyed_by)
+            return max(0.0, min(due) - now)
         self._look_around(now)
         self._move_on(now)
         if self.root_cause is not None:
@@ -360,7 +377,8 @@ class Coordinator(FailureMonitor):
             someone_may_fail=self._table.someone_may_fail,
             someone_is_silent=self._someone_is_silent(now),
             stacks_are_there=self._request.complete(now),
-            all_have_ended=self.root_cause is not None and self._all_have_ended(self.root_cause),
+            all_have_ended=self.root_cause is not None
+            and self._all_have_ended(self.root_cause, now),
         )
 
     def _someone_is_silent(self, now: float) -> bool:
@@ -376,16 +394,25 @@ class Coordinator(FailureMonitor):
     def _unreachable_ranks(self) -> set[int]:
         return self._liveness.unreachable(self._table.ranks_in(RankState.WORKING))
 
-    def _all_have_ended(self, root_cause: RootCause) -> bool:
+    def _all_have_ended(self, root_cause: RootCause, now: float) -> bool:
         """Whether all ranks have ended that rank 0 waits for after the decision.
 
-        These are the culprits, and the ranks that have agreed to stop or got the launcher's signal:
-        they have time to end by themselves and may be saving a checkpoint. The supervisors of all
-        other ranks end their workers at once. Rank 0 does not wait for a culprit that has not
-        reported its failure itself, because it hangs or its supervisor was killed.
+        These are the culprits, the ranks that have agreed to stop or got the launcher's signal, and
+        those whose worker handles SIGTERM: they have time to end and may be saving a checkpoint.
+        The supervisors of all other ranks end their workers at once. Rank 0 does not wait for a
+        culprit that has not reported its failure itself, because it hangs or its supervisor was
+        killed.
         """
-        have_time = self._decision.ended_in_order | {*root_cause.ranks}
-        return have_time & self._self_reported <= self._ended
+        culprits = {*root_cause.ranks}
+        have_time = (self._decision.ended_in_order | culprits) & self._self_reported
+        if not have_time | self._saving <= self._ended:
+            return False
+        if self.restart is not None or self.fenced or now >= self._obeyed_by:
+            return True  # before a restart all ranks have the same short time
+        # Those that are missing here may have yet to say that they are saving. Most often their
+        # number shows that, and the sets of thousands of ranks need not be compared.
+        ranks = self._table.ranks
+        return len(self._ended) >= len(ranks) - len(culprits) and ranks - culprits <= self._ended
 
     def _next_due(self, now: float) -> float:
         """Return when rank 0 has to act next if nothing happens before."""

@@ -19,9 +19,10 @@ Rank 0 uses three clocks and never mixes them:
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.limits import DEFAULT_LIMITS, GRACE, SIGNAL_GRACE, Limits
 from srunddp.supervisor.stall import may_be_of_a_hang
 
 
@@ -91,22 +92,43 @@ VERDICTS = frozenset(
 )
 """The actions that end the run. Each transition to DECIDED has one of them, and no other does."""
 
-TIME: Mapping[DecisionState, Callable[[Limits], float]] = {
+
+class DecisionTimes(NamedTuple):
+    """The times on which the decision depends, in seconds.
+
+    Attributes:
+        limits: The times that no option changes.
+        signal_grace: How long the other ranks may save after one has ended by the launcher's signal
+            or has agreed to stop.
+        ends_within: How long a worker may take to end after the verdict before it is killed.
+    """
+
+    limits: Limits = DEFAULT_LIMITS
+    signal_grace: float = SIGNAL_GRACE
+    ends_within: float = GRACE
+
+
+DEFAULT_TIMES = DecisionTimes()
+
+
+TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
     # WAITING_FOR_SILENT has no time of its own: if nothing comes from a rank, the kernel gives its
     # connection up, about --lost-after after the first ping that was not answered.
     # 0.7 s. The errors of a dead rank's peers may arrive before the message of its own supervisor,
     # which first has to see that its worker has ended. It is short because all ranks wait.
-    DecisionState.WAITING_FOR_CAUSE: lambda limits: limits.secondary_waits,
-    # 300 s. A rank that handles the launcher's signal may be saving a checkpoint, and must not be
-    # ended because other ranks save nothing. Most launchers kill all ranks sooner, as by Slurm's
-    # KillWait.
-    DecisionState.WAITING_FOR_ALL: lambda limits: limits.signalled_waits,
+    DecisionState.WAITING_FOR_CAUSE: lambda times: times.limits.secondary_waits,
+    # --signal-grace. A rank that handles the launcher's signal may be saving a checkpoint, and must
+    # not be ended because other ranks save nothing. Most launchers kill all ranks sooner, as by
+    # Slurm's KillWait.
+    DecisionState.WAITING_FOR_ALL: lambda times: times.signal_grace,
     # 3 s. If a worker cannot answer, or its supervisor is stopped, that is a hint as well.
-    DecisionState.ASKING_STALLED: lambda limits: limits.stalled_answer_within,
-    DecisionState.ASKING_OTHERS: lambda limits: limits.stalled_answer_within,
+    DecisionState.ASKING_STALLED: lambda times: times.limits.stalled_answer_within,
+    DecisionState.ASKING_OTHERS: lambda times: times.limits.stalled_answer_within,
+    # --grace and 12 s. By then the workers of all ranks that can be reached have ended.
+    DecisionState.DECIDED: lambda times: times.ends_within + times.limits.killed_within,
     # 1.2 s. The others close first: the kernel can send a lost message again only while rank 0's
     # end of the connection is open.
-    DecisionState.CLOSING: lambda limits: limits.last_word,
+    DecisionState.CLOSING: lambda times: times.limits.last_word,
 }
 """How many seconds each state lasts at most; a state that is not here has no limit. The time begins
 with every transition to the state, also with one from the state to itself.
@@ -183,9 +205,13 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
         DecisionState.DECIDED, RankZeroAction.NAME_HANGING_RANK
     ),
-    # The ranks that end by themselves may still be saving. If rank 0 ended the connections before,
-    # the other supervisors would leave with an error, and the launcher would kill these ranks.
+    # The ranks that end by themselves, or handle SIGTERM, may still be saving. If rank 0 ended the
+    # connections before, the other supervisors would leave with an error, and the launcher would
+    # kill these ranks.
     (DecisionState.DECIDED, DecisionEvent.ALL_HAVE_ENDED): Transition(
+        DecisionState.CLOSING, RankZeroAction.END_CONNECTIONS
+    ),
+    (DecisionState.DECIDED, DecisionEvent.TIME_IS_OVER): Transition(
         DecisionState.CLOSING, RankZeroAction.END_CONNECTIONS
     ),
     (DecisionState.CLOSING, DecisionEvent.TIME_IS_OVER): Transition(DecisionState.OVER),
@@ -214,7 +240,7 @@ class Facts:
         someone_is_silent: The kernel of a rank has not answered, and nothing has come from it.
         stacks_are_there: All ranks that were asked for their stacks have answered, or have had
             their time.
-        all_have_ended: All ranks that may end by themselves after the decision have ended.
+        all_have_ended: All ranks that may have something left to do after the decision have ended.
     """
 
     steps_are_overdue: bool = False
@@ -240,12 +266,12 @@ class Decision:
             first failure. The caller sets it before it hands in the first failure.
     """
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, times: DecisionTimes = DEFAULT_TIMES) -> None:
         self.state = DecisionState.UNDECIDED
         self.ends_at: float | None = None
         self.failures = list[Failure]()
         self.finished_before: Mapping[int, str] = {}
-        self._limits = limits
+        self._times = times
 
     def apply(self, event: DecisionEvent, now: float) -> RankZeroAction | None:
         """Change the state as :data:`TRANSITIONS` says.
@@ -262,7 +288,7 @@ class Decision:
             return None
         self.state = transition.to
         time = TIME.get(self.state)
-        self.ends_at = None if time is None else now + time(self._limits)
+        self.ends_at = None if time is None else now + time(self._times)
         return transition.action
 
     def fail(self, failure: Failure, now: float) -> RankZeroAction | None:
@@ -296,7 +322,7 @@ class Decision:
                 return DecisionEvent.ANSWERED
             case DecisionState.DECIDED if facts.all_have_ended:
                 return DecisionEvent.ALL_HAVE_ENDED
-            case DecisionState.CLOSING if time_is_over:
+            case DecisionState.DECIDED | DecisionState.CLOSING if time_is_over:
                 return DecisionEvent.TIME_IS_OVER
         return None
 

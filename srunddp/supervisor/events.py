@@ -115,9 +115,17 @@ class VerdictIsKnown(Event):
 
     Attributes:
         terms: What the verdict means for this rank.
+        handles_sigterm: Whether the worker has a handler of its own for SIGTERM.
     """
 
     terms: VerdictTerms
+    handles_sigterm: bool = False
+
+
+class WorkerIsIdle(Event):
+    """The worker is being ended, and since the last look it has neither run Python nor written a
+    file, as one that waits for another rank.
+    """
 
 
 class NobodyNeedsUs(Event):
@@ -177,6 +185,14 @@ class TellScriptIsOver(Action):
 
 class TellWorkerHasEnded(Action):
     """Tell the failure monitor that the worker has ended with 0."""
+
+
+class TellMaySave(Action):
+    """Tell the failure monitor that the worker may be saving since the verdict."""
+
+
+class LookAtWorker(Action):
+    """Make a :class:`WorkerIsIdle` if the worker has done nothing since this action came last."""
 
 
 class TellEndAfterVerdict(Action):

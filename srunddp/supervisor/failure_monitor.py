@@ -16,7 +16,7 @@ from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure import Failure
-from srunddp.supervisor.limits import DEFAULT_LIMITS, LOST_AFTER, Limits
+from srunddp.supervisor.limits import DEFAULT_LIMITS, GRACE, LOST_AFTER, SIGNAL_GRACE, Limits
 from srunddp.supervisor.node_replacement import NextStart, SpareNodesOfStart
 from srunddp.supervisor.restart import NO_STEPS_SEEN, RestartPolicy, StartSteps
 from srunddp.supervisor.root_cause import RootCause, report, write
@@ -160,6 +160,9 @@ class FailureMonitor:
     def ended(self) -> None:
         """Note that the worker has ended after the root cause was known."""
 
+    def saves(self) -> None:
+        """Note that the worker handles SIGTERM, and may save after the root cause was known."""
+
     def tick(self, now: float) -> float:
         """Do what is due, and return how many seconds later the next thing is."""
         return self._limits.single_looks
@@ -182,6 +185,9 @@ class RankContext:
         folder: The folder of the run's logs; None if the run writes none.
         lost_after: Seconds without an answer from another node's kernel after which that node is
             lost.
+        signal_grace: Seconds that the other ranks may save after one has ended by the launcher's
+            signal or has agreed to stop.
+        ends_within: Seconds that a worker may take to end after the verdict before it is killed.
         restarts: Decides on rank 0 whether the run restarts; None on other ranks and without
             ``--restarts``.
         asked: Returns the number of the launcher's signal that counts as the end of this run at a
@@ -202,6 +208,8 @@ class RankContext:
     link_is_up: Callable[[], bool]
     folder: Path | None = None
     lost_after: float = LOST_AFTER
+    signal_grace: float = SIGNAL_GRACE
+    ends_within: float = GRACE
     restarts: RestartPolicy | None = None
     asked: Callable[[float], int] = lambda _: 0
     deputies: Deputies = field(default_factory=Deputies)

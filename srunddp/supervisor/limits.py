@@ -9,6 +9,21 @@ from dataclasses import dataclass
 STALL_TIMEOUT = 300.0
 """The default of ``--stall-timeout``: the run ends after so long without a step of any rank."""
 
+GRACE = 30.0
+"""The default of ``--grace``: how long a script that has failed or stopped may take to end, and one
+that is ended with another and handles SIGTERM. torchrun has the same time.
+"""
+
+RESTART_GRACE = 2.0
+"""The default of ``--restart-grace``: how long any script may take to end before a restart."""
+
+SIGNAL_GRACE = 300.0
+"""The default of ``--signal-grace``: how long the other ranks may save after one has ended by the
+launcher's signal. It is long because the launcher's own limit, such as Slurm's KillWait, should
+decide. It is finite because no launcher ends what it has sent a single signal, as by ``scancel
+--signal=TERM``.
+"""
+
 LOST_AFTER = 60.0
 """The default of ``--lost-after``: a node is lost if it has not answered for so long."""
 
@@ -41,8 +56,14 @@ class Limits:
     """
 
     kill_after: float = 1.0
-    """The time from SIGTERM to SIGKILL for a worker that is ended because of another rank's
-    failure, and has nothing to save.
+    """The time from SIGTERM to SIGKILL for a worker that is ended because of another rank's failure
+    and does not handle SIGTERM.
+    """
+
+    saving_looks: float = 1.0
+    """How often a supervisor looks at a worker that handles SIGTERM and is being ended. If it has
+    neither run Python nor written a file from one look to the next, it is killed: most likely its
+    main thread waits for another rank, which is ending too.
     """
 
     gives_up_after: float = 10.0
@@ -91,6 +112,12 @@ class Limits:
     other ranks end.
     """
 
+    obeyed_within: float = 3.0
+    """How long rank 0 waits, before it closes the connections, for ranks that have not said since
+    the verdict whether their worker has ended or is saving. It is longer than :attr:`kill_after`;
+    a supervisor that needs more time is stopped or starved.
+    """
+
     last_word: float = 1.2
     """How long rank 0 keeps its connections open after its last message. A message that was lost on
     the way can be sent again in this time: TCP first repeats it within a second.
@@ -126,15 +153,9 @@ class Limits:
     be busy. It is short because all ranks wait for the decision.
     """
 
-    signalled_waits: float = 300.0
-    """How long rank 0 waits for the other ranks when one has ended by the launcher's signal or has
-    agreed to stop. They may be saving checkpoints. The time begins again with each rank that ends
-    in this way. Most often the launcher's own limit, such as Slurm's KillWait, ends the run sooner.
-    """
-
     signal_counts_for: float = 120.0
-    """How long after the launcher's signal that signal counts as the cause of this rank's failures.
-    A later failure has a cause of its own.
+    """How long after the launcher's signal that signal counts as the cause of this rank's failures,
+    if ``--signal-grace`` is not longer. A later failure has a cause of its own.
     """
 
     progress_after: float = 60.0

@@ -148,6 +148,13 @@ class UsesMpi(RankMessage, kind="uses_mpi"):
 
 
 @dataclass(frozen=True)
+class SavesAfterVerdict(RankMessage, kind="saves_after_verdict"):
+    """The rank's worker handles SIGTERM, so it may be saving since the verdict. It ends within
+    ``--grace``, and rank 0 waits for that.
+    """
+
+
+@dataclass(frozen=True)
 class EndedAfterVerdict(RankMessage, kind="ended_after_verdict"):
     """The rank's worker has ended since the verdict."""
 
@@ -228,6 +235,7 @@ FROM_A_RANK = (
     LeaseHasEnded,
     EndRequested,
     UsesMpi,
+    SavesAfterVerdict,
     EndedAfterVerdict,
     Stacks,
 )

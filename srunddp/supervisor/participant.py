@@ -18,6 +18,7 @@ from srunddp.supervisor.messages import (
     Pong,
     RankMessage,
     RunIsOver,
+    SavesAfterVerdict,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -155,6 +156,9 @@ class Participant(FailureMonitor):
 
     def ended(self) -> None:
         self._connection.send(EndedAfterVerdict())
+
+    def saves(self) -> None:
+        self._connection.send(SavesAfterVerdict())
 
     def abandon(self, failure: Failure, now: float) -> bool:
         if not self._lease:

@@ -30,6 +30,7 @@ from srunddp.supervisor.events import (
     LauncherHasEnded,
     LeaveWith,
     LetLeave,
+    LookAtWorker,
     MayLeave,
     NameLingering,
     NobodyNeedsUs,
@@ -42,12 +43,14 @@ from srunddp.supervisor.events import (
     ScriptSucceeded,
     TellEndAfterVerdict,
     TellFailure,
+    TellMaySave,
     TellScriptIsOver,
     TellWorkerHasEnded,
     TimeIsOver,
     VerdictIsKnown,
     VerdictTerms,
     WorkerIsGone,
+    WorkerIsIdle,
     WriteFailure,
 )
 from srunddp.supervisor.failure import Failure, FailureKind
@@ -76,8 +79,9 @@ class Times(NamedTuple):
     """The times on which the phases depend, in seconds.
 
     Attributes:
-        grace: How long a script that has failed or stopped may take to end; None for no limit, as
-            in a single process, for which no other rank waits.
+        grace: How long a script that has failed or stopped may take to end, and one that is ended
+            with another and handles SIGTERM; None for no limit, as in a single process, for which
+            no other rank waits.
         restart_grace: How long any script may take to end before a restart.
         limits: The times that no option changes.
     """
@@ -105,6 +109,8 @@ class State:
             infinite.
         is_told_to_leave: Whether the worker has been told that it may leave, which happens once.
         worker_has_ended: Whether the worker has ended, or cannot be killed.
+        may_save: Whether the worker had a handler of its own for SIGTERM when the verdict came, and
+            ends because of another rank.
         terms: What the verdict means for this rank; None until there is one.
     """
 
@@ -116,6 +122,7 @@ class State:
     leaves_since: float = math.inf
     is_told_to_leave: bool = False
     worker_has_ended: bool = False
+    may_save: bool = False
     terms: VerdictTerms | None = None
 
 
@@ -174,6 +181,8 @@ def time_to_end(state: State, terms: VerdictTerms, times: Times) -> float | None
     has_stopped = state.failure is not None and state.failure.weight >= FailureKind.STOPPED
     if state.script_ends_itself and (terms.is_culprit or has_stopped):
         return times.grace  # it may have something to save
+    if state.may_save and times.grace is not None:
+        return max(times.grace, times.limits.kill_after)
     return times.limits.kill_after
 
 
@@ -483,11 +492,18 @@ def _told_of_good_end(state: State) -> Step:
 @_on(VerdictIsKnown, *IN_THE_RUN, to=Phase.ENDING)
 def _obey(state: State, event: VerdictIsKnown, times: Times) -> Step:
     """Let the worker know of the verdict, and end it within the time that it has. If this rank has
-    failed, tell the worker that it may leave, and send no SIGTERM, because it is about to end.
+    failed, tell the worker that it may leave, and send no SIGTERM, because it is about to end. If
+    the worker ends because of another rank and handles SIGTERM, tell rank 0 that it may be saving,
+    and look every second whether it does anything.
     """
-    ending = _enter(replace(state, terms=event.terms), Phase.ENDING)
+    terms = event.terms
+    ending = _enter(replace(state, terms=terms), Phase.ENDING)
     # This comes before the signal, because the signal's handler in the worker reads it.
     actions: list[Action] = [AnnounceEnd()]
+    is_victim = state.failure is None and not terms.is_culprit
+    if is_victim and event.handles_sigterm and not (terms.fenced or terms.restarts):
+        ending = replace(ending, may_save=True, until=event.at + times.limits.saving_looks)
+        actions.append(TellMaySave())
     if state.failure is not None:
         ending, leave = _told_to_leave(ending)
         actions += leave
@@ -500,6 +516,18 @@ def _obey_again(state: State, event: VerdictIsKnown, times: Times) -> Step:
     ends and another node may go on with the ranks of this node.
     """
     return replace(state, terms=event.terms), [_end(state, event.terms, times)]
+
+
+@_on(TimeIsOver, Phase.ENDING, to=Phase.ENDING)
+def _look_at_saving(state: State, event: TimeIsOver, times: Times) -> Step:
+    """Look whether a worker that may be saving does anything."""
+    return _enter(state, Phase.ENDING, event.at + times.limits.saving_looks), [LookAtWorker()]
+
+
+@_on(WorkerIsIdle, Phase.ENDING, to=Phase.ENDING)
+def _end_idle(state: State, _: WorkerIsIdle, __: Times) -> Step:
+    """Kill the worker: it most likely waits for another rank, and that one is ending too."""
+    return _enter(state, Phase.ENDING), [EndWorker(ask=False, within=0.0)]
 
 
 @_on(RankHasFailed, Phase.ENDING, to=Phase.ENDING)
@@ -526,15 +554,21 @@ def _lose_launcher_while_ending(state: State, event: LauncherHasEnded, times: Ti
     of its ranks.
     """
     assert state.terms is not None
-    alone = replace(state, script_ends_itself=False)
+    alone = replace(_enter(state, Phase.ENDING), script_ends_itself=False, may_save=False)
     failed, actions = _fail_while_ending(alone, event, times)
     return failed, [*actions, _end(failed, state.terms, times)]
 
 
 @_on(ScriptSucceeded, Phase.ENDING, to=Phase.ENDING)
 def _finish_while_ending(state: State, event: ScriptSucceeded, _: Times) -> Step:
-    """Tell the failure monitor that the script is over, because rank 0 counts these scripts."""
-    return replace(state, script_is_done=True), [TellScriptIsOver(event.waits)]
+    """Tell the failure monitor that the script is over, because rank 0 counts these scripts. If the
+    worker may have saved, tell it that it may leave, because it would wait for that.
+    """
+    done = replace(state, script_is_done=True)
+    leave: list[Action] = []
+    if state.may_save:
+        done, leave = _told_to_leave(done)
+    return done, [TellScriptIsOver(event.waits), *leave]
 
 
 @_on(WorkerIsGone, Phase.ENDING, to=Phase.CLOSING)

@@ -18,7 +18,7 @@ from srunddp.supervisor.failure import (
     time_of_day,
 )
 from srunddp.supervisor.failure_files import start_writer
-from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.limits import DEFAULT_LIMITS, SIGNAL_GRACE, Limits
 from srunddp.supervisor.signals import signal_name
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_messages import ScriptHasFailed
@@ -35,7 +35,8 @@ class FailureRecorder:
         node: This rank's node.
         dump: The memory into which the worker writes its stacks.
         log: The log that gets the traceback; None to write none.
-        limits: How long a signal of the launcher's counts as the cause.
+        limits: How long a signal of the launcher's counts as the cause at least.
+        signal_grace: How long it counts if that is longer, as a rank that saves may end so late.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class FailureRecorder:
     dump: StackDump
     log: Path | None
     limits: Limits = DEFAULT_LIMITS
+    signal_grace: float = SIGNAL_GRACE
     _signal: int = 0  # the launcher's last signal that ends a run; 0 for none
     _signalled_at: float = 0.0
     _oom_kills: int = field(default_factory=oom_kills)
@@ -51,7 +53,8 @@ class FailureRecorder:
         """Return the number of the signal by which the launcher has asked this run to end; 0 if it
         has not, or if that was too long ago to be a cause.
         """
-        if now < self._signalled_at + self.limits.signal_counts_for:
+        counts_for = max(self.limits.signal_counts_for, self.signal_grace)
+        if now < self._signalled_at + counts_for:
             return self._signal
         return 0
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from srunddp.supervisor import signals, stacks
+from srunddp.supervisor.activity import WorkerActivity
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.events import (
@@ -31,6 +32,7 @@ from srunddp.supervisor.events import (
     LauncherHasEnded,
     LeaveWith,
     LetLeave,
+    LookAtWorker,
     MayLeave,
     NameLingering,
     NobodyNeedsUs,
@@ -43,12 +45,14 @@ from srunddp.supervisor.events import (
     ScriptSucceeded,
     TellEndAfterVerdict,
     TellFailure,
+    TellMaySave,
     TellScriptIsOver,
     TellWorkerHasEnded,
     TimeIsOver,
     VerdictIsKnown,
     VerdictTerms,
     WorkerIsGone,
+    WorkerIsIdle,
     WriteFailure,
 )
 from srunddp.supervisor.failure_files import finish_writers
@@ -92,6 +96,11 @@ class RankAgent(Protocol):
     def announce_termination(self) -> None:
         """Tell the worker that it is about to be ended for a root cause."""
 
+    def answered_probes(self) -> int:
+        """Return how many signals :data:`srunddp.supervisor.activity.PROBE` the worker has
+        handled.
+        """
+
     def stop_sampler(self) -> None:
         """Stop this node's sampler, if this rank has it, before all descendants are killed."""
 
@@ -106,7 +115,8 @@ class Supervisor:
         process: The worker.
         pipe: The supervisor's end of the pipe to the worker.
         output: The worker's output.
-        grace: Seconds that a script that has failed or stopped may take to end; None for no limit.
+        grace: Seconds that a script may take to end that has failed or stopped, or is ended with
+            another and handles SIGTERM; None for no limit.
         restart_grace: Seconds that any script may take to end before a restart.
         launcher: The launcher, which sends this rank signals.
         early: Signals that came before the worker was forked, and that it still has to get.
@@ -143,6 +153,9 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._times = Times(self.grace, self.restart_grace, self.limits)
+        self._activity = WorkerActivity(
+            self.process.pid, self.agent.answered_probes, self.recorder.dump
+        )
 
     def run(self) -> int:
         """Supervise the worker to its end, and kill what it leaves behind.
@@ -280,7 +293,8 @@ class Supervisor:
                 fenced=monitor.fenced,
             )
             if terms != self._state.terms:
-                self._handle(VerdictIsKnown(now, terms))
+                handles_sigterm = signals.handles(self.process.pid, signal.SIGTERM)
+                self._handle(VerdictIsKnown(now, terms, handles_sigterm))
         if monitor.released:
             self._handle(MayLeave(now))
         if monitor.finished:
@@ -428,6 +442,9 @@ class Supervisor:
                 self.pipe.send(Leave())
             case EndWorker(ask, within):
                 self.process.end(now, ask=ask, within=within)
+            case LookAtWorker():
+                if not self._activity.look():
+                    self._handle(WorkerIsIdle(now))
             case _:
                 assert self._monitor is not None
                 self._tell_monitor(self._monitor, action, now)
@@ -440,6 +457,8 @@ class Supervisor:
                 monitor.done(waits=waits)
             case TellWorkerHasEnded():
                 monitor.left()
+            case TellMaySave():
+                monitor.saves()
             case TellEndAfterVerdict():
                 monitor.ended()
             case _:

@@ -182,8 +182,15 @@ def test_what_the_user_exported_wins_over_the_entry(conf: str) -> None:
     assert [each for each in others if tells(each, f"{conf}:2:3", "interface ib0 ib1", "exported")]
     assert said(found, "GLOO_SOCKET_IFNAME") == ("eth7", "exported")
     assert said(found, "NCCL_SOCKET_IFNAME") == ("=eth7", "GLOO_SOCKET_IFNAME=eth7")
+    assert said(found, "TP_SOCKET_IFNAME") == ("eth7", "GLOO_SOCKET_IFNAME=eth7")
     assert said(found, "NCCL_IB_TC") == ("41", "exported")
     assert said(found, "NCCL_DEBUG") == ("WARN", f"{conf}:2:3")
+
+
+def test_an_interface_exported_for_rpc_alone_is_told(conf: str) -> None:
+    found = elsewhere(step(1, TP_SOCKET_IFNAME="eth7"), ifaces=conf)
+    assert said(found, "interface")[0] == "ib1"
+    assert said(found, "TP_SOCKET_IFNAME") == ("eth7", "exported")
 
 
 @pytest.mark.parametrize("rule", ["network: 10.1.0.0/16", "interface: auto"])

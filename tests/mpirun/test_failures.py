@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from srunddp.supervisor.limits import GRACE
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.run import AT_ONCE, STOPPED, Site, carry_out, check, started
-from tests.mpirun.conftest import MPI_NAMES, there
+from tests.conftest import PROGRAMS
+from tests.mpirun.conftest import MPI_NAMES, Mpi, there
+from tests.slurm.conftest import SRUNDDP
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.alone]  # all have to be gone within some seconds
 
@@ -71,3 +75,33 @@ def test_gloo_s_own_errors_and_a_pause_do_not_hide_the_culprit(
 ) -> None:
     there(plan.launcher)
     check(plan, site, within)
+
+
+VICTIM = str(PROGRAMS / "victim.py")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_handles_sigterm_ends_its_write(mpi: Mpi, ranks: int, tmp_path: Path) -> None:
+    """Rank 0 stays until then: mpirun kills all when one leaves."""
+    done = mpi.run(ranks, SRUNDDP, VICTIM, "write", str(tmp_path))
+    assert done.code == 1, done.errors
+    assert "rank 1 on" in done.errors
+    assert (tmp_path / "saved").read_text().endswith("END")
+
+
+@pytest.mark.nightly
+def test_a_rank_that_saves_by_one_call_ends_it(mpi: Mpi, tmp_path: Path) -> None:
+    """No Python runs meanwhile."""
+    done = mpi.run(2, SRUNDDP, "--grace=5m", VICTIM, "save", str(tmp_path))
+    assert done.code == 1, done.errors
+    assert torch.load(tmp_path / "saved", mmap=True).sum() == 300_000_000
+
+
+@pytest.mark.parametrize("wait", ["all_reduce", "wait"])
+def test_a_rank_that_waits_for_others_does_not_use_the_time(
+    mpi: Mpi, wait: str, tmp_path: Path
+) -> None:
+    """Though it handles SIGTERM."""
+    done = mpi.run(2, SRUNDDP, "--grace=5m", VICTIM, wait, str(tmp_path), timeout=2 * GRACE + 60)
+    assert done.code == 1, done.errors
+    assert (tmp_path / "outlived").exists()

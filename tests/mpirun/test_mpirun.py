@@ -48,6 +48,15 @@ def test_process_groups_are_made_and_destroyed(mpi: Mpi) -> None:
     }
 
 
+@pytest.mark.slow
+def test_ranks_call_each_other_by_torchs_rpc(mpi: Mpi) -> None:
+    done = mpi.run(2, SRUNDDP, str(PROGRAMS / "rpc.py"))
+    assert done.code == 0, done.errors
+    assert {rank: report["answer"] for rank, report in done.by_rank().items()} == {0: 1.0, 1: 2.0}
+    assert {report["interface"] for report in done.reports} == {"lo"}
+    assert "address for interface" not in done.errors  # TensorPipe's warning
+
+
 @pytest.mark.parametrize("below_srunddp", [True, False])
 def test_a_script_may_use_mpi_itself(mpi: Mpi, below_srunddp: bool) -> None:
     """srunddp.init() uses an MPI that the script has started."""

@@ -23,6 +23,7 @@ def test_what_is_given_is_taken() -> None:
     found = command("--grace=3", "--restarts=2", "--port=1024-1030", "--backend=gloo", "--staged")
     assert (found.grace, found.restarts, found.port, found.backend) == (3.0, 2, "1024-1030", "gloo")
     assert (found.staged, found.offline, found.log_dir) == (True, False, None)
+    assert command("--signal-grace=1h").signal_grace == 3600.0
     assert (found.script, found.arguments) == ("train.py", ("--lr=1",))
 
 

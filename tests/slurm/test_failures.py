@@ -81,6 +81,17 @@ def test_peers_that_ignore_sigterm_and_wait_for_ever_end_too(kill: bool, site: S
     check(Plan((Fault(2, "sigkill"),), kill=kill, peers="block", stubborn=True), site)
 
 
+def test_a_rank_that_handles_sigterm_ends_its_write(runner: SlurmJobRunner) -> None:
+    """srun kills the step when a task ends with an error, so no supervisor leaves before."""
+    folder = runner.cluster.shared / "victim"
+    folder.mkdir(exist_ok=True)
+    command = (SRUNDDP, str(PROGRAMS / "victim.py"), "write", str(folder))
+    done = runner.srun("-N2", "--kill-on-bad-exit=1", *command)
+    assert done.code == 1, done.errors
+    assert "rank 1 on node02 failed: ValueError: boom" in done.errors
+    assert (folder / "saved").read_text().endswith("END")
+
+
 @pytest.mark.parametrize("kind", ["exception", "sigkill", "supervisor"])
 def test_the_children_of_every_rank_end_too(kind: str, site: Site) -> None:
     check(Plan((Fault(3, kind),), peers="block", children=True), site)

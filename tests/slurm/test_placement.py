@@ -90,6 +90,13 @@ def test_an_arbitrary_layout_is_refused_and_works_over_pmi(runner: SlurmJobRunne
     assert done.by_rank()[1]["master"].startswith("10.88.0.13 ")
 
 
+def test_torchs_rpc_between_nodes_takes_the_interface(runner: SlurmJobRunner) -> None:
+    """By the node's name it would take the management network, which is closed."""
+    done = runner.srun("-N2", SRUNDDP, str(PROGRAMS / "rpc.py"), timeout=120)
+    assert done.code == 0, done.errors
+    assert {rank: report["answer"] for rank, report in done.by_rank().items()} == {0: 1.0, 1: 2.0}
+
+
 def test_a_step_on_a_part_of_the_job_meets_within_itself(runner: SlurmJobRunner) -> None:
     script = (
         f"srun -w node03,node04 -N2 -n2 {SRUNDDP} --quiet {REPORT}; srun -r1 -N1 -n1 {SRUNDDP}"

@@ -26,6 +26,7 @@ from srunddp.supervisor.messages import (
     Pong,
     RankMessage,
     RunIsOver,
+    SavesAfterVerdict,
     ScriptIsOver,
     Stacks,
     StacksWanted,
@@ -79,11 +80,11 @@ def test_the_root_cause_goes_to_all_and_they_close_first() -> None:
 
 
 def test_connections_are_closed_when_scripts_have_ended() -> None:
-    """Of those that end by themselves; and rank 0 waits no longer than a second or so for the
-    others to close.
-    """
+    """And rank 0 waits no longer than a second or so for the others to close."""
     it = Scene()
     it.say(1, HasFailed.about(BOOM))
+    it.monitor.ended()
+    it.say(2, EndedAfterVerdict(), now=0.5)
     it.monitor.tick(1.0)
     assert not it.connections[2].ended, "rank 1 may have something left to do"
     it.say(1, EndedAfterVerdict(), now=2.0)
@@ -92,6 +93,38 @@ def test_connections_are_closed_when_scripts_have_ended() -> None:
     assert not it.monitor.finished
     it.monitor.tick(3.5)
     assert it.monitor.finished
+
+
+@pytest.mark.parametrize("saving", [0, 2])
+def test_connections_stay_while_a_rank_that_handles_sigterm_saves(saving: int) -> None:
+    """And no longer than until all workers that can be ended have ended."""
+    it = Scene()
+    it.say(1, HasFailed.about(BOOM))
+    it.say(1, EndedAfterVerdict())
+    if saving:
+        it.say(2, SavesAfterVerdict())
+        it.monitor.ended()
+    else:
+        it.say(2, EndedAfterVerdict())
+        it.monitor.saves()
+    for now in (1.0, 10.0, 41.9):
+        it.monitor.tick(now)
+        assert not it.connections[2].ended
+    it.monitor.tick(42.1)
+    assert it.connections[2].ended
+
+
+def test_a_rank_that_says_nothing_after_the_verdict_delays_the_end_by_seconds() -> None:
+    """Its word that it saves may still be on the way."""
+    it = Scene()
+    it.say(1, HasFailed.about(BOOM))
+    it.say(1, EndedAfterVerdict())
+    it.monitor.ended()
+    it.monitor.tick(0.0)
+    assert it.monitor.tick(1.0) <= 2.0
+    assert not it.connections[2].ended
+    it.monitor.tick(3.0)
+    assert it.connections[2].ended
 
 
 @pytest.mark.parametrize("weight", [FailureKind.SECONDARY, FailureKind.ABORTED])

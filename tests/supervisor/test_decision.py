@@ -16,6 +16,7 @@ from srunddp.supervisor.decision import (
     Decision,
     DecisionEvent,
     DecisionState,
+    DecisionTimes,
     Facts,
     RankZeroAction,
 )
@@ -168,6 +169,14 @@ def test_ranks_may_save_one_after_the_other(kind: FailureKind) -> None:
         decision.fail(failure(doubtful, rank), 400.0)
     assert move_on(decision, 499.9, Facts()) == []
     assert move_on(decision, 500.0, Facts()) == [RankZeroAction.NAME_FIRST_FAILURE]
+
+
+@pytest.mark.parametrize("kind", ORDERLY)
+def test_they_may_save_as_long_as_the_user_says(kind: FailureKind) -> None:
+    decision = Decision(DecisionTimes(signal_grace=1000.0))
+    decision.fail(failure(kind), 10.0)
+    assert move_on(decision, 1009.9, Facts()) == []
+    assert move_on(decision, 1010.0, Facts()) == [RankZeroAction.NAME_FIRST_FAILURE]
 
 
 def test_nobody_is_waited_for_when_no_worker_is_left() -> None:

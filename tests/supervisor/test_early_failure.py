@@ -32,6 +32,9 @@ class Agent:
     def abort_rendezvous(self, cause, exit_code):
         self.has_failed.set()
 
+    def answered_probes(self):
+        return 0
+
     def stop_sampler(self):
         pass
 

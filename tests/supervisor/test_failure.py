@@ -292,12 +292,17 @@ def test_of_signals_an_abort_may_be_secondary_names_are_told() -> None:
     recorder = FailureRecorder(1, "node02", StackDump(), None)
     assert recorder.of_status(-signal.SIGABRT, 1.0).weight is FailureKind.ABORTED
     assert recorder.of_status(-40, 1.0).cause == "killed by signal 40"
-    recorder = FailureRecorder(1, "node02", StackDump(), None)
+
+
+@pytest.mark.parametrize(("signal_grace", "counts_for"), [(5.0, 120.0), (600.0, 600.0)])
+def test_what_ends_a_rank_that_may_save_is_the_launchers_signal(
+    signal_grace: float, counts_for: float
+) -> None:
+    recorder = FailureRecorder(1, "node02", StackDump(), None, signal_grace=signal_grace)
     recorder.note_ending_signal(signal.SIGTERM, 100.0)
-    assert recorder.of("ValueError: boom", 1, 219.0).cause.startswith(
-        "the launcher ended the run with SIGTERM"
-    )
-    assert recorder.of("ValueError: boom", 1, 221.0).cause == "ValueError: boom"
+    late = recorder.of("ValueError: boom", 1, 99.0 + counts_for)
+    assert late.cause.startswith("the launcher ended the run with SIGTERM")
+    assert recorder.of("ValueError: boom", 1, 101.0 + counts_for).cause == "ValueError: boom"
 
 
 def test_no_failure_ends_a_run_with_0() -> None:

@@ -27,6 +27,7 @@ from srunddp.supervisor.events import (
     LauncherHasEnded,
     LeaveWith,
     LetLeave,
+    LookAtWorker,
     MayLeave,
     NameLingering,
     NobodyNeedsUs,
@@ -39,12 +40,14 @@ from srunddp.supervisor.events import (
     ScriptSucceeded,
     TellEndAfterVerdict,
     TellFailure,
+    TellMaySave,
     TellScriptIsOver,
     TellWorkerHasEnded,
     TimeIsOver,
     VerdictIsKnown,
     VerdictTerms,
     WorkerIsGone,
+    WorkerIsIdle,
     WriteFailure,
 )
 from srunddp.supervisor.failure import Failure, FailureKind
@@ -67,7 +70,7 @@ CULPRIT = VerdictTerms(is_culprit=True)
 FENCED = VerdictTerms(fenced=True)
 RESTART = VerdictTerms(restarts=True)
 
-MONITOR = (TellFailure, TellScriptIsOver, TellWorkerHasEnded, TellEndAfterVerdict)
+MONITOR = (TellFailure, TellScriptIsOver, TellWorkerHasEnded, TellMaySave, TellEndAfterVerdict)
 WITH_WORKER = {
     Phase.MEETING,
     Phase.RUNNING,
@@ -77,7 +80,8 @@ WITH_WORKER = {
     Phase.ENDING,
 }
 REPORTS = (ReportStatus, ReportLingering)
-UNTIMED = {Phase.RUNNING, Phase.FINISHING, Phase.ENDING, Phase.GONE, Phase.OVER}
+HANDLES = (False, True)
+UNTIMED = {Phase.RUNNING, Phase.FINISHING, Phase.GONE, Phase.OVER}
 WITHOUT_WORKER = {Phase.ENDED_EARLY, Phase.CRASHED, Phase.GONE, Phase.CLOSING, Phase.OVER}
 
 
@@ -117,7 +121,10 @@ def possible(rank: Rank) -> Iterator[Event]:
         yield WorkerIsGone(0.0, -15, signal_may_follow=True)
     if rank.met:
         all_terms = (OTHER, CULPRIT, FENCED, RESTART)
-        yield from (VerdictIsKnown(0.0, each) for each in all_terms if each != state.terms)
+        for handles in HANDLES:
+            yield from (
+                VerdictIsKnown(0.0, each, handles) for each in all_terms if each != state.terms
+            )
         yield MayLeave(0.0)
         yield NobodyNeedsUs(0.0)
         if not state.worker_has_ended:
@@ -143,6 +150,9 @@ def steps(rank: Rank, event: Event, times: Times) -> Iterator[Taken]:
     state, actions = advance(rank.state, event, times)
     following = Rank(state, met)
     yield Taken(rank, event, following, tuple(actions))
+    if LookAtWorker() in actions:
+        assert actions == [LookAtWorker()], "an event follows before the other actions"
+        yield from steps(following, WorkerIsIdle(0.0), times)
     if any(isinstance(each, REPORTS) for each in actions):
         assert isinstance(actions[-1], REPORTS), "an event follows before the other actions"
         for failure in (CRASH, SIGNALLED):
@@ -238,6 +248,22 @@ def test_what_has_a_time_has_something_that_follows(every: list[Taken]) -> None:
             assert (state.phase, TimeIsOver) in phases.TABLE, taken
         if state.phase is not taken.rank.state.phase and state.phase in UNTIMED:
             assert state.until == inf, "a time outlives its phase"
+        if state.phase is Phase.ENDING:
+            assert state.may_save or state.until == inf, taken
+
+
+def test_who_may_save_is_told_once_and_looked_at(every: list[Taken]) -> None:
+    """Only a worker that is ended with another, that has not failed, and before no restart."""
+    for taken in every:
+        state = taken.following.state
+        told = TellMaySave() in taken.actions
+        assert told == (state.may_save and not taken.rank.state.may_save), taken
+        if told:
+            assert isinstance(taken.event, VerdictIsKnown), taken
+            assert taken.event.handles_sigterm, taken
+            assert taken.event.terms == OTHER, taken
+            assert taken.rank.state.failure is None, taken
+            assert state.until == DEFAULT_LIMITS.saving_looks, taken
 
 
 def test_the_last_phase_is_the_last(every: list[Taken]) -> None:
@@ -267,6 +293,7 @@ class Play:
         kill_takes: Seconds from SIGKILL to the end of the worker; infinite for one that cannot be
             killed.
         dies_of_sigterm: Whether SIGTERM ends it.
+        idle_after: How many looks later it does nothing any more.
         rendezvous_takes: Until it fails, if nothing else ends it.
         verdict_takes: From a failure that is told to the verdict.
         closes: Whether rank 0 closes in the end.
@@ -274,6 +301,7 @@ class Play:
 
     kill_takes: float
     dies_of_sigterm: bool
+    idle_after: int
     rendezvous_takes: float
     verdict_takes: float
     closes: bool
@@ -346,6 +374,15 @@ class Play:
             case TellEndAfterVerdict() | TellWorkerHasEnded():
                 if self.closes:
                     self.happens(NobodyNeedsUs(0.0))
+            case _:
+                self.look(action)
+
+    def look(self, action: Action) -> None:
+        match action:
+            case LookAtWorker():
+                self.idle_after -= 1
+                if self.idle_after < 0:
+                    self.take(WorkerIsIdle(self.now))
             case ReportStatus() | ReportLingering():
                 self.take(RankHasFailed(self.now, CRASH))
 
@@ -366,6 +403,7 @@ EVENTS = st.sampled_from(
         WorkerIsGone(0.0, 9),
         WorkerIsGone(0.0, -15, signal_may_follow=True),
         VerdictIsKnown(0.0, OTHER),
+        VerdictIsKnown(0.0, OTHER, handles_sigterm=True),
         VerdictIsKnown(0.0, CULPRIT),
         VerdictIsKnown(0.0, FENCED),
         VerdictIsKnown(0.0, RESTART),
@@ -377,6 +415,7 @@ PLAYS = st.builds(
     Play,
     kill_takes=st.sampled_from([0.0, 0.5, 9.0, inf]),
     dies_of_sigterm=st.booleans(),
+    idle_after=st.sampled_from([0, 1, 1000]),
     rendezvous_takes=st.sampled_from([0.0, 3.0, 20.0]),
     verdict_takes=st.sampled_from([0.0, 0.7, 300.0]),
     closes=st.booleans(),
@@ -400,12 +439,14 @@ def test_however_a_rank_fares_its_supervisor_ends_without_its_worker(
     kinds = [type(each) for each in play.told]
     assert all(kinds.count(kind) <= 1 for kind in (TellFailure, LetLeave, HandOverWorld))
     assert kinds.count(TellEndAfterVerdict) <= 1
+    assert kinds.count(TellMaySave) <= 1
 
 
 # How long a worker may take to end.
 
 ENDS_ITSELF = State(failure=BOOM, script_ends_itself=True)
 SOON = DEFAULT_LIMITS.kill_after
+MAY_SAVE = State(may_save=True)
 
 
 @pytest.mark.parametrize(
@@ -414,6 +455,10 @@ SOON = DEFAULT_LIMITS.kill_after
         # Another rank has failed: there is nothing to save, also not where this one fails of that.
         (State(), OTHER, SOON),
         (ENDS_ITSELF, OTHER, SOON),
+        # But one that handles SIGTERM may be saving.
+        (MAY_SAVE, OTHER, GRACE),
+        (MAY_SAVE, RESTART, TIMES.restart_grace),
+        (MAY_SAVE, FENCED, 0.0),
         # The culprit, by its own word; and not where it is stopped, or hangs.
         (ENDS_ITSELF, CULPRIT, GRACE),
         (State(failure=BOOM), CULPRIT, SOON),
@@ -431,6 +476,10 @@ def test_the_time_to_end_is_what_is_left_to_do(
     state: State, terms: VerdictTerms, seconds: float
 ) -> None:
     assert time_to_end(state, terms, TIMES) == seconds
+
+
+def test_without_a_grace_one_that_may_save_has_as_long_as_the_others() -> None:
+    assert time_to_end(MAY_SAVE, OTHER, TIMES._replace(grace=0.0)) == SOON
 
 
 def test_a_single_process_may_take_as_long_as_it_likes() -> None:
@@ -469,6 +518,42 @@ def test_a_verdict_and_the_worker_s_end_cross() -> None:
     assert left == [TellScriptIsOver(), TellWorkerHasEnded()]
     assert told == [TellEndAfterVerdict()]
     assert (state.phase, state.until) == (Phase.CLOSING, closes)
+
+
+def test_a_worker_that_handles_sigterm_may_save_until_it_does_nothing() -> None:
+    looks = DEFAULT_LIMITS.saving_looks
+    state, (obeyed,) = played(RUNNING, VerdictIsKnown(4.0, OTHER, handles_sigterm=True))
+    assert obeyed == [AnnounceEnd(), TellMaySave(), EndWorker(ask=True, within=GRACE)]
+    assert (state.phase, state.until) == (Phase.ENDING, 4.0 + looks)
+    state, (looked,) = played(state, TimeIsOver(4.0 + looks))
+    assert (looked, state.until) == ([LookAtWorker()], 4.0 + 2 * looks)
+    killed, (ended,) = played(state, WorkerIsIdle(6.0))
+    assert (ended, killed.until) == ([EndWorker(ask=False, within=0.0)], inf)
+    # When its script is done it may leave.
+    _, (done,) = played(state, ScriptSucceeded(6.0))
+    assert done == [TellScriptIsOver(), LetLeave()]
+    # Its script's failure changes nothing: an exit handler may be what saves.
+    failed, _ = played(state, ScriptFailed(6.0, BOOM))
+    assert failed.until == state.until
+    # The launcher's end is that of its ranks.
+    _, (lost,) = played(state, LauncherHasEnded(6.0, LAUNCHER))
+    assert lost[-1] == EndWorker(ask=False, within=SOON)
+
+
+@pytest.mark.parametrize(
+    ("state", "terms"),
+    [
+        (RUNNING, CULPRIT),
+        (replace(RUNNING, failure=BOOM), OTHER),
+        (RUNNING, RESTART),
+        (RUNNING, FENCED),
+    ],
+)
+def test_who_failed_or_starts_again_does_not_save_for_longer(
+    state: State, terms: VerdictTerms
+) -> None:
+    handles, (actions,) = played(state, VerdictIsKnown(4.0, terms, handles_sigterm=True))
+    assert (handles, [actions]) == played(state, VerdictIsKnown(4.0, terms))
 
 
 def test_a_crash_that_crosses_the_verdict_is_told_after_it() -> None:

@@ -40,6 +40,7 @@ class Agent:
     def abort_rendezvous(self, cause, exit_code): pass
     def on_rendezvous(self): pass
     def announce_termination(self): pass
+    def answered_probes(self): return 0
     def stop_sampler(self): pass
 
 class CountingClock(ActiveClock):

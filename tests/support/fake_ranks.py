@@ -206,6 +206,9 @@ class Agent:
 
     def announce_termination(self) -> None: ...
 
+    def answered_probes(self) -> int:
+        return 0
+
     def stop_sampler(self) -> None: ...
 
 

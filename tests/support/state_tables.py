@@ -10,7 +10,6 @@ from enum import Enum
 from typing import TypeVar
 
 from srunddp.supervisor import decision, rank_table
-from srunddp.supervisor.limits import DEFAULT_LIMITS
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "how-it-works.md"
@@ -41,9 +40,26 @@ def states_of_the_decision() -> str:
     rows = []
     for state in decision.DecisionState:
         limit = decision.TIME.get(state)
-        lasts = f"{limit(DEFAULT_LIMITS):g} s" if limit else ""
+        lasts = _shown(limit) if limit else ""
         rows.append((name_of(state), state.value, lasts))
     return table(("state of the decision", "meaning", "at most"), rows)
+
+
+def _shown(limit: Callable[[decision.DecisionTimes], float]) -> str:
+    """A time: the options that it depends on, and what is added to them."""
+    without = decision.DecisionTimes(signal_grace=0.0, ends_within=0.0)
+    fixed = limit(without)
+    parts = [
+        option
+        for option, times in (
+            ("`--signal-grace`", without._replace(signal_grace=1.0)),
+            ("`--grace`", without._replace(ends_within=1.0)),
+        )
+        if limit(times) != fixed
+    ]
+    if fixed:
+        parts.append(f"{fixed:g} s")
+    return " and ".join(parts)
 
 
 def transitions_of_the_decision() -> str:

@@ -2,7 +2,8 @@
 
 An interface that the user exported (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``) wins over the
 entry of ifaces.conf. Gloo wants exact names. NCCL takes a list of prefixes; a leading ``=`` makes
-them exact names, and a leading ``^`` excludes them. The choice is exported in both spellings.
+them exact names, and a leading ``^`` excludes them. The choice is exported in both spellings, and
+for torch's RPC in ``TP_SOCKET_IFNAME``, whose one exact name TensorPipe reads.
 """
 
 import fnmatch
@@ -26,6 +27,7 @@ from srunddp.errors import ConfigError, Scope
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
+TENSORPIPE = "TP_SOCKET_IFNAME"
 # The beginnings of the names of loopback, and of links that containers (docker, podman, cni, lxc,
 # veth), Kubernetes' networks (flannel, calico) and virtual machines (virbr, vnet) make on a node.
 _VIRTUAL = (
@@ -98,7 +100,8 @@ class SelectedInterface:
         name: the name of the interface.
         address: its numeric address; if it has several, the one by which other nodes know this
             node.
-        exports: ``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME`` and the entry's ``env``.
+        exports: ``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``, ``TP_SOCKET_IFNAME`` and the
+            entry's ``env``.
         source: the line of ifaces.conf, the variable or the rule that decided the interface.
         kept: the names among ``exports`` whose values are the user's own.
         passed_over: what else names an interface, and the other candidates, each with the reason
@@ -135,8 +138,8 @@ def select_interface(
     entry = entry_for(entries, environment.node, or_default=alone, interfaces=_listed(links))
     exported = _exported(variables, links)
     # Check every exported interface, even one that does not decide here: it stays exported, and
-    # Gloo or NCCL will use it.
-    for each in exported:
+    # Gloo, NCCL or TensorPipe will use it.
+    for each in [*exported, *_exported_for_rpc(variables)]:
         _checked(
             each.name,
             links,
@@ -286,7 +289,12 @@ def _interface(
     """Return the chosen interface with its exports: the name as Gloo and NCCL want it, and the
     entry's ``env``. Variables that the user has set keep their values.
     """
-    ours = {**entry.env, GLOO: choice.name, NCCL: f"={choice.name}"}
+    ours = {
+        **entry.env,
+        GLOO: choice.name,
+        NCCL: f"={choice.name}",
+        TENSORPIPE: choice.name,
+    }
     # If the interface has several addresses NCCL chooses one, which must be of the family over
     # which the ranks met.
     if ":" in address:
@@ -355,6 +363,15 @@ def _exported(variables: Mapping[str, str], links: Links) -> list[_Exported]:
     )
     # If no interface fits, return the first name, which the check then refuses.
     return [*found, _Exported(next(fitting, wanted[0]), NCCL)]
+
+
+def _exported_for_rpc(variables: Mapping[str, str]) -> list[_Exported]:
+    """Return the interface that the user's variable names for torch's RPC, if it names one.
+
+    It stays with RPC: the ranks' other traffic keeps its interface, which may be faster.
+    """
+    name = variables.get(TENSORPIPE, "")
+    return [_Exported(name, TENSORPIPE)] if name else []
 
 
 def _automatic(links: Links, environment: Environment, source: str) -> _Choice:

@@ -87,14 +87,26 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 # By ifaces.conf.
 
 
-@pytest.mark.parametrize("variables", [{}, {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}])
+NONE = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": ""}
+
+
+def exports(name: str) -> dict[str, str]:
+    """What names an interface to Gloo, NCCL and torch's RPC."""
+    return {
+        "GLOO_SOCKET_IFNAME": name,
+        "NCCL_SOCKET_IFNAME": f"={name}",
+        "TP_SOCKET_IFNAME": name,
+    }
+
+
+@pytest.mark.parametrize("variables", [{}, NONE])
 def test_gloo_and_nccl_get_the_same_interface(variables: dict[str, str]) -> None:
     """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well. An empty variable is
     none.
     """
     found = chosen(entry("ib1"), variables)
     assert (found.name, found.address, found.source) == ("ib1", "10.0.1.7", "ifaces.conf:4:3")
-    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "=ib1"}
+    assert found.exports == exports("ib1")
 
 
 def test_local_ranks_take_the_interfaces_in_turn() -> None:
@@ -124,8 +136,7 @@ def test_the_first_entry_for_this_node_decides() -> None:
 def test_the_entrys_variables_yield_to_the_users(who: Environment, name: str) -> None:
     of = entry("ib0", env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"})
     found = chosen(of, {"NCCL_IB_TC": "41", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": ""}, who=who)
-    ours = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "NCCL_IB_HCA": "mlx5_0"}
-    assert found.exports == ours | {"NCCL_IB_TC": "41"}
+    assert found.exports == exports(name) | {"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "41"}
     assert found.kept == ("NCCL_IB_TC",)
 
 
@@ -255,8 +266,7 @@ def test_a_rule_that_nothing_fits_is_refused(of: IfacesEntry) -> None:
 def test_the_users_interface_wins_over_the_file(name: str, value: str, means: str) -> None:
     found = chosen(entry("lo"), {name: value})
     assert (found.name, found.source) == (means, f"{name}={value}")
-    spellings = {"GLOO_SOCKET_IFNAME": means, "NCCL_SOCKET_IFNAME": f"={means}"}
-    assert found.exports == spellings | {name: value}
+    assert found.exports == exports(means) | {name: value}
 
 
 @pytest.mark.parametrize(
@@ -276,7 +286,15 @@ def test_gloos_variable_wins_over_nccls_and_both_stay(
 ) -> None:
     found = chosen(entry(of), variables)
     assert (found.name, found.source) == ("ib0", source)
-    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0"} | variables
+    assert found.exports == exports("ib0") | variables
+
+
+def test_an_interface_exported_for_rpc_stays_with_rpc() -> None:
+    """Gloo and NCCL keep theirs, which may be faster."""
+    found = chosen(entry("ib1"), {"TP_SOCKET_IFNAME": "eth0"})
+    assert (found.name, found.source) == ("ib1", "ifaces.conf:4:3")
+    assert found.exports == exports("ib1") | {"TP_SOCKET_IFNAME": "eth0"}
+    assert found.kept == ("TP_SOCKET_IFNAME",)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +307,8 @@ def test_gloos_variable_wins_over_nccls_and_both_stay(
         ("GLOO_SOCKET_IFNAME", "10.0.0.7", "10.0.0.7"),
         ("NCCL_SOCKET_IFNAME", "=ib", "ib"),  # exact
         ("NCCL_SOCKET_IFNAME", "hsn", "hsn"),
+        ("TP_SOCKET_IFNAME", "ib", "ib"),  # exact
+        ("TP_SOCKET_IFNAME", "lo", "lo"),  # reaches no other node
     ],
 )
 @pytest.mark.parametrize("beside", [{}, {"GLOO_SOCKET_IFNAME": "ib0"}])
@@ -406,10 +426,7 @@ def test_the_interface_that_is_taken(
 ) -> None:
     found = chosen(entry(of), variables, links, who)
     assert found.name == name
-    assert {
-        "GLOO_SOCKET_IFNAME": name,
-        "NCCL_SOCKET_IFNAME": f"={name}",
-    } | variables == found.exports
+    assert exports(name) | variables == found.exports
     assert found.address == {each.name: each for each in links}[name].addresses[0]
 
 
