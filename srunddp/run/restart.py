@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin
 from srunddp.errors import ConfigError
+from srunddp.supervisor.descendants import Earlier
 from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.messages import Message
@@ -34,13 +35,14 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     """Everything that is handed over.
 
     Attributes:
-        rejoin, history, mask, remaining: as in :class:`InheritedStart`.
+        rejoin, history, mask, remaining, earlier: as in :class:`InheritedStart`.
     """
 
     rejoin: Rejoin
     history: Starts
     mask: tuple[int, ...]
     remaining: tuple[int, ...]
+    earlier: Earlier
 
 
 class EndedStart(NamedTuple):
@@ -67,14 +69,15 @@ class EndedStart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InheritedStart:
-    """What a start finds in its process; in the first start ``rejoin``, ``history``, ``mask`` and
-    ``remaining`` have their defaults.
+    """What a start finds in its process; in the first start ``rejoin``, ``history``, ``mask``,
+    ``remaining`` and ``earlier`` have their defaults.
 
     Attributes:
         rejoin: Where the ranks meet after a restart.
         history: On rank 0, how the previous starts have gone.
         mask: The signals that are blocked in the script; None to keep the mask of this process.
         remaining: The pids of processes of the previous start that could not be killed.
+        earlier: The children that this process had before the first start forked its worker.
         environ, folder, cpus, files: Variables, working directory, affinity mask and limit of open
             files with which this process was started; the next start gets the same.
     """
@@ -83,6 +86,7 @@ class InheritedStart:
     history: Starts = field(default_factory=Starts)
     mask: Sequence[int] | None = None
     remaining: Sequence[int] = ()
+    earlier: Earlier | None = None
     environ: Mapping[str, str] = field(repr=False)
     folder: str
     cpus: set[int]
@@ -101,7 +105,9 @@ class InheritedStart:
                 hint="see their state in /proc/PID/stack, and have the node looked after",
             )
 
-    def execute_next(self, ended: EndedStart, rejoin: Rejoin, mask: Iterable[int]) -> NoReturn:
+    def execute_next(
+        self, ended: EndedStart, rejoin: Rejoin, mask: Iterable[int], earlier: Earlier
+    ) -> NoReturn:
         """Replace this process by the next start.
 
         The next start finds what a new process would find: the original variables, working
@@ -111,6 +117,7 @@ class InheritedStart:
             ended: How this start has ended.
             rejoin: Where the ranks meet again.
             mask: The signals that are blocked in the script.
+            earlier: The children that this process had before the first start.
         """
         handed_over = _HandedOver(
             rejoin=rejoin,
@@ -118,6 +125,7 @@ class InheritedStart:
             history=ended.history or Starts(rejoin.generation),
             mask=tuple(map(int, mask)),
             remaining=tuple(ended.remaining),
+            earlier=earlier,
         )
         text = handed_over.encode().decode()
         _set_inheritable(True, rejoin)
@@ -169,6 +177,7 @@ def inherited_start() -> InheritedStart:
         history=handed_over.history,
         mask=handed_over.mask,
         remaining=handed_over.remaining,
+        earlier=handed_over.earlier,
     )
 
 

@@ -179,6 +179,10 @@ class TellWorkerHasEnded(Action):
     """Tell the failure monitor that the worker has ended with 0."""
 
 
+class KillLeftBehind(Action):
+    """Begin to kill what the worker has left behind, while the supervisor stays."""
+
+
 class TellEndAfterVerdict(Action):
     """Tell the failure monitor that the worker has ended since the verdict."""
 

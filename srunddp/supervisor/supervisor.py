@@ -21,6 +21,7 @@ from typing import Protocol
 from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.descendants import Descendants
 from srunddp.supervisor.events import (
     AbortRendezvous,
     Action,
@@ -28,6 +29,7 @@ from srunddp.supervisor.events import (
     EndWorker,
     Event,
     HandOverWorld,
+    KillLeftBehind,
     LauncherHasEnded,
     LeaveWith,
     LetLeave,
@@ -51,7 +53,7 @@ from srunddp.supervisor.events import (
     WorkerIsGone,
     WriteFailure,
 )
-from srunddp.supervisor.failure_files import finish_writers
+from srunddp.supervisor.failure_files import finish_writers, writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
@@ -65,7 +67,7 @@ from srunddp.supervisor.worker_messages import (
     StartedMpi,
     WorkerMessage,
 )
-from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
+from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
 from srunddp.util.console import write_stderr
 
 # The world, which the worker is told, and the failure monitor of this start.
@@ -110,6 +112,7 @@ class Supervisor:
         restart_grace: Seconds that any script may take to end before a restart.
         launcher: The launcher, which sends this rank signals.
         early: Signals that came before the worker was forked, and that it still has to get.
+        descendants: What the worker leaves behind.
         limits: How long the supervisor waits, and how often it looks.
         clock: The clock of these limits.
         remaining: The process ids of descendants that could not be killed.
@@ -125,6 +128,7 @@ class Supervisor:
     restart_grace: float
     launcher: signals.Launcher
     early: set[signal.Signals] = field(default_factory=set)
+    descendants: Descendants = field(default_factory=Descendants)
     limits: Limits = DEFAULT_LIMITS
     clock: ActiveClock = field(default_factory=ActiveClock)
     remaining: set[int] = field(default_factory=set)
@@ -158,13 +162,12 @@ class Supervisor:
                 self._loop(self._watch())
         finally:
             self.agent.stop_sampler()
-            writers = finish_writers(self.limits.files_written_within)
+            unfinished = finish_writers(self.limits.files_written_within)
             if self.process.given_up:
                 given_up = {self.process.pid}
             else:
                 given_up = set()
-            left = kill_descendants(self.limits.all_gone_within, writers | given_up)
-            self.remaining = left - writers
+            self.remaining = self.descendants.kill(unfinished | given_up) - unfinished
             self.output.finish(self.limits.output_within)
         if self._error:
             raise self._error
@@ -260,6 +263,8 @@ class Supervisor:
             # reports, and then the worker must be gone within 3 s.
             self._ask_monitor(self._monitor, now)
         if (wait := self.process.tick(now)) is not None:
+            waits.append(wait)
+        if (wait := self.descendants.tick(writers())) is not None:
             waits.append(wait)
         if self.process.given_up and not self._state.worker_has_ended:
             self._handle(WorkerIsGone(now, None))
@@ -415,6 +420,8 @@ class Supervisor:
                 self._report_lingering(now, now - since)
             case LeaveWith(error):
                 self._error = error
+            case KillLeftBehind():
+                self.descendants.begin_to_kill()
             case _:
                 self._tell_worker(action, now)
 
