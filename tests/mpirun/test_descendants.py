@@ -66,8 +66,8 @@ def test_it_outlives_the_end_and_restarts_as_below_plain_python(mpi: Mpi, tmp_pa
         file.unlink()
     # Over MPI there are no restarts.
     if mpi.channel == "pmi":
-        options = ("--quiet", "--restarts=1")
-        words = ("srunddp", "restarts")
+        options: tuple[str, ...] = ("--quiet", "--restarts=1")
+        words: tuple[str, ...] = ("srunddp", "restarts")
     else:
         options = ("--quiet",)
         words = ("srunddp",)

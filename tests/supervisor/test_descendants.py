@@ -182,6 +182,7 @@ def test_a_launcher_of_the_script_can_end_its_tasks(
     assert (tmp_path / "ended").exists(), ended.text
 
 
+@pytest.mark.slow
 def test_a_launcher_that_ignores_sigterm_is_killed_in_time(tmp_path: Path) -> None:
     fake_launcher(tmp_path, "trap '' TERM")
     script = f"{STARTS_LAUNCHER % ['./srun']}\nstart_launcher()\nsay('end', time.monotonic())"
@@ -252,6 +253,7 @@ def test_what_a_rank_has_left_is_gone_while_another_still_works(
         assert "last words" in it.written("stdout")[1]
 
 
+@pytest.mark.slow
 def test_the_sampler_and_a_helper_stay_where_a_rank_is_over(tmp_path: Path) -> None:
     """Rank 0 samples the node also for the rank that still works."""
     script = """
@@ -281,6 +283,7 @@ wait_for("go")
         assert not is_gone(pid(tmp_path, "helper.0"))
 
 
+@pytest.mark.slow
 def test_a_launcher_that_a_rank_has_left_can_end_its_tasks(tmp_path: Path) -> None:
     fake_launcher(tmp_path, "trap 'sleep 0.5; touch ended; exit' TERM")
     script = f"{STARTS_LAUNCHER % ['./srun']}\nif RANK == 1: start_launcher()\nelse: wait_for('go')"
