@@ -83,6 +83,16 @@ def test_a_wrappers_helper_outlives_restarts_and_the_end(
             assert all(is_gone(pid(tmp_path, f"daemon{start}.{rank}")) for start in range(4))
 
 
+def test_a_wrapper_may_pass_the_output_on(tmp_path: Path) -> None:
+    """Its ``tee`` may still have all lines before it when srunddp has ended."""
+    wrapper = "exec > >(while [ ! -e over ]; do sleep 0.1; done; exec tee log) 2>&1"
+    log = tmp_path / "log"
+    ended = run(tmp_path, "print('last words')\nsys.exit(3)", size=1, below=wrapped(wrapper, 1))
+    assert ended.codes == [3]
+    (tmp_path / "over").touch()
+    until(lambda: log.exists() and "last words" in log.read_text(), 10.0)
+
+
 ORPHANS = {
     # The helper ends, and its child becomes the supervisor's: it is older than the worker.
     "older than the worker": "sh -c 'sleep 600 & echo $! > helper.0; wait' & echo $! > parent",
