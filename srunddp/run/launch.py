@@ -8,11 +8,12 @@ The order of the steps in :func:`launch` matters; exchanging two of them breaks 
 2. **Block signals**, so that they wait until the supervisor reads them. If that came after the
    fork, a signal in between would end only the supervisor, and the worker would go on unwatched.
    The previous mask is kept for the script.
-3. **Fork the sampler**, if this rank samples its node. Signals are already blocked, because Slurm
-   sends them to every process of a step, and there are no threads yet (see step 7). The worker,
-   forked later, inherits the supervisor's end of the sampler's socket and closes it, because the
-   sampler stops when that end is closed. **Export the folder of the samples**, which the script
-   inherits with the environment.
+3. **Note the children** that a wrapper has started, before the first fork of the first start: all
+   others are the worker's or our own. **Fork the sampler**, if this rank samples its node. Signals
+   are already blocked, because Slurm sends them to every process of a step, and there are no
+   threads yet (see step 7). The worker, forked later, inherits the supervisor's end of the
+   sampler's socket and closes it, because the sampler stops when that end is closed. **Export the
+   folder of the samples**, which the script inherits with the environment.
 4. **Freeze the objects of the garbage collector**: it does not write to them any more, so the two
    processes go on sharing their memory pages. That only helps before the fork.
 5. **Fork the worker.** Each process now has all descriptors and closes those of the other. If an
@@ -51,12 +52,13 @@ from srunddp.run.restart import EndedStart, InheritedStart
 from srunddp.run.run_files import write_result
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import signals
+from srunddp.supervisor.descendants import Descendants, Earlier
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
-from srunddp.util.kernel_file import raise_open_files_limit
+from srunddp.util.kernel_file import children_of, raise_open_files_limit
 
 _OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, its script apart
 _OTHER_FILES = 64  # file descriptors that are not rank connections: output, pipes, sockets, samples
@@ -107,10 +109,13 @@ def launch(
         dump=StackDump(limits=limits),
         page=monitor.page,
     )
-    _start_sampler(monitor, setup, launcher)  # 3
+    earlier = inherited.earlier or Earlier.note()  # 3
+    _start_sampler(monitor, setup, launcher)
+    own = frozenset(earlier.without(children_of(os.getpid())))  # the sampler, if there is one
     monitor.export()  # the folder of the samples
     gc.freeze()  # 4
     worker = fork_worker(context, ours, monitor)  # 5
+    earlier = earlier.with_first_fork()
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}  # 6
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
@@ -129,6 +134,7 @@ def launch(
         limits=limits,
         history=inherited.history,
         early=early,
+        descendants=Descendants(earlier, own, limits),
     )
     ended = EndedStart(exit_code=SrunddpError.exit_code)  # unless the supervisor says otherwise
     try:
@@ -141,7 +147,7 @@ def launch(
         if setup.environment.rank == 0 and not ended.rejoin and not ended.is_fenced:
             _conclude(plan, setup, inherited, ended, say)
     if ended.rejoin:
-        inherited.execute_next(ended, ended.rejoin, context.mask)
+        inherited.execute_next(ended, ended.rejoin, context.mask, earlier)
     return ended.exit_code
 
 

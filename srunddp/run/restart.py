@@ -19,6 +19,7 @@ from typing import NamedTuple, NoReturn
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin
 from srunddp.errors import ConfigError
 from srunddp.run.read_once import position_of_stdin, rewind_stdin
+from srunddp.supervisor.descendants import Earlier
 from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.messages import Message
@@ -35,7 +36,7 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     """Everything that is handed over.
 
     Attributes:
-        rejoin, history, mask, remaining, stdin: as in :class:`InheritedStart`.
+        rejoin, history, mask, remaining, stdin, earlier: as in :class:`InheritedStart`.
     """
 
     rejoin: Rejoin
@@ -43,6 +44,7 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     mask: tuple[int, ...]
     remaining: tuple[int, ...]
     stdin: int | None
+    earlier: Earlier
 
 
 class EndedStart(NamedTuple):
@@ -69,8 +71,8 @@ class EndedStart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InheritedStart:
-    """What a start finds in its process; in the first start ``rejoin``, ``history``, ``mask`` and
-    ``remaining`` have their defaults.
+    """What a start finds in its process; in the first start ``rejoin``, ``history``, ``mask``,
+    ``remaining`` and ``earlier`` have their defaults.
 
     Attributes:
         rejoin: Where the ranks meet after a restart.
@@ -79,6 +81,7 @@ class InheritedStart:
         remaining: The pids of processes of the previous start that could not be killed.
         stdin: How far standard input had been read when the first start began; None if it is no
             regular file.
+        earlier: The children that this process had before the first start forked its worker.
         environ, folder, cpus, files: Variables, working directory, affinity mask and limit of open
             files with which this process was started; the next start gets the same.
     """
@@ -88,6 +91,7 @@ class InheritedStart:
     mask: Sequence[int] | None = None
     remaining: Sequence[int] = ()
     stdin: int | None = None
+    earlier: Earlier | None = None
     environ: Mapping[str, str] = field(repr=False)
     folder: str
     cpus: set[int]
@@ -106,7 +110,9 @@ class InheritedStart:
                 hint="see their state in /proc/PID/stack, and have the node looked after",
             )
 
-    def execute_next(self, ended: EndedStart, rejoin: Rejoin, mask: Iterable[int]) -> NoReturn:
+    def execute_next(
+        self, ended: EndedStart, rejoin: Rejoin, mask: Iterable[int], earlier: Earlier
+    ) -> NoReturn:
         """Replace this process by the next start.
 
         The next start finds what a new process would find: the original variables, working
@@ -116,6 +122,7 @@ class InheritedStart:
             ended: How this start has ended.
             rejoin: Where the ranks meet again.
             mask: The signals that are blocked in the script.
+            earlier: The children that this process had before the first start.
         """
         handed_over = _HandedOver(
             rejoin=rejoin,
@@ -124,6 +131,7 @@ class InheritedStart:
             mask=tuple(map(int, mask)),
             remaining=tuple(ended.remaining),
             stdin=self.stdin,
+            earlier=earlier,
         )
         text = handed_over.encode().decode()
         rewind_stdin(self.stdin)
@@ -178,6 +186,7 @@ def inherited_start() -> InheritedStart:
         mask=handed_over.mask,
         remaining=handed_over.remaining,
         stdin=handed_over.stdin,
+        earlier=handed_over.earlier,
     )
 
 

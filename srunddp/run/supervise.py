@@ -25,6 +25,7 @@ from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
+from srunddp.supervisor.descendants import Descendants
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.recorder import FailureRecorder
@@ -51,6 +52,7 @@ class Agent(RankAgent):
         report_rendezvous: The ``on_rendezvous`` of that function.
         early: Signals that came before the worker existed.
         history: On rank 0, how the previous starts have gone.
+        descendants: What the worker leaves behind.
     """
 
     context: WorkerContext
@@ -62,6 +64,7 @@ class Agent(RankAgent):
     limits: Limits = DEFAULT_LIMITS
     early: set[Signals] = field(default_factory=set)
     history: Starts = field(default_factory=Starts)
+    descendants: Descendants = field(default_factory=Descendants)
     _policy: RestartPolicy | None = None  # on rank 0
     _meeting: RendezvousInfo | None = None  # what this rank was told at the rendezvous
     _descriptor: int | None = None  # where rank 0 listens for the next start
@@ -120,6 +123,7 @@ class Agent(RankAgent):
             restart_grace=self.context.command.restart_grace,
             launcher=launcher,
             early=self.early,
+            descendants=self.descendants,
             limits=self.limits,
             clock=ActiveClock(limits=self.limits),
         )

@@ -195,6 +195,10 @@ class LookAtWorker(Action):
     """Make a :class:`WorkerIsIdle` if the worker has done nothing since this action came last."""
 
 
+class KillLeftBehind(Action):
+    """Begin to kill what the worker has left behind, while the supervisor stays."""
+
+
 class TellEndAfterVerdict(Action):
     """Tell the failure monitor that the worker has ended since the verdict."""
 

@@ -51,6 +51,11 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int:
         os._exit(code)
 
 
+def writers() -> list[int]:
+    """Return the process ids of all writers so far; those that have ended may be among them."""
+    return list(_writers)
+
+
 def finish_writers(within: float) -> set[int]:
     """Wait for all writers.
 

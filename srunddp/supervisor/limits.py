@@ -75,6 +75,17 @@ class Limits:
     all_gone_within: float = 10.0
     """How long the processes that a worker leaves behind may take to die, all of them together."""
 
+    launchers_end_within: float = 4.0
+    """How long, within :attr:`all_gone_within`, the launchers that a script has started may take
+    from SIGTERM until SIGKILL, all of them together. They end their processes on other nodes in
+    this time.
+    """
+
+    left_behind_looks: float = 0.05
+    """How often a supervisor that waits for other ranks looks whether all that its worker has left
+    behind is gone.
+    """
+
     ends_within: float = 60.0
     """How long a worker may stay when its script is over before the user is told; after that it has
     ``--grace`` until it counts as failed.

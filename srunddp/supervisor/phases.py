@@ -27,6 +27,7 @@ from srunddp.supervisor.events import (
     Event,
     FailureEvent,
     HandOverWorld,
+    KillLeftBehind,
     LauncherHasEnded,
     LeaveWith,
     LetLeave,
@@ -439,14 +440,15 @@ def _lose_launcher(state: State, event: LauncherHasEnded, times: Times) -> Step:
 @_on(WorkerIsGone, *IN_THE_RUN, to=(Phase.GONE, Phase.CRASHED))
 def _lose_worker(state: State, event: WorkerIsGone, times: Times) -> Step:
     """If the worker has ended with 0, tell the failure monitor so, and also that the script is
-    over, if the script has not said so (``os._exit(0)``). Otherwise its end is a failure, unless
-    one has been told. If the launcher's signal may have ended the worker, wait 0.1 s for that
-    signal here.
+    over, if the script has not said so (``os._exit(0)``). Then kill what the worker has left, as
+    the supervisor stays until the workers of all ranks have ended. Otherwise its end is a failure,
+    unless one has been told. If the launcher's signal may have ended the worker, wait 0.1 s for
+    that signal here.
     """
     ended = replace(state, worker_has_ended=True)
     if event.status == 0:
         following, actions = _told_of_good_end(ended)
-        return _enter(following, Phase.GONE), actions
+        return _enter(following, Phase.GONE), [*actions, KillLeftBehind()]
     if state.failure is not None:
         return _enter(ended, Phase.GONE), []
     return _enter(ended, Phase.CRASHED, _status_counts_from(event, times)), []

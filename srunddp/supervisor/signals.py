@@ -27,16 +27,12 @@ _WATCHED = (*FORWARDED, PRINT_STACK, signal.SIGCONT, signal.SIGCHLD)
 
 # The processes of launchers that start ranks, by the kernel's names, which have at most 15 letters.
 _SLURMSTEPD = "slurmstepd"
-_DAEMONS = (
-    _SLURMSTEPD,
-    "orted",
-    "prted",
-    "prterun",
-    "mpirun",
-    "mpiexec",
-    "mpiexec.hydra",
-    "hydra_pmi_proxy",
-    "palsd",
+_MPI_COMMANDS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra")
+_DAEMONS = (_SLURMSTEPD, "orted", "prted", "hydra_pmi_proxy", "palsd", *_MPI_COMMANDS)
+# Commands that leave processes on other nodes, or an allocation, if they are ended by SIGKILL. On
+# SIGTERM they end these. Of torchrun and accelerate all processes are on their own node.
+REMOTE_STARTERS = frozenset(
+    {*_MPI_COMMANDS, "srun", "salloc", "orterun", "prun", "prte", "jsrun", "aprun"}
 )
 # The initial cgroup namespace, from which no group is hidden; the kernel's number for it is fixed.
 _INITIAL_NAMESPACE = "cgroup:[4026531835]"

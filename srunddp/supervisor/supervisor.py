@@ -22,6 +22,7 @@ from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.activity import WorkerActivity
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.descendants import Descendants
 from srunddp.supervisor.events import (
     AbortRendezvous,
     Action,
@@ -29,6 +30,7 @@ from srunddp.supervisor.events import (
     EndWorker,
     Event,
     HandOverWorld,
+    KillLeftBehind,
     LauncherHasEnded,
     LeaveWith,
     LetLeave,
@@ -55,7 +57,7 @@ from srunddp.supervisor.events import (
     WorkerIsIdle,
     WriteFailure,
 )
-from srunddp.supervisor.failure_files import finish_writers
+from srunddp.supervisor.failure_files import finish_writers, writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
@@ -69,7 +71,7 @@ from srunddp.supervisor.worker_messages import (
     StartedMpi,
     WorkerMessage,
 )
-from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
+from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
 from srunddp.util.console import write_stderr
 
 # The world, which the worker is told, and the failure monitor of this start.
@@ -120,6 +122,7 @@ class Supervisor:
         restart_grace: Seconds that any script may take to end before a restart.
         launcher: The launcher, which sends this rank signals.
         early: Signals that came before the worker was forked, and that it still has to get.
+        descendants: What the worker leaves behind.
         limits: How long the supervisor waits, and how often it looks.
         clock: The clock of these limits.
         remaining: The process ids of descendants that could not be killed.
@@ -135,6 +138,7 @@ class Supervisor:
     restart_grace: float
     launcher: signals.Launcher
     early: set[signal.Signals] = field(default_factory=set)
+    descendants: Descendants = field(default_factory=Descendants)
     limits: Limits = DEFAULT_LIMITS
     clock: ActiveClock = field(default_factory=ActiveClock)
     remaining: set[int] = field(default_factory=set)
@@ -171,13 +175,12 @@ class Supervisor:
                 self._loop(self._watch())
         finally:
             self.agent.stop_sampler()
-            writers = finish_writers(self.limits.files_written_within)
+            unfinished = finish_writers(self.limits.files_written_within)
             if self.process.given_up:
                 given_up = {self.process.pid}
             else:
                 given_up = set()
-            left = kill_descendants(self.limits.all_gone_within, writers | given_up)
-            self.remaining = left - writers
+            self.remaining = self.descendants.kill(unfinished | given_up) - unfinished
             self.output.finish(self.limits.output_within)
         if self._error:
             raise self._error
@@ -273,6 +276,8 @@ class Supervisor:
             # reports, and then the worker must be gone within 3 s.
             self._ask_monitor(self._monitor, now)
         if (wait := self.process.tick(now)) is not None:
+            waits.append(wait)
+        if (wait := self.descendants.tick(writers())) is not None:
             waits.append(wait)
         if self.process.given_up and not self._state.worker_has_ended:
             self._handle(WorkerIsGone(now, None))
@@ -429,6 +434,8 @@ class Supervisor:
                 self._report_lingering(now, now - since)
             case LeaveWith(error):
                 self._error = error
+            case KillLeftBehind():
+                self.descendants.begin_to_kill()
             case _:
                 self._tell_worker(action, now)
 

@@ -1,8 +1,7 @@
 """The worker as its supervisor sees it: whether it runs, is stopped or has ended, and how it is
 ended.
 
-No process of the worker survives it: the supervisor adopts and kills all that the worker has
-started.
+No process of the worker survives it, see :mod:`srunddp.supervisor.descendants`.
 """
 
 import contextlib
@@ -11,14 +10,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from srunddp.supervisor import signals
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_messages import Unreadable, WorkerMessage
 from srunddp.util.descriptors import move_high
-from srunddp.util.kernel_file import children_of
 
 
 @dataclass
@@ -227,39 +224,6 @@ def wait_for_child(pid: int, limit: float) -> int | None:
             time.sleep(0.002)
         return os.waitstatus_to_exitcode(found[1])
     return -1
-
-
-def kill_descendants(within: float, given_up: Collection[int] = ()) -> set[int]:
-    """Kill and reap every process that the worker has left behind. To be called when it has ended.
-
-    Args:
-        within: Seconds to wait at most: a process whose kernel call does not return cannot be
-            killed.
-        given_up: The process ids of children not to wait for.
-
-    Returns:
-        The process ids of the children that are still there.
-    """
-    end = time.monotonic() + within
-    while True:
-        children = children_of(os.getpid())
-        for child in children:
-            _kill_with_children(child)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if set(children) <= set(given_up) or time.monotonic() >= end:
-            return set(children)
-        time.sleep(0.002)
-
-
-def _kill_with_children(pid: int) -> None:
-    # Kill the children first. When this process has ended, those that it has started meanwhile
-    # become our own children, and the next round finds them.
-    for child in children_of(pid):
-        _kill_with_children(child)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def kill_forks_on_exit(worker: int) -> None:

@@ -171,3 +171,52 @@ def test_out_of_memory_the_job_ends_with_the_code_of_srunddp(
     assert "srunddp: ended with 0 after 1 restart; srun's own exit code is another" in text
     assert set(re.findall(r'"weights": "(\w+)"', text)) == {whole(2)}
     assert (job.code, job.state) == (0, "COMPLETED"), text
+
+
+NESTED = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+import srunddp
+
+start = srunddp.restart_count()
+srunddp.heartbeat()
+if os.environ["RANK"] != "0":
+    Path("other").write_text(os.environ["SLURMD_NODENAME"])
+    while start == 0:
+        time.sleep(1)
+    sys.exit()
+
+def wait_for(name):
+    while not Path(name).exists():
+        time.sleep(0.05)
+
+wait_for("other")
+words = ["srun", "--overlap", "--quiet", "-N1", "-n1", "-w", Path("other").read_text()]
+loop = f"while :; do echo works >> copy{start}; sleep 0.1; done"
+step = subprocess.Popen([*words, "sh", "-c", loop], stdin=subprocess.DEVNULL)
+wait_for(f"copy{start}")
+if start == 0:
+    sys.exit(9)
+sizes = [Path("copy0").stat().st_size]
+time.sleep(2)
+sizes.append(Path("copy0").stat().st_size)
+began = time.monotonic()
+step.terminate()
+step.wait()
+took = time.monotonic() - began
+print(json.dumps({"sizes": sizes, "sigterm_took": took, "code": step.returncode}), flush=True)
+"""
+
+
+def test_a_step_that_the_script_has_started_ends_with_its_start(runner: SlurmJobRunner) -> None:
+    """Only the copy of the new start runs, although srun itself leaves its tasks if it is
+    killed.
+    """
+    folder = runner.cluster.shared / "nested"
+    folder.mkdir()
+    (folder / "train.py").write_text(NESTED)
+    words = ("-N2", "-n2", "--time=5", f"--chdir={folder}", SRUNDDP, "--restarts=1", "train.py")
+    done = runner.srun(*words)
+    assert done.code == 0, done.errors
+    (report,) = done.reports
+    assert report["sizes"][0] == report["sizes"][1], report

@@ -24,6 +24,7 @@ from srunddp.supervisor.events import (
     Event,
     FailureEvent,
     HandOverWorld,
+    KillLeftBehind,
     LauncherHasEnded,
     LeaveWith,
     LetLeave,
@@ -241,6 +242,16 @@ def test_nobody_is_told_who_is_not_there_and_a_worker_leaves_once(every: list[Ta
             assert LetLeave() not in taken.actions, taken
 
 
+def test_what_a_worker_has_left_is_killed_once_where_its_supervisor_stays(
+    every: list[Taken],
+) -> None:
+    for taken in every:
+        stays = taken.following.state.phase is Phase.GONE
+        ended_well = isinstance(taken.event, WorkerIsGone) and taken.event.status == 0
+        count = taken.actions.count(KillLeftBehind())
+        assert count == (1 if stays and ended_well else 0), taken
+
+
 def test_what_has_a_time_has_something_that_follows(every: list[Taken]) -> None:
     for taken in every:
         state = taken.following.state
@@ -437,7 +448,9 @@ def test_however_a_rank_fares_its_supervisor_ends_without_its_worker(
     assert play.state.phase is Phase.OVER
     assert not play.alive
     kinds = [type(each) for each in play.told]
-    assert all(kinds.count(kind) <= 1 for kind in (TellFailure, LetLeave, HandOverWorld))
+    assert all(
+        kinds.count(kind) <= 1 for kind in (TellFailure, LetLeave, HandOverWorld, KillLeftBehind)
+    )
     assert kinds.count(TellEndAfterVerdict) <= 1
     assert kinds.count(TellMaySave) <= 1
 
@@ -515,7 +528,7 @@ def test_a_verdict_and_the_worker_s_end_cross() -> None:
         assert (state.phase, state.until, state.failure) == (Phase.CLOSING, closes, None)
     # The other way round.
     state, (left, told) = played(RUNNING, WorkerIsGone(4.0, 0), VerdictIsKnown(5.0, OTHER))
-    assert left == [TellScriptIsOver(), TellWorkerHasEnded()]
+    assert left == [TellScriptIsOver(), TellWorkerHasEnded(), KillLeftBehind()]
     assert told == [TellEndAfterVerdict()]
     assert (state.phase, state.until) == (Phase.CLOSING, closes)
 

@@ -1,0 +1,243 @@
+"""The processes that a worker leaves behind, and how they are ended.
+
+The supervisor adopts the orphans of its worker, so all that the worker has left are children of the
+supervisor. Not all children of the supervisor are the worker's, though. A wrapper such as
+``helper & exec srunddp train.py`` becomes the supervisor by ``exec``, and its children become the
+supervisor's. They are older than the worker, and are spared (:class:`Earlier`).
+
+A child that is not known from before is the worker's, or an orphan of such a helper: the kernel
+does not tell which. It is spared only if it cannot be the worker's:
+
+- It has started before this process forked for the first time.
+- It is in the session of a helper that is still there, and this is not our own session. A process
+  can make a session, but cannot join one.
+
+Process groups and environments prove nothing, as a process of the worker may change both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.signals import REMOTE_STARTERS
+from srunddp.util.kernel_file import children_of, stat_fields, text_of
+
+# Where stat_fields() has the session and the start time, which are fields 6 and 22 of the file.
+_SESSION = 3
+_STARTED = 19
+_SHORTEST_LOOK = 0.002
+_LONGEST_LOOK = 0.02
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process. Its id alone may be that of another process later.
+
+    Attributes:
+        pid: The process id.
+        started: When it has started, in clock ticks since the boot.
+    """
+
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The children that this process had before it forked for the first time. They are not the
+    worker's.
+
+    Attributes:
+        processes: These children.
+        first_fork: When this process forked for the first time, in clock ticks since the boot; 0
+            if that is not known.
+    """
+
+    processes: tuple[Process, ...] = ()
+    first_fork: int = 0
+
+    @classmethod
+    def note(cls) -> Earlier:
+        """Return the children that there are. To be called before the first fork."""
+        found = [_identify(pid) for pid in children_of(os.getpid())]
+        return cls(tuple(process for process in found if process))
+
+    def with_first_fork(self) -> Earlier:
+        """Return the same, with the time of the first fork. To be called after the forks of the
+        first start, and before any of the new children is reaped. Later calls change nothing.
+        """
+        if self.first_fork:
+            return self
+        found = [_identify(pid) for pid in children_of(os.getpid())]
+        # The kernel's time of a child of our own, and no clock: it has the same ticks as what it is
+        # compared with.
+        times = [each.started for each in found if each and each not in self.processes]
+        return replace(self, first_fork=min(times, default=0))
+
+    def without(self, pids: Iterable[int]) -> list[int]:
+        """Return those of our children that may be the worker's.
+
+        Args:
+            pids: The process ids of our children.
+        """
+        if not self.processes and not self.first_fork:
+            return list(pids)
+        sessions = {_session(process.pid) for process in self.processes if _is_there(process)}
+        sessions -= {None, os.getsid(0)}
+        return [pid for pid in pids if not self._has(pid, sessions)]
+
+    def _has(self, pid: int, sessions: Collection[int | None]) -> bool:
+        process = _identify(pid)
+        if process is None:
+            return False
+        if process in self.processes or process.started < self.first_fork:
+            return True
+        return _session(pid) in sessions
+
+
+@dataclass
+class Descendants:
+    """Ends what the worker has left.
+
+    A launcher, such as an ``srun`` that the script has started, gets SIGTERM before SIGKILL: after
+    SIGKILL alone, what it has started on other nodes would go on.
+
+    Attributes:
+        earlier: The children that are not the worker's.
+        own: The process ids of other children that this process has forked itself for the whole
+            start, such as the sampler. Only :meth:`kill` kills them.
+        limits: How long the ends may take.
+    """
+
+    earlier: Earlier = Earlier()
+    own: frozenset[int] = frozenset()
+    limits: Limits = DEFAULT_LIMITS
+    _asked: set[Process] = field(default_factory=set)
+    # When launchers are killed that have got SIGTERM; None before the first one has.
+    _launchers_end_at: float | None = None
+    # Until when tick() looks for what is left; None while it does not.
+    _looks_until: float | None = None
+
+    def kill(self, given_up: Collection[int] = ()) -> set[int]:
+        """Kill and reap every process that the worker has left behind, and every other that this
+        process has forked. To be called when the worker has ended.
+
+        A process whose kernel call does not return cannot be killed, so this waits for
+        :attr:`Limits.all_gone_within` at most.
+
+        Args:
+            given_up: The process ids of children not to wait for.
+
+        Returns:
+            The process ids of the children that are still there, without those that are spared.
+        """
+        end = time.monotonic() + self.limits.all_gone_within
+        look = _SHORTEST_LOOK
+        while True:
+            children = self.earlier.without(children_of(os.getpid()))
+            for child in children:
+                self._end(child)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if set(children) <= set(given_up) or time.monotonic() >= end:
+                return set(children)
+            time.sleep(look)
+            look = min(2 * look, _LONGEST_LOOK)
+
+    def begin_to_kill(self) -> None:
+        """Begin to kill what the worker has left, while this process goes on: :meth:`tick` does it
+        piece by piece. To be called when the worker has ended.
+        """
+        self._looks_until = time.monotonic() + self.limits.all_gone_within
+
+    def tick(self, writers: Collection[int]) -> float | None:
+        """Kill what is there now of the processes that the worker has left, without waiting for
+        their ends. The dead are reaped on SIGCHLD, see :meth:`WorkerProcess.collect`.
+
+        Args:
+            writers: The process ids of children of our own that have still something to write.
+
+        Returns:
+            In how many seconds to call this again; None if nothing is left, or if what is left
+            cannot be killed.
+        """
+        if self._looks_until is None:
+            return None
+        # Orphans become children of the main thread. Those of other threads are our own, such as
+        # the commands of Slurm that a thread waits for.
+        children = self.earlier.without(_children_of_main_thread())
+        left = [pid for pid in children if pid not in self.own and pid not in writers]
+        for child in left:
+            self._end(child)
+        if not left:
+            self._launchers_end_at = None
+        if not left or time.monotonic() >= self._looks_until:
+            self._looks_until = None
+            return None
+        return self.limits.left_behind_looks
+
+    def _end(self, pid: int) -> None:
+        # Leave the processes below a launcher to it: it may need them to reach its other nodes.
+        if _is_launcher(pid) and self._has_time(pid):
+            return
+        # Kill the children first. When this process has ended, those that it has started meanwhile
+        # become our own children, and the next round finds them.
+        for child in children_of(pid):
+            self._end(child)
+        _send(pid, signal.SIGKILL)
+
+    def _has_time(self, pid: int) -> bool:
+        """Return whether a launcher may still take time to end; ask it to, if nobody has."""
+        process = _identify(pid)
+        if process is None:
+            return False
+        now = time.monotonic()
+        if self._launchers_end_at is None:
+            self._launchers_end_at = now + self.limits.launchers_end_within
+        if now >= self._launchers_end_at:
+            return False
+        if process not in self._asked:
+            self._asked.add(process)
+            _send(pid, signal.SIGTERM)
+            _send(pid, signal.SIGCONT)  # a stopped process would not handle it
+        return True
+
+
+def _is_launcher(pid: int) -> bool:
+    return text_of(Path(f"/proc/{pid}/comm")) in REMOTE_STARTERS
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _identify(pid: int) -> Process | None:
+    """Return the process that has this id now; None if there is none."""
+    with contextlib.suppress(OSError):
+        return Process(pid, int(stat_fields(pid)[_STARTED]))
+    return None
+
+
+def _is_there(process: Process) -> bool:
+    return _identify(process.pid) == process
+
+
+def _session(pid: int) -> int | None:
+    """Return the session of a process; None if it has ended."""
+    with contextlib.suppress(OSError):
+        return int(stat_fields(pid)[_SESSION])
+    return None
+
+
+def _children_of_main_thread() -> list[int]:
+    pid = os.getpid()
+    return [int(child) for child in text_of(Path(f"/proc/{pid}/task/{pid}/children")).split()]
