@@ -144,8 +144,9 @@ class RankZeroSpareNodes:
     def left(self, root_cause: RootCause, last_node: str) -> set[str]:
         """Return the nodes whose ranks have to move, even if no ranks can move now.
 
-        These are the lost node, the nodes on which the supervisor of a rank has ended, and a node
-        that was the first to fail in two starts in a row.
+        These are the lost node, the nodes on which the supervisor of a rank has ended, those that
+        do not reach others if there are enough spare ones for all of them, and a node that was the
+        first to fail in two starts in a row.
 
         Args:
             root_cause: Why this start ends.
@@ -156,7 +157,11 @@ class RankZeroSpareNodes:
         left = {self._nodes[rank] for rank in ended - self._numbers}
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
-        has_failed_twice = root_cause.node == last_node
+        without_way = {*root_cause.without_way} - left
+        # With fewer nodes the rest would not reach each other either.
+        if self.free(left | without_way) >= len(left | without_way):
+            left |= without_way
+        has_failed_twice = bool(last_node) and root_cause.suspect == last_node
         # If no other node has ranks, two failures prove nothing about this node.
         others = {node for rank, node in self._nodes.items() if rank not in self._numbers}
         if has_failed_twice and others - {last_node} and self.free(left) > len(left):

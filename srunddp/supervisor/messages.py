@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.util.messages import Message
 
+# Rank, address and port of a node that another node tries to reach. The rank is the node's lowest.
+ProbeTarget = tuple[int, str, int]
+
 
 class RankMessage(Message):
     """A message between a rank's supervisor and rank 0's after the rendezvous."""
@@ -146,6 +149,19 @@ class Stacks(RankMessage, kind="stacks"):
     text: str
 
 
+@dataclass(frozen=True)
+class ProbeResult(RankMessage, kind="probe_result"):
+    """The answer to ``probe_wanted``: which of those nodes this rank's node reaches by TCP.
+
+    Attributes:
+        reached: The ranks whose node has answered, also by refusing the connection.
+        missed: The ranks whose node has not answered within 5 s.
+    """
+
+    reached: tuple[int, ...]
+    missed: tuple[int, ...]
+
+
 # From rank 0 to a rank.
 
 
@@ -167,6 +183,19 @@ class Pong(RankMessage, kind="pong"):
 @dataclass(frozen=True)
 class StacksWanted(RankMessage, kind="stacks_wanted"):
     """Rank 0 asks where the rank's worker is."""
+
+
+@dataclass(frozen=True)
+class ProbeWanted(RankMessage, kind="probe_wanted"):
+    """Rank 0 asks which nodes the rank's node reaches by TCP.
+
+    Attributes:
+        source: The address from which to connect.
+        targets: A rank, an address and a port on each of these nodes.
+    """
+
+    source: str
+    targets: tuple[ProbeTarget, ...]
 
 
 @dataclass(frozen=True)
@@ -206,8 +235,9 @@ FROM_A_RANK = (
     UsesMpi,
     EndedAfterVerdict,
     Stacks,
+    ProbeResult,
 )
-FROM_RANK_ZERO = (Pong, StacksWanted, AllScriptsAreOver, Verdict)
+FROM_RANK_ZERO = (Pong, StacksWanted, ProbeWanted, AllScriptsAreOver, Verdict)
 
 
 def _check_exit_code(code: int) -> None:

@@ -28,7 +28,7 @@ class Starts:
         steps: Whether one of them counted steps.
         out_of_memory: Whether one of them was killed for lack of memory.
         cause: The cause of the last start's failure.
-        node: The node of the last start's failure.
+        node: The node of the last start's failure; empty if nothing speaks against a node.
         progressed: Whether the last start made progress: a step, or enough time if none are
             counted.
     """
@@ -106,7 +106,7 @@ class RestartPolicy:
             published = self._publish()
         except SrunddpError as error:  # no port is free
             return None, f"not restarted: {error}"
-        self.history = Starts(last.count + 1, steps, memory, cause.cause, cause.node, progressed)
+        self.history = Starts(last.count + 1, steps, memory, cause.cause, cause.suspect, progressed)
         return published, f"restart {self.history.count} of {self._most}: all ranks start anew"
 
     def _refusal(self, cause: RootCause, *, may_go_better: bool) -> str:
@@ -128,8 +128,9 @@ class RestartPolicy:
         is_wrong = cause.category is FailureCategory.WRONG_SCRIPT
         if is_wrong or cause.exit_code in _WRONG_USE:
             return "the script would fail again"
-        if last.count and last.cause == cause.cause and last.node != cause.node:
-            return f"the same cause on {last.node} and {cause.node}, without a step in between"
+        are_known = last.node and cause.suspect
+        if are_known and last.cause == cause.cause and last.node != cause.suspect:
+            return f"the same cause on {last.node} and {cause.suspect}, without a step in between"
         if last.progressed:
             return ""
         return "two starts in a row without a step"
