@@ -44,6 +44,7 @@ from srunddp.supervisor.messages import (
     UsesMpi,
     Verdict,
     WorkerHasEnded,
+    is_numeric,
 )
 from srunddp.supervisor.network_cut import FEWEST, NetworkProbe
 from srunddp.supervisor.node_probe import NodeProbe
@@ -416,7 +417,7 @@ class Coordinator(FailureMonitor):
         probers = dict[str, int]()
         for rank, node in sorted(self._context.nodes.items()):
             is_there = rank == self._context.rank or rank in self._open
-            if is_there and self._context.addresses.get(rank):
+            if is_there and is_numeric(self._context.addresses.get(rank, "")):
                 probers.setdefault(node, rank)
         return {rank: node for node, rank in probers.items()}
 

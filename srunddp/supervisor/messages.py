@@ -5,6 +5,7 @@ All ranks of a run have the same version of srunddp, so the messages may change 
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
@@ -197,6 +198,12 @@ class ProbeWanted(RankMessage, kind="probe_wanted"):
     source: str
     targets: tuple[ProbeTarget, ...]
 
+    def __post_init__(self) -> None:
+        if not all(map(is_numeric, (self.source, *(host for _, host, _ in self.targets)))):
+            raise ValueError("not a numeric address")
+        if not all(0 < port < 65536 for _, _, port in self.targets):
+            raise ValueError("not a port")
+
 
 @dataclass(frozen=True)
 class AllScriptsAreOver(RankMessage, kind="all_scripts_are_over"):
@@ -238,6 +245,15 @@ FROM_A_RANK = (
     ProbeResult,
 )
 FROM_RANK_ZERO = (Pong, StacksWanted, ProbeWanted, AllScriptsAreOver, Verdict)
+
+
+def is_numeric(address: str) -> bool:
+    """Return whether a text is an IPv4 or IPv6 address, for which nothing has to be looked up."""
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _check_exit_code(code: int) -> None:
