@@ -124,20 +124,20 @@ def _within(namespace: str, connection: socket.socket, handle: Callable[[], Hand
 
 
 @contextmanager
-def rules(namespace: str, by_hook: Mapping[str, str]) -> Iterator[None]:
+def rules(namespace: str, by_hook: Mapping[str, str], table: str = "sdt") -> Iterator[None]:
     """Rules of nftables in a namespace, by hook, such as ``ip saddr 10.201.1.2 drop`` for
-    ``input``.
+    ``input``. Those of different tables count together.
     """
     chains = "".join(
         f"chain {hook} {{\ntype filter hook {hook} priority -10;\n{words}\n}}\n"
         for hook, words in by_hook.items()
     )
     nft = ("ip", "netns", "exec", namespace, "nft")
-    tool(*nft, "-f", "-", text=f"table inet sdt {{\n{chains}}}\n")
+    tool(*nft, "-f", "-", text=f"table inet {table} {{\n{chains}}}\n")
     try:
         yield
     finally:
-        tool(*nft, "delete", "table", "inet", "sdt")
+        tool(*nft, "delete", "table", "inet", table)
 
 
 def rule(namespace: str, hook: str, words: str) -> AbstractContextManager[None]:

@@ -1,0 +1,30 @@
+"""All ranks share a sum in each step, over every node: ``ring.py FOLDER STEPS SECONDS``, with the
+time limit of a collective. Each rank notes its steps in the folder's ``steps.txt``, as
+``restarted.py`` does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import srunddp
+
+folder, steps, limit = sys.argv[1:]
+start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+rank = os.environ["RANK"]
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(limit)))
+numbers = torch.ones(1000)
+for step in range(int(steps)):
+    dist.all_reduce(numbers)
+    numbers /= numbers[0].item()
+    with open(f"{folder}/steps.txt", "a") as file:
+        file.write(f"{start} {step} {rank} {os.environ['SLURMD_NODENAME']} {time.monotonic()}\n")
+    srunddp.heartbeat()
+    time.sleep(0.2)
+dist.destroy_process_group()
