@@ -68,7 +68,7 @@ def test_a_spare_node_takes_the_place_of_one_of_two_that_do_not_reach_each_other
         said = run.said()
         assert code == 0, said
         assert "node02 and node03 cannot reach each other by TCP" in said
-        assert "node01 failed" not in said
+        assert "srunddp: rank 0 on node01 failed" not in said
         assert "srunddp: ended with 0 after 1 restart" in said
         assert nodes_of(run, 0) == {"node01", "node02", "node03"}
         assert nodes_of(run, 1) == {"node01", "node02", "node04"}
