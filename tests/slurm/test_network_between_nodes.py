@@ -29,13 +29,13 @@ STALLS = ("--stall-timeout=6",)
 
 
 @contextmanager
-def ring(
+def trained(
     runner: SlurmJobRunner, name: str, *options: str, nodes: int = 4, limit: str = PATIENT
 ) -> Iterator[SpareRun]:
     """One rank on each node, and the last is spare if the options say so. All have met."""
     folder = runner.cluster.shared / name
     folder.mkdir()
-    program = (str(PROGRAMS / "ring.py"), str(folder), str(STEPS), limit)
+    program = (str(PROGRAMS / "all_pairs.py"), str(folder), str(STEPS), limit)
     words = (f"-N{nodes}", f"-wnode0[1-{nodes}]", "--time=5", SRUNDDP, *options, *program)
     with launched(runner, folder, *words) as run:
         until(lambda: run.training(step=3), ENDS_WITHIN, run.said)
@@ -62,7 +62,7 @@ def test_a_spare_node_takes_the_place_of_one_of_two_that_do_not_reach_each_other
 ) -> None:
     hooks, options, limit = CUTS[name]
     called = f"cut by {name}".replace("'", "").replace(" ", "-")
-    with ring(runner, called, *SPARED, *options, limit=limit) as run:
+    with trained(runner, called, *SPARED, *options, limit=limit) as run:
         with cut_between(node("node02"), node("node03"), *hooks):
             code = run.finish(ENDS_WITHIN)
         said = run.said()
@@ -79,7 +79,7 @@ def test_without_a_spare_node_the_pair_is_named_and_the_run_ends_with_69(
     runner: SlurmJobRunner,
 ) -> None:
     with (
-        ring(runner, "cut-no-spare", *STALLS, nodes=3) as run,
+        trained(runner, "cut-no-spare", *STALLS, nodes=3) as run,
         cut_between(node("node02"), node("node03"), "input", "output"),
     ):
         assert run.finish(ENDS_WITHIN) == LOST, run.said()
@@ -94,7 +94,7 @@ def test_a_cut_that_is_mended_by_then_names_no_node_and_uses_no_spare_one(
     loss: int, runner: SlurmJobRunner
 ) -> None:
     """Nor a network that loses one packet in five."""
-    with ring(runner, f"mended-{loss}", *SPARED) as run:
+    with trained(runner, f"mended-{loss}", *SPARED) as run:
         with reset_between(node("node02"), node("node03")):
             time.sleep(0.5)
         with packets_lost(loss):
@@ -109,7 +109,7 @@ def test_a_cut_that_is_mended_by_then_names_no_node_and_uses_no_spare_one(
 def test_a_firewall_that_lets_only_rank_0_be_reached_names_no_node(runner: SlurmJobRunner) -> None:
     others = [node(name) for name in ("node02", "node03", "node04")]
     with (
-        ring(runner, "firewall", "--restarts=1", "--spare-nodes=1") as run,
+        trained(runner, "firewall", "--restarts=1", "--spare-nodes=1") as run,
         new_connections_dropped(*others),
     ):
         with reset_between(node("node02"), node("node03")):
