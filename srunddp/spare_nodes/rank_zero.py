@@ -161,7 +161,9 @@ class RankZeroSpareNodes:
         # With fewer nodes the rest would not reach each other either.
         if self.free(left | without_way) >= len(left | without_way):
             left |= without_way
-        has_failed_twice = bool(last_node) and root_cause.suspect == last_node
+        has_failed_twice = (
+            bool(last_node) and root_cause.suspect == last_node and not root_cause.without_way
+        )
         # If no other node has ranks, two failures prove nothing about this node.
         others = {node for rank, node in self._nodes.items() if rank not in self._numbers}
         if has_failed_twice and others - {last_node} and self.free(left) > len(left):

@@ -93,7 +93,11 @@ def test_too_many_open_files_are_no_evidence_either() -> None:
 def test_nothing_stays_open() -> None:
     with silent("127.0.0.2") as full:
         before = len(os.listdir("/proc/self/fd"))
-        probed("127.0.0.1", [(1, *full.getsockname()), (2, "127.0.0.3", PORT)])
+        over = NodeProbe(
+            "127.0.0.1", [(1, *full.getsockname()), (2, "127.0.0.3", PORT)], 0.0, LIMITS
+        )
+        assert over.look(0.6) is None
+        assert over.look(10.0)
         probe = NodeProbe("127.0.0.1", [(1, *full.getsockname())], 0.0, LIMITS)
         probe.close()
         assert len(os.listdir("/proc/self/fd")) == before
