@@ -50,8 +50,8 @@ class RootCause:
         notes: Lines to print below the traceback.
         shown: Whether the user has already seen the error.
         category: What the failure means for another start.
-        follows: Whether the culprit is only the first one of which rank 0 has heard, because what
-            has caused its failure is not known. Then nothing speaks against its node.
+        follows: Whether nothing speaks against the culprit's node: the culprit is only the first
+            one of which rank 0 has heard, or has left too early.
         without_way: The nodes whose ranks have to move to spare nodes, so that the rest can reach
             each other.
     """
@@ -136,6 +136,7 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
         cause=cause,
         victims=victims,
         shown=False,
+        follows=True,
     )
 
 
