@@ -29,6 +29,19 @@ if RANK == 1:
 rest()
 """
 
+# All ranks make steps, and then wait where torch's own frames would be.
+STALL = """
+import srunddp
+for _ in range(3):
+    srunddp.heartbeat()
+    time.sleep(0.1)
+wait_for("cut")
+Path("over").touch()
+waits = "def all_reduce():\\n    time.sleep(1000.0)"
+exec(compile(waits, "/lib/torch/distributed/distributed_c10d.py", "exec"))
+all_reduce()
+"""
+
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[str]]:
@@ -36,12 +49,20 @@ def nodes() -> Iterator[list[str]]:
         yield names
 
 
-def ended(folder: Path, nodes: list[str], cuts: dict[int, dict[str, str]], port: int) -> Ended:
+def ended(
+    folder: Path,
+    nodes: list[str],
+    cuts: dict[int, dict[str, str]],
+    port: int,
+    script: str = SCRIPT,
+    *options: str,
+) -> Ended:
     """What a run of a rank on each node says, when one fails as if it missed a peer.
 
     Args:
         cuts: The rules of a node, by hook.
         port: Where rank 0 listens.
+        script, options: The run's.
     """
     write(folder / "ifaces.conf", '- nodes: "*"\n  interface: data0\n')
     (folder / "hook").mkdir()
@@ -55,7 +76,7 @@ def ended(folder: Path, nodes: list[str], cuts: dict[int, dict[str, str]], port:
         assigned = [f"{name}={value}" for name, value in variables.items()]
         below[rank] = ["ip", "netns", "exec", namespace, "env", "-i", *assigned]
     with (
-        world(folder, SCRIPT, "--ifaces", "ifaces.conf", size=SIZE, below=below) as it,
+        world(folder, script, *options, "--ifaces", "ifaces.conf", size=SIZE, below=below) as it,
         ExitStack() as stack,
     ):
         it.workers()
@@ -106,4 +127,18 @@ def test_who_is_named_when_a_rank_fails_for_another(
     assert said in found.errors[0]
     assert ("cannot reach" in found.errors[0]) == (code == LOST)
     assert found.text.count("ended with it") == 1
+    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
+
+
+@pytest.mark.parametrize("name", ["none", "a pair"])
+def test_if_all_wait_the_pair_is_named_or_nobody(
+    name: str, tmp_path: Path, nodes: list[str]
+) -> None:
+    cuts, _, said = CUTS[name]
+    port = 29700 + 10 * list(CUTS).index(name)
+    found = ended(tmp_path, nodes, cuts, port, STALL, "--stall-timeout=4")
+    assert found.codes == [LOST if cuts else 124] * SIZE, found.text
+    for each in (said, "no step for 4 s: all ranks wait in all_reduce"):
+        assert each in found.errors[0]
+    assert "failed" not in found.text
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
