@@ -4,11 +4,13 @@ and nobody else; and a spare node takes the place of one of these, and of no oth
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import re
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.spare_nodes import SpareRun
 from tests.slurm.test_network_between_nodes import trained
 from tests.soak.conftest import Show
+from tests.supervisor.test_cut_between_nodes import SCRIPT, STALL, ended
+from tests.support.namespaces import switch_address, switched_nodes
 
 pytestmark = pytest.mark.soak
 
@@ -212,3 +216,95 @@ def test_who_is_at_fault_is_named_and_nobody_else(
     assert found == [], (campaign, code, said)
     if done:
         done.write_text(json.dumps({"campaign": asdict(campaign), "code": code, "said": said}))
+
+
+# Without Slurm: more nodes on one switch, and any cuts between those that are not rank 0's.
+
+
+@dataclass(frozen=True)
+class SwitchCampaign:
+    """What is drawn.
+
+    Attributes:
+        nodes: How many there are, with a rank each.
+        cuts: Between which nodes, and in which direction seen from the first.
+        percent: How many packets in a hundred are lost everywhere.
+        mended_after: After how many seconds all is well again; None for never.
+        stalls: Whether all wait, and not one rank fails.
+    """
+
+    nodes: int
+    cuts: tuple[tuple[int, int, tuple[str, ...]], ...]
+    percent: int
+    mended_after: float | None
+    stalls: bool
+
+    @classmethod
+    def drawn(cls, seed: int) -> SwitchCampaign:
+        """The campaign of a seed."""
+        draw = random.Random(seed)
+        nodes = draw.randint(3, 6)
+        pairs = [*itertools.combinations(range(2, nodes + 1), 2)]
+        chosen = draw.sample(pairs, min(len(pairs), draw.choice((0, 1, 1, 1, 2, 3))))
+        return cls(
+            nodes=nodes,
+            cuts=tuple((*draw.sample(pair, 2), draw.choice(HOOKS)) for pair in chosen),
+            percent=draw.choice((0, 0, 10, 20)),
+            mended_after=draw.choice((None, None, None, draw.uniform(0.0, 6.0))),
+            stalls=draw.random() < 0.3,
+        )
+
+    @property
+    def at_fault(self) -> set[str]:
+        """The nodes that do not get all packets of each other."""
+        return {f"node0{number}" for one, other, _ in self.cuts for number in (one, other)}
+
+    def rules(self) -> dict[int, dict[str, str]]:
+        """Those of each node, by hook."""
+        found: dict[int, dict[str, list[str]]] = {}
+        for one, other, hooks in self.cuts:
+            for hook in hooks:
+                whose = "saddr" if hook == "input" else "daddr"
+                words = f"ip {whose} {switch_address(other)} drop"
+                found.setdefault(one, {}).setdefault(hook, []).append(words)
+        if self.percent:
+            for number in range(1, self.nodes + 1):
+                words = f"numgen random mod 100 < {self.percent} drop"
+                found.setdefault(number, {}).setdefault("input", []).append(words)
+        return {
+            number: {hook: "\n".join(words) for hook, words in hooks.items()}
+            for number, hooks in found.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def switched() -> Iterator[list[str]]:
+    with switched_nodes(6) as names:
+        yield names
+
+
+@pytest.mark.parametrize("seed", range(CAMPAIGNS))
+def test_on_a_switch_exactly_the_nodes_of_all_cuts_are_named(
+    seed: int, switched: list[str], tmp_path: Path, show: Show
+) -> None:
+    campaign = SwitchCampaign.drawn(seed)
+    script = STALL if campaign.stalls else SCRIPT
+    options = ("--stall-timeout=4",) if campaign.stalls else ()
+    found = ended(
+        tmp_path,
+        switched[: campaign.nodes],
+        campaign.rules(),
+        28000 + 10 * seed,
+        script,
+        *options,
+        mended_after=campaign.mended_after,
+    )
+    said = found.errors[0]
+    show(f"{seed}: {campaign}: {found.codes}, {sorted(named(said))}")
+    assert len({*found.codes}) == 1, found.text
+    assert "lost" not in found.text
+    if campaign.mended_after is None:
+        assert named(said) == campaign.at_fault, found.text
+        assert (found.codes[0] == LOST) == bool(campaign.cuts)
+    assert named(said) <= campaign.at_fault, found.text
+    assert (found.codes[0] == LOST) == bool(named(said)), found.text

@@ -5,6 +5,7 @@ each other, with the real kernel's answers, and import nothing for it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -56,6 +57,7 @@ def ended(
     port: int,
     script: str = SCRIPT,
     *options: str,
+    mended_after: float | None = None,
 ) -> Ended:
     """What a run of a rank on each node says, when one fails as if it missed a peer.
 
@@ -63,26 +65,32 @@ def ended(
         cuts: The rules of a node, by hook.
         port: Where rank 0 listens.
         script, options: The run's.
+        mended_after: After how many seconds the rules are gone again; None for never.
     """
     write(folder / "ifaces.conf", '- nodes: "*"\n  interface: data0\n')
     (folder / "hook").mkdir()
     (folder / "hook" / "sitecustomize.py").write_text(HOOK.replace("SLURM_PROCID", "RANK"))
     below = {}
     for rank, namespace in enumerate(nodes):
-        variables = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": SIZE}
+        variables = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": len(nodes)}
         variables |= {"SLURMD_NODENAME": f"node0{rank + 1}", "PATH": os.environ["PATH"]}
         variables |= {"MASTER_ADDR": switch_address(1), "MASTER_PORT": port}
         variables |= {"PYTHONPATH": folder / "hook"}
         assigned = [f"{name}={value}" for name, value in variables.items()]
         below[rank] = ["ip", "netns", "exec", namespace, "env", "-i", *assigned]
     with (
-        world(folder, script, *options, "--ifaces", "ifaces.conf", size=SIZE, below=below) as it,
+        world(
+            folder, script, *options, "--ifaces", "ifaces.conf", size=len(nodes), below=below
+        ) as it,
         ExitStack() as stack,
     ):
         it.workers()
         for number, words in cuts.items():
             stack.enter_context(rules(nodes[number - 1], words))
         (folder / "cut").touch()
+        if mended_after is not None:
+            time.sleep(mended_after)
+            stack.close()
         return it.wait()
 
 
