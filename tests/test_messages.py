@@ -30,7 +30,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
+ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 BY_NAME = {
+    "source": ADDRESSES,
+    "targets": st.lists(
+        st.tuples(st.integers(0, 9), ADDRESSES, st.integers(1, 65535)), max_size=3
+    ).map(tuple),
     "exit_code": EXIT_CODES,
     "weight": st.sampled_from([*map(int, FailureKind)]),
     "category": st.sampled_from([each.value for each in FailureCategory]),

@@ -353,10 +353,10 @@ def ending(run: RunData, now: float) -> RunEnd:
     at = _unix_time(said.get("time")) - run.start
     if not (math.isnan(at) or -_SLOWEST < at < run.last + _SLOWEST):
         cause = ""  # the file is about another start
-    if isinstance(cause, str) and cause:
-        cause = f"rank {said.get('rank')} on {said.get('node')}: {cause}"
-    else:
+    if not isinstance(cause, str) or not cause:
         cause = ""
+    elif said.get("rank", "") is not None:  # else no rank is at fault, but the network, for example
+        cause = f"rank {said.get('rank')} on {said.get('node')}: {cause}"
     return RunEnd(codes, missing, bool(missing) and fresh, run.last, cause)
 
 

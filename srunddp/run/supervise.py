@@ -249,6 +249,8 @@ class Agent(RankAgent):
             link_is_up=lambda: any(
                 link.name == name and link.up for link in interface.list_interfaces()
             ),
+            addresses=found.addresses,
+            port=found.port,
             folder=self._folder,
             lost_after=command.lost_after,
             signal_grace=command.signal_grace,

@@ -147,8 +147,9 @@ class RankZeroSpareNodes:
     def left(self, root_cause: RootCause, suspect: str) -> set[str]:
         """Return the nodes whose ranks have to move, even if no ranks can move now.
 
-        These are the lost node, the nodes on which the supervisor of a rank has ended, and the
-        suspect if it was the first to fail.
+        These are the lost node, the nodes on which the supervisor of a rank has ended, those that
+        do not reach others if there are enough spare ones for all of them, and the suspect if it
+        was the first to fail.
 
         Args:
             root_cause: Why this start ends.
@@ -159,9 +160,13 @@ class RankZeroSpareNodes:
         left = {self._nodes[rank] for rank in ended - self._numbers}
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
+        without_way = {*root_cause.without_way} - left
+        # With fewer nodes the rest would not reach each other either.
+        if self.free(left | without_way) >= len(left | without_way):
+            left |= without_way
         # If no other node has ranks, a failure proves nothing about this node.
         others = {node for rank, node in self._nodes.items() if rank not in self._numbers}
-        is_suspect = root_cause.node == suspect
+        is_suspect = bool(suspect) and root_cause.suspect == suspect and not root_cause.without_way
         if is_suspect and others - {suspect} and self.free(left) > len(left):
             left.add(suspect)
         return left

@@ -37,6 +37,7 @@ from srunddp.supervisor.messages import (
     HasFailed,
     LeaseHasEnded,
     Ping,
+    ProbeResult,
     RankMessage,
     RunIsOver,
     SavesAfterVerdict,
@@ -46,16 +47,28 @@ from srunddp.supervisor.messages import (
     UsesMpi,
     Verdict,
     WorkerHasEnded,
+    is_numeric,
 )
+from srunddp.supervisor.network_cut import FEWEST, NetworkProbe
+from srunddp.supervisor.node_probe import NodeProbe
 from srunddp.supervisor.node_replacement import NextStart, NodeReplacement
 from srunddp.supervisor.rank_table import RankEvent, RankState, RankTable
-from srunddp.supervisor.restart import StartSteps, first_step_limit
-from srunddp.supervisor.root_cause import LOST, Ending, RootCause, find_root_cause, report, write
+from srunddp.supervisor.restart import Starts, StartSteps, first_step_limit
+from srunddp.supervisor.root_cause import (
+    LOST,
+    Ending,
+    RootCause,
+    find_root_cause,
+    of_cut,
+    report,
+    write,
+)
 from srunddp.supervisor.stall import (
     StackRequest,
     StallDetector,
     find_hanging_rank,
     find_stalled_rank,
+    is_someone_elsewhere,
 )
 from srunddp.util.cgroup import kills_whole_step
 from srunddp.util.console import write_stderr
@@ -96,6 +109,9 @@ class Coordinator(FailureMonitor):
         self._silent: set[int] | None = None
         # The stacks asked for last, in ASKING_STALLED or ASKING_OTHERS.
         self._request = StackRequest((), deadline=0.0)
+        # The nodes' try to reach each other, and this node's own part in it; None before.
+        self._network: NetworkProbe | None = None
+        self._own_probe: NodeProbe | None = None
 
         # The ranks whose worker stays until the scripts of all ranks are over.
         self._waiting = set[int]()
@@ -171,7 +187,7 @@ class Coordinator(FailureMonitor):
         self._note(rank, RankEvent.HAS_FAILED)
         if is_first:
             self._decision.finished_before = self._finished_ranks()
-        self._act(self._decision.fail(failure, now))
+        self._act(self._decision.fail(failure, now), now)
 
     def abandon(self, failure: Failure, now: float) -> bool:
         if not self._replacement or not self._replacement.can_move:
@@ -222,6 +238,9 @@ class Coordinator(FailureMonitor):
         match message:
             case Stacks(text):
                 self._request.add(rank, text)
+            case ProbeResult():
+                if self._network is not None:
+                    self._network.add(rank, message)
             case EndRequested(by):
                 self.asked(by)
             case UsesMpi():
@@ -314,6 +333,7 @@ class Coordinator(FailureMonitor):
                 due.append(self._obeyed_by)
             return max(0.0, min(due) - now)
         self._look_around(now)
+        self._look_at_probe(now)
         self._move_on(now)
         if self.root_cause is not None:
             # Tick again at once: the supervisor may first report something, such as the end of its
@@ -323,7 +343,7 @@ class Coordinator(FailureMonitor):
 
     def _move_on(self, now: float) -> None:
         while event := self._decision.due(now, self._facts(now)):
-            self._act(self._decision.apply(event, now))
+            self._act(self._decision.apply(event, now), now)
 
     def _look_around(self, now: float) -> None:
         """Notice what follows from time and from the state of all ranks, without a message."""
@@ -371,24 +391,77 @@ class Coordinator(FailureMonitor):
         if node_down is not None:
             self._lose_node(node_down, "Slurm says that the node is down", now)
 
+    def _look_at_probe(self, now: float) -> None:
+        """Note what this node has reached, if that is known by now."""
+        if self._own_probe is None or self._network is None:
+            return
+        if result := self._own_probe.look(now):
+            self._own_probe = None
+            self._network.add(self._context.rank, result)
+
     def _facts(self, now: float) -> Facts:
         return Facts(
             steps_are_overdue=self._stall.detected(now),
             someone_may_fail=self._table.someone_may_fail,
             someone_is_silent=self._someone_is_silent(now),
             stacks_are_there=self._request.complete(now),
+            stacks_name_a_rank=self._stacks_name_a_rank(now),
+            network_can_be_tried=self._network_can_be_tried(now),
+            network_is_tried=self._network is not None and self._network.is_complete,
             all_have_ended=self.root_cause is not None
             and self._all_have_ended(self.root_cause, now),
         )
+
+    def _stacks_name_a_rank(self, now: float) -> bool:
+        """Whether the stacks that ranks were asked for tell the cause. It is asked for only once
+        they are there.
+        """
+        is_over = self._request.complete(now)
+        match self._decision.state:
+            case DecisionState.ASKING_STALLED if is_over:
+                # The others may wait for a rank that has left.
+                return is_someone_elsewhere(self._request.stacks) or bool(self._finished_ranks())
+            case DecisionState.ASKING_OTHERS if is_over:
+                return self._hanging_rank() is not None
+        return False
+
+    def _hanging_rank(self) -> RootCause | None:
+        failures = self._decision.failures
+        return find_hanging_rank(self._request.stacks, failures, self._context.nodes)
+
+    def _network_can_be_tried(self, now: float) -> bool:
+        """Whether the nodes can try to reach each other. It is asked for only when the other ways
+        to find the cause are over: of thousands of ranks each may report a failure before.
+        """
+        match self._decision.state:
+            case DecisionState.WAITING_FOR_CAUSE:
+                is_due = self._decision.time_is_over(now) or not self._table.someone_may_fail
+            case DecisionState.ASKING_STALLED | DecisionState.ASKING_OTHERS:
+                is_due = self._request.complete(now)
+            case _:
+                is_due = False
+        return is_due and bool(self._context.port) and len(self._probers()) >= FEWEST
+
+    def _probers(self) -> dict[int, str]:
+        """Return the lowest task on each node whose supervisor and address are known, with the
+        node. Spare nodes are among them: their tasks help to tell which node is without a way.
+        """
+        probers = dict[str, int]()
+        for rank, node in sorted(self._context.nodes.items()):
+            is_there = rank == self._context.rank or rank in self._open
+            if is_there and is_numeric(self._context.addresses.get(rank, "")):
+                probers.setdefault(node, rank)
+        return {rank: node for node, rank in probers.items()}
 
     def _someone_is_silent(self, now: float) -> bool:
         if self._silent is not None:
             return bool(self._silent)
         # The kernels are asked once, when they have had the time to answer: of thousands of ranks
         # each may report a failure meanwhile.
-        is_due = self._decision.state is DecisionState.WAITING_FOR_CAUSE and (
-            self._decision.time_is_over(now)
-        )
+        is_due = self._decision.state in (
+            DecisionState.WAITING_FOR_CAUSE,
+            DecisionState.PROBING_OTHERS,
+        ) and self._decision.time_is_over(now)
         return is_due and bool(self._unreachable_ranks())
 
     def _unreachable_ranks(self) -> set[int]:
@@ -423,6 +496,8 @@ class Coordinator(FailureMonitor):
             due.append(self._decision.ends_at)
         elif self._decision.state is DecisionState.UNDECIDED and self._stall.due is not None:
             due.append(self._stall.due)
+        if self._own_probe is not None:
+            due.append(now + self._limits.probe_look)
         return min(due)
 
     def _cut_off_in(self) -> float:
@@ -438,7 +513,7 @@ class Coordinator(FailureMonitor):
 
     # What is done.
 
-    def _act(self, action: RankZeroAction | None) -> None:
+    def _act(self, action: RankZeroAction | None, now: float) -> None:
         failures = self._decision.failures
         match action:
             case RankZeroAction.PING_ALL:
@@ -450,18 +525,14 @@ class Coordinator(FailureMonitor):
             case RankZeroAction.NAME_FIRST_FAILURE:
                 self._end_run(find_root_cause(failures, self._decision.finished_before))
             case RankZeroAction.NAME_STALLED_RANK:
-                self._end_run(
-                    find_stalled_rank(
-                        self._request.stacks,
-                        self._stall,
-                        self._context.nodes,
-                        self._finished_ranks(),
-                    )
-                )
+                self._end_run(self._stalled_rank())
             case RankZeroAction.NAME_HANGING_RANK:
-                hanging = find_hanging_rank(self._request.stacks, failures, self._context.nodes)
                 first = find_root_cause(failures, self._decision.finished_before)
-                self._end_run(hanging or first)
+                self._end_run(self._hanging_rank() or first)
+            case RankZeroAction.PROBE_NETWORK:
+                self._probe_network(now)
+            case RankZeroAction.NAME_CUT:
+                self._end_run(self._cut())
             case RankZeroAction.END_CONNECTIONS:
                 self._end_connections()
 
@@ -475,6 +546,46 @@ class Coordinator(FailureMonitor):
             self._connections[rank].send(StacksWanted())
         if self._own_state is RankState.WORKING:
             self._request.add(self._context.rank, self._context.stacks())
+
+    def _stalled_rank(self) -> RootCause:
+        return find_stalled_rank(
+            self._request.stacks, self._stall, self._context.nodes, self._finished_ranks()
+        )
+
+    def _probe_network(self, now: float) -> None:
+        """Ask a task on each node to try to reach the others, and begin on this node."""
+        self._end_own_probe()
+        addresses = self._context.addresses
+        self._network = NetworkProbe(self._probers(), addresses, self._context.port)
+        for rank, request in self._network.requests.items():
+            if rank == self._context.rank:
+                self._own_probe = NodeProbe(request.source, request.targets, now, self._limits)
+            else:
+                self._connections[rank].send(request)
+
+    def _end_own_probe(self) -> None:
+        if self._own_probe is not None:
+            self._own_probe.close()
+            self._own_probe = None
+
+    def _cut(self) -> RootCause:
+        """Return the root cause after the nodes have tried to reach each other."""
+        failures = self._decision.failures
+        if failures:
+            known = find_root_cause(failures, self._decision.finished_before)
+        else:
+            known = self._stalled_rank()
+        if self._network is None:
+            return known
+        nodes = self._context.nodes
+        history = self._restarts.history if self._restarts else Starts()
+        found = self._network.findings(
+            {nodes[rank] for rank in self._table.ranks}, self._context.node, history.node
+        )
+        if not found.cuts:
+            return replace(known, notes=(*known.notes, found.note))
+        without_way = [cut.node for cut in found.cuts]
+        return of_cut(known, failures, found.nodes, found.text, without_way)
 
     def _lose_node(self, node: str, cause: str, now: float) -> None:
         ranks = tuple(rank for rank, where in self._others().items() if where == node)
@@ -508,6 +619,7 @@ class Coordinator(FailureMonitor):
            waits for it.
         """
         self.root_cause = root_cause
+        self._end_own_probe()
         report(root_cause, self._others())
         left: Collection[str] = ()
         if self._replacement and self._restarts and not self._asked_by:

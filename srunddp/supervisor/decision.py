@@ -39,6 +39,12 @@ class DecisionState(Enum):
     ASKING_OTHERS = (
         "a rank that hangs may be the cause, and all ranks at work have been asked for their stacks"
     )
+    PROBING_STALLED = (
+        "all ranks at work wait for others, and the nodes try to reach each other by TCP"
+    )
+    PROBING_OTHERS = (
+        "no failure is known to be the cause, and the nodes try to reach each other by TCP"
+    )
     DECIDED = "the cause is known, and all ranks have been told"
     CLOSING = "no rank has anything left to do, and the connections have been ended"
     OVER = "rank 0 waits for nobody any more"
@@ -62,6 +68,10 @@ class DecisionEvent(Enum):
     )
     IS_NO_HANG = "a failure that a hanging rank cannot have caused"
     ANSWERED = "all ranks that were asked have answered, or the state's time is over"
+    UNEXPLAINED = (
+        "the same, but no failure and no stack tells the cause, and there are three nodes or more"
+    )
+    PROBED = "all nodes have said which others they reach, or the state's time is over"
     ALL_HAVE_ENDED = "the ranks that may have something left to do have ended"
     TIME_IS_OVER = "the state's time is over"
 
@@ -79,6 +89,11 @@ class RankZeroAction(Enum):
         "end the run, and name the rank that hangs; if that is not clear, the likeliest cause among"
         " the failures"
     )
+    PROBE_NETWORK = "let a rank on each node try to reach the others"
+    NAME_CUT = (
+        "end the run, and name the nodes that do not reach each other; if there are none, say so,"
+        " with the first failure, or where all wait"
+    )
     END_CONNECTIONS = "end the connections, so that all may leave"
 
 
@@ -88,6 +103,7 @@ VERDICTS = frozenset(
         RankZeroAction.NAME_LOST_NODE,
         RankZeroAction.NAME_STALLED_RANK,
         RankZeroAction.NAME_HANGING_RANK,
+        RankZeroAction.NAME_CUT,
     }
 )
 """The actions that end the run. Each transition to DECIDED has one of them, and no other does."""
@@ -124,6 +140,9 @@ TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
     # 3 s. If a worker cannot answer, or its supervisor is stopped, that is a hint as well.
     DecisionState.ASKING_STALLED: lambda times: times.limits.stalled_answer_within,
     DecisionState.ASKING_OTHERS: lambda times: times.limits.stalled_answer_within,
+    # 6.5 s. The kernels of nodes that can be reached answer at once.
+    DecisionState.PROBING_STALLED: lambda times: times.limits.probe_answers_within,
+    DecisionState.PROBING_OTHERS: lambda times: times.limits.probe_answers_within,
     # --grace and 12 s. By then the workers of all ranks that can be reached have ended.
     DecisionState.DECIDED: lambda times: times.ends_within + times.limits.killed_within,
     # 1.2 s. The others close first: the kernel can send a lost message again only while rank 0's
@@ -152,6 +171,9 @@ _CAUSE_IS_KNOWN = Transition(DecisionState.DECIDED, RankZeroAction.NAME_FIRST_FA
 _NODE_IS_LOST = Transition(DecisionState.DECIDED, RankZeroAction.NAME_LOST_NODE)
 _WAIT_FOR_CAUSE = Transition(DecisionState.WAITING_FOR_CAUSE, RankZeroAction.PING_ALL)
 _WAIT_FOR_ALL = Transition(DecisionState.WAITING_FOR_ALL)
+_PROBE_OTHERS = Transition(DecisionState.PROBING_OTHERS, RankZeroAction.PROBE_NETWORK)
+_CUT_IS_KNOWN = Transition(DecisionState.DECIDED, RankZeroAction.NAME_CUT)
+_FIND_SILENT = Transition(DecisionState.WAITING_FOR_SILENT, RankZeroAction.NOTE_SILENT_RANKS)
 
 TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.UNDECIDED, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
@@ -169,12 +191,11 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.MAY_BE_A_HANG): Transition(
         DecisionState.ASKING_OTHERS, RankZeroAction.ASK_FOR_STACKS
     ),
+    (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.UNEXPLAINED): _PROBE_OTHERS,
     # If the network to a node fails, the errors of its peers may arrive long before rank 0 has
     # waited --lost-after for the node. And if the network is mended before, the node's kernel
     # resets the peers' connections before its supervisor can say that it has ended its ranks.
-    (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.SOMEONE_IS_SILENT): Transition(
-        DecisionState.WAITING_FOR_SILENT, RankZeroAction.NOTE_SILENT_RANKS
-    ),
+    (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.SOMEONE_IS_SILENT): _FIND_SILENT,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
@@ -205,6 +226,23 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
         DecisionState.DECIDED, RankZeroAction.NAME_HANGING_RANK
     ),
+    # A cut between two nodes that both reach rank 0 shows in neither failures nor stacks.
+    (DecisionState.ASKING_STALLED, DecisionEvent.UNEXPLAINED): Transition(
+        DecisionState.PROBING_STALLED, RankZeroAction.PROBE_NETWORK
+    ),
+    (DecisionState.ASKING_OTHERS, DecisionEvent.UNEXPLAINED): _PROBE_OTHERS,
+    (DecisionState.PROBING_STALLED, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.PROBING_STALLED, DecisionEvent.DOUBTFUL): _WAIT_FOR_CAUSE,
+    (DecisionState.PROBING_STALLED, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
+    (DecisionState.PROBING_STALLED, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
+    (DecisionState.PROBING_STALLED, DecisionEvent.STEP): Transition(DecisionState.UNDECIDED),
+    (DecisionState.PROBING_STALLED, DecisionEvent.PROBED): _CUT_IS_KNOWN,
+    (DecisionState.PROBING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.PROBING_OTHERS, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
+    (DecisionState.PROBING_OTHERS, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
+    # A node may be cut off from rank 0, too, only now.
+    (DecisionState.PROBING_OTHERS, DecisionEvent.SOMEONE_IS_SILENT): _FIND_SILENT,
+    (DecisionState.PROBING_OTHERS, DecisionEvent.PROBED): _CUT_IS_KNOWN,
     # The ranks that end by themselves, or handle SIGTERM, may still be saving. If rank 0 ended the
     # connections before, the other supervisors would leave with an error, and the launcher would
     # kill these ranks.
@@ -240,6 +278,9 @@ class Facts:
         someone_is_silent: The kernel of a rank has not answered, and nothing has come from it.
         stacks_are_there: All ranks that were asked for their stacks have answered, or have had
             their time.
+        stacks_name_a_rank: Of these stacks, one shows a rank that the others may wait for.
+        network_can_be_tried: The nodes can try to reach each other, see :mod:`network_cut`.
+        network_is_tried: All nodes have said which others they reach.
         all_have_ended: All ranks that may have something left to do after the decision have ended.
     """
 
@@ -247,6 +288,9 @@ class Facts:
     someone_may_fail: bool = True
     someone_is_silent: bool = False
     stacks_are_there: bool = False
+    stacks_name_a_rank: bool = False
+    network_can_be_tried: bool = False
+    network_is_tried: bool = False
     all_have_ended: bool = False
 
     @property
@@ -312,14 +356,20 @@ class Decision:
                 return self._after_the_wait(facts)
             case DecisionState.WAITING_FOR_SILENT if not facts.silent_may_be_cause:
                 return DecisionEvent.NOBODY_IS_SILENT
-            case DecisionState.ASKING_STALLED if not facts.steps_are_overdue:
+            case DecisionState.ASKING_STALLED | DecisionState.PROBING_STALLED if (
+                not facts.steps_are_overdue
+            ):
                 return DecisionEvent.STEP
             case DecisionState.ASKING_OTHERS if not self._may_be_a_hang:
                 return DecisionEvent.IS_NO_HANG
             case DecisionState.ASKING_STALLED | DecisionState.ASKING_OTHERS if (
                 time_is_over or facts.stacks_are_there
             ):
-                return DecisionEvent.ANSWERED
+                return self._after_the_stacks(facts)
+            case DecisionState.PROBING_STALLED | DecisionState.PROBING_OTHERS if (
+                time_is_over or facts.network_is_tried
+            ):
+                return self._after_the_probe(facts)
             case DecisionState.DECIDED if facts.all_have_ended:
                 return DecisionEvent.ALL_HAVE_ENDED
             case DecisionState.DECIDED | DecisionState.CLOSING if time_is_over:
@@ -332,7 +382,22 @@ class Decision:
             return DecisionEvent.WAITED
         if facts.silent_may_be_cause:
             return DecisionEvent.SOMEONE_IS_SILENT
-        return DecisionEvent.MAY_BE_A_HANG if self._may_be_a_hang else DecisionEvent.WAITED
+        if self._may_be_a_hang:
+            return DecisionEvent.MAY_BE_A_HANG
+        # The others may miss a rank that had finished before.
+        if facts.network_can_be_tried and not self.finished_before:
+            return DecisionEvent.UNEXPLAINED
+        return DecisionEvent.WAITED
+
+    def _after_the_stacks(self, facts: Facts) -> DecisionEvent:
+        if facts.network_can_be_tried and not facts.stacks_name_a_rank:
+            return DecisionEvent.UNEXPLAINED
+        return DecisionEvent.ANSWERED
+
+    def _after_the_probe(self, facts: Facts) -> DecisionEvent:
+        if self.state is DecisionState.PROBING_OTHERS and facts.silent_may_be_cause:
+            return DecisionEvent.SOMEONE_IS_SILENT
+        return DecisionEvent.PROBED
 
     @property
     def is_over(self) -> bool:

@@ -182,6 +182,8 @@ class RankContext:
         has_steps: Returns whether the worker has ever made a step in this start.
         stacks: Asks the worker for its stacks, and returns them as text.
         link_is_up: Returns whether this node's interface has a link.
+        addresses: On rank 0, the address of each task's interface, as far as it is known.
+        port: On rank 0, the port on which the others have reached it; 0 if it is not known.
         folder: The folder of the run's logs; None if the run writes none.
         lost_after: Seconds without an answer from another node's kernel after which that node is
             lost.
@@ -206,6 +208,8 @@ class RankContext:
     step: Callable[[], int]
     stacks: Callable[[], str]
     link_is_up: Callable[[], bool]
+    addresses: Mapping[int, str] = field(default_factory=dict)
+    port: int = 0
     folder: Path | None = None
     lost_after: float = LOST_AFTER
     signal_grace: float = SIGNAL_GRACE

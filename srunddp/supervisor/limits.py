@@ -214,6 +214,24 @@ class Limits:
     of the messages.
     """
 
+    probe_within: float = 5.0
+    """How long a node may take to answer another one's attempts to connect, after a failure that no
+    rank is known to have caused. The attempts are repeated in this time, by :attr:`probe_attempts`
+    and by TCP itself, so a link that is slow or loses one packet in five is not taken for cut.
+    """
+
+    probe_attempts: tuple[float, ...] = (0.0, 1.0, 2.5)
+    """When, in seconds from the first, a node tries again to connect to one that has not answered.
+    """
+
+    probe_look: float = 0.05
+    """How often a supervisor looks whether nodes have answered its attempts to connect."""
+
+    probe_answers_within: float = 6.5
+    """How long all nodes may take to say which others they reach: :attr:`probe_within`, and the
+    time of the messages.
+    """
+
     deputy_answers_within: float = 1.0
     """How long a deputy's kernel may take to accept a connection. It suffices for one repetition
     by TCP on a network that works.

@@ -5,10 +5,14 @@ All ranks of a run have the same version of srunddp, so the messages may change 
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.util.messages import Message
+
+# Rank, address and port of a node that another node tries to reach. The rank is the node's lowest.
+ProbeTarget = tuple[int, str, int]
 
 
 class RankMessage(Message):
@@ -170,6 +174,19 @@ class Stacks(RankMessage, kind="stacks"):
     text: str
 
 
+@dataclass(frozen=True)
+class ProbeResult(RankMessage, kind="probe_result"):
+    """The answer to ``probe_wanted``: which of those nodes this rank's node reaches by TCP.
+
+    Attributes:
+        reached: The ranks whose node has answered, also by refusing the connection.
+        missed: The ranks whose node has not answered within 5 s.
+    """
+
+    reached: tuple[int, ...]
+    missed: tuple[int, ...]
+
+
 # From rank 0 to a rank.
 
 
@@ -191,6 +208,25 @@ class Pong(RankMessage, kind="pong"):
 @dataclass(frozen=True)
 class StacksWanted(RankMessage, kind="stacks_wanted"):
     """Rank 0 asks where the rank's worker is."""
+
+
+@dataclass(frozen=True)
+class ProbeWanted(RankMessage, kind="probe_wanted"):
+    """Rank 0 asks which nodes the rank's node reaches by TCP.
+
+    Attributes:
+        source: The address from which to connect.
+        targets: A rank, an address and a port on each of these nodes.
+    """
+
+    source: str
+    targets: tuple[ProbeTarget, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(is_numeric, (self.source, *(host for _, host, _ in self.targets)))):
+            raise ValueError("not a numeric address")
+        if not all(0 < port < 65536 for _, _, port in self.targets):
+            raise ValueError("not a port")
 
 
 @dataclass(frozen=True)
@@ -238,8 +274,18 @@ FROM_A_RANK = (
     SavesAfterVerdict,
     EndedAfterVerdict,
     Stacks,
+    ProbeResult,
 )
-FROM_RANK_ZERO = (Pong, StacksWanted, AllScriptsAreOver, RunIsOver, Verdict)
+FROM_RANK_ZERO = (Pong, StacksWanted, ProbeWanted, AllScriptsAreOver, RunIsOver, Verdict)
+
+
+def is_numeric(address: str) -> bool:
+    """Return whether a text is an IPv4 or IPv6 address, for which nothing has to be looked up."""
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _check_exit_code(code: int) -> None:

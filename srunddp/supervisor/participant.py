@@ -16,6 +16,7 @@ from srunddp.supervisor.messages import (
     LeaseHasEnded,
     Ping,
     Pong,
+    ProbeWanted,
     RankMessage,
     RunIsOver,
     SavesAfterVerdict,
@@ -26,6 +27,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
+from srunddp.supervisor.node_probe import NodeProbe
 from srunddp.supervisor.node_replacement import NextStart, WorkerLease
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
 
@@ -76,6 +78,8 @@ class Participant(FailureMonitor):
         self._heard = self._pinged = 0.0
         # For how long nothing had come from rank 0 when it ended the connection.
         self._silence_before_end = 0.0
+        # What rank 0 has asked this node to try; None if there is nothing to try.
+        self._probe: NodeProbe | None = None
         # Until when this rank stays after it has reported for rank 0, by the context's clock.
         self._stays_until = 0.0
 
@@ -105,10 +109,10 @@ class Participant(FailureMonitor):
             connection.open = False
             return
         for message in messages:
-            self._on_message(message)
+            self._on_message(message, now)
         self._notice_end(now)
 
-    def _on_message(self, message: RankMessage) -> None:
+    def _on_message(self, message: RankMessage, now: float) -> None:
         match message:
             case Verdict() if self.root_cause is None:
                 # A rank whose worker has ended with 0 keeps the 0.
@@ -122,6 +126,9 @@ class Participant(FailureMonitor):
                 self._asked_by = self._asked_by or message.asked_by
             case StacksWanted():
                 self._connection.send(Stacks(self._context.stacks()))
+            case ProbeWanted(source, targets):
+                self._end_probe()
+                self._probe = NodeProbe(source, targets, now, self._limits)
             case AllScriptsAreOver():
                 self._waits = False
             case RunIsOver():
@@ -186,9 +193,27 @@ class Participant(FailureMonitor):
             self._pinged = now
             self._connection.send(self._ping())
         due = self._pinged + self._context.ping_every - now
+        if self._probe is not None:
+            due = min(due, self._look_at_probe(self._probe, now))
         if (stays := self._stays_until - self._context.clock()) > 0.0:
             due = min(due, stays)
         return min(due, max(0.0, self._lease_ends(now) - self._context.clock()))
+
+    def _look_at_probe(self, probe: NodeProbe, now: float) -> float:
+        """Tell rank 0 what this node has reached, if that is known, and return in how many seconds
+        to look again.
+        """
+        if self.root_cause is not None:
+            self._end_probe()
+        elif result := probe.look(now):
+            self._probe = None
+            self._connection.send(result)
+        return self._limits.probe_look
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
 
     def _ping(self) -> Ping:
         step = self._context.step()

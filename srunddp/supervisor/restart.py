@@ -28,7 +28,7 @@ class Starts:
         steps: Whether one of them counted steps.
         out_of_memory: Whether one of them was killed for lack of memory.
         cause: The cause of the last start's failure.
-        node: The node of the last start's failure.
+        node: The node of the last start's failure; empty if nothing speaks against a node.
         progressed: Whether the last start made progress: a step, or enough time if none are
             counted.
         failed_import: The class and module of the last start's failure, if it was an import error;
@@ -190,7 +190,7 @@ class RestartPolicy:
             steps=steps,
             out_of_memory=memory,
             cause=cause.cause,
-            node=cause.node,
+            node=cause.suspect,
             progressed=progressed,
             failed_import=cause.failed_import,
             moved=moves,
@@ -235,8 +235,9 @@ class RestartPolicy:
             is_wrong = not last.passed_imports
         if is_wrong or cause.exit_code in _WRONG_USE:
             return "the script would fail again"
-        if last.count and last.cause == cause.cause and last.node != cause.node:
-            return f"the same cause on {last.node} and {cause.node}, without a step in between"
+        are_known = last.node and cause.suspect
+        if are_known and last.cause == cause.cause and last.node != cause.suspect:
+            return f"the same cause on {last.node} and {cause.suspect}, without a step in between"
         if last.progressed:
             return ""
         return "two starts in a row without a step"

@@ -17,7 +17,7 @@ from srunddp.supervisor.failure_files import FILE_EXISTS, start_writer
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import write_stderr
-from srunddp.util.hostlist import fold_ranks
+from srunddp.util.hostlist import fold, fold_ranks
 
 LOST = 69  # exit code for a lost node: EX_UNAVAILABLE of sysexits.h, as for a RendezvousError
 STALLED = 124  # exit code for a stall, the same as timeout(1)'s
@@ -38,8 +38,9 @@ class RootCause:
     """Why the run ends.
 
     Attributes:
-        ranks: The culprits: one rank, or all ranks of a lost node.
-        node: The node of the culprits.
+        ranks: The culprits: one rank, or all ranks of a lost node; empty if no rank is at fault.
+        node: The node of the culprits; nodes that do not reach each other, as Slurm folds names;
+            or empty.
         cause: The reason in one line.
         exit_code: The exit code of every rank of the run.
         ending: How the run ends.
@@ -50,6 +51,10 @@ class RootCause:
         shown: Whether the user has already seen the error.
         category: What the failure means for another start.
         failed_import: As in :class:`~srunddp.supervisor.failure.Failure`.
+        follows: Whether nothing speaks against the culprit's node: the culprit is only the first
+            one of which rank 0 has heard, or has left too early.
+        without_way: The nodes whose ranks have to move to spare nodes, so that the rest can reach
+            each other.
     """
 
     ranks: tuple[int, ...]
@@ -64,6 +69,15 @@ class RootCause:
     shown: bool = False
     category: FailureCategory = FailureCategory.OTHER
     failed_import: str = ""
+    follows: bool = False
+    without_way: tuple[str, ...] = ()
+
+    @property
+    def suspect(self) -> str:
+        """The node that may be the reason; empty if there is none, or none can be told."""
+        if self.without_way:
+            return self.without_way[0]
+        return self.node if self.ranks and not self.follows else ""
 
     @classmethod
     def of(cls, failure: Failure) -> RootCause:
@@ -105,8 +119,12 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
         key=lambda each: (each.weight, each.rank if each.weight is stopped else 0),
     )
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
+    alike = any(each.weight is failure.weight for each in others)
+    follows = failure.weight is FailureKind.SECONDARY or (
+        failure.weight in (FailureKind.ABORTED, FailureKind.NETWORK) and alike
+    )
     if failure.weight is not FailureKind.SECONDARY or not left:
-        return replace(RootCause.of(failure), victims=others)
+        return replace(RootCause.of(failure), victims=others, follows=follows)
     # The others miss a rank that left too early.
     rank = min(left)
     cause = (
@@ -121,6 +139,7 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
         cause=cause,
         victims=victims,
         shown=False,
+        follows=True,
     )
 
 
@@ -151,7 +170,7 @@ def render(found: RootCause, others: Mapping[int, str]) -> str:
         others: The node of each rank that ends with it.
     """
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
-    if found.ending is Ending.STOPPED:
+    if found.ending is Ending.STOPPED or not found.ranks:
         subject = ""
     else:
         subject = f"{who} {found.ending.value}: "
@@ -201,6 +220,37 @@ def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> i
     )
 
 
+def of_cut(
+    found: RootCause,
+    failures: Sequence[Failure],
+    nodes: Sequence[str],
+    cut: str,
+    without_way: Sequence[str],
+) -> RootCause:
+    """Return the root cause if nodes do not reach each other.
+
+    Args:
+        found: The root cause without that: a failure that follows, or a stall.
+        failures: All failures.
+        nodes: The nodes.
+        cut: Which of them do not reach each other, in words.
+        without_way: The nodes that are to be left.
+    """
+    who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
+    then = f"then {who} failed: {found.cause}" if who else found.cause
+    return replace(
+        found,
+        ranks=(),
+        node=fold(nodes),
+        cause=f"{cut}; {then}",
+        exit_code=LOST,
+        victims=tuple(replace(each, traceback="") for each in failures),
+        shown=False,
+        follows=False,
+        without_way=tuple(without_way),
+    )
+
+
 def report_as_deputy(
     found: RootCause, folder: Path | None, limits: Limits = DEFAULT_LIMITS
 ) -> None:
@@ -214,7 +264,7 @@ def report_as_deputy(
 
 def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
     """Return what ``failure.json`` holds. A victim's cause is empty if no failure of that rank is
-    known.
+    known; ``rank`` is None if no rank is at fault.
     """
     causes = {each.rank: each.cause for each in found.victims}
     nodes = {each.rank: each.node for each in found.victims} | dict(others)
@@ -225,7 +275,7 @@ def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
     ]
     names = ("ranks", "node", "time", "exit_code", "cause", "traceback", "notes")
     return {
-        "rank": found.ranks[0],
+        "rank": found.ranks[0] if found.ranks else None,
         **{name: getattr(found, name) for name in names},
         "victims": victims,
     }

@@ -132,7 +132,7 @@ def find_stalled_rank(
     finished: Mapping[int, str],
 ) -> RootCause:
     """Return the root cause of a stall: the rank that the others most likely wait for, with notes
-    on where the others are.
+    on where the others are. If all wait at one place, no rank is named.
 
     Args:
         stacks: The dump of each rank whose script runs.
@@ -141,14 +141,30 @@ def find_stalled_rank(
         finished: The node of each rank whose script is over without an error.
     """
     rank = find_blocking_rank(stacks, stall.steps)
-    why = f"no step for {stall.timeout:g} s, in"
+    since = f"no step for {stall.timeout:g} s"
     if stall.is_before_first_step:
-        why = f"no step in the first {stall.first_within:.0f} s of this start, in"
-    found = _blocked_by(rank, stacks, nodes, why)
+        since = f"no step in the first {stall.first_within:.0f} s of this start"
+    found = _blocked_by(rank, stacks, nodes, f"{since}, in")
+    if not is_someone_elsewhere(stacks):
+        # Then what they wait for is elsewhere, such as in the network, and no node is at fault.
+        found = replace(found, follows=True)
+        places = list(groups(stacks))
+        if len(places) == 1 and len(stacks) > 1:
+            cause = f"{since}: all ranks wait in {places[0]}"
+            found = replace(found, ranks=(), node="", cause=cause)
     if not finished:
         return found
     note = f"{folded(list(finished), finished)} left with exit code 0 before"
     return replace(found, notes=(*found.notes, note))
+
+
+def is_someone_elsewhere(stacks: Mapping[int, str]) -> bool:
+    """Return whether a rank does not wait for others, or has given no stack.
+
+    Args:
+        stacks: The dump of each rank that was asked.
+    """
+    return any(not is_waiting(main_stack(text)) for text in stacks.values())
 
 
 def find_hanging_rank(

@@ -200,11 +200,12 @@ def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
         findings = record["findings"]
         return [_of_finding(each, file) for each in findings if each["level"] == "FAIL"], 0
     cause = str(record["cause"])
-    rank = int(record["rank"])
+    rank = None if record["rank"] is None else int(record["rank"])
     victims = [int(victim["rank"]) for victim in record["victims"]]
     event = Event("unknown", Kind.PRIMARY, False, file, 1, cause, rank, str(record["node"]))
     # The world has at least all ranks up to the highest one named.
-    return [_of_cause(cause, event)], max([rank, *victims]) + 1
+    known = victims if rank is None else [rank, *victims]
+    return [_of_cause(cause, event)], max(known) + 1
 
 
 def _of_finding(found: dict[str, Any], file: int) -> Event:

@@ -41,3 +41,30 @@ def packets_lost(percent: int) -> Iterator[None]:
         for node in NODES:
             stack.enter_context(rule(node.namespace, "input", lost))
         yield
+
+
+def cut_between(node: Node, other: Node, *hooks: str) -> AbstractContextManager[None]:
+    """What a node sends to another (`output`), what comes from it (`input`), or both get lost."""
+    drops = {
+        "input": f"ip saddr {other.data} drop",
+        "output": f"ip daddr {other.data} drop",
+    }
+    return rules(node.namespace, {hook: drops[hook] for hook in hooks}, f"cut_{other.name}")
+
+
+def reset_between(node: Node, other: Node) -> AbstractContextManager[None]:
+    """The connections between two nodes are reset as soon as something is sent over them."""
+    reset = f"ip saddr {other.data} meta l4proto tcp reject with tcp reset"
+    return rules(node.namespace, {"input": reset}, f"reset_{other.name}")
+
+
+@contextmanager
+def new_connections_dropped(*nodes: Node) -> Iterator[None]:
+    """A firewall on these nodes drops new connections over the data network, and no packets of
+    older ones.
+    """
+    with ExitStack() as stack:
+        for node in nodes:
+            new = f"ip saddr {_ALL} tcp flags & (syn | ack) == syn drop"
+            stack.enter_context(rules(node.namespace, {"input": new}, "firewall"))
+        yield

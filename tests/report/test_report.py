@@ -275,6 +275,11 @@ def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     assert tells(failed, "FAIL  run failed", "rank 2", "node02", "OSError: no")
     assert re.search(r"FAIL  run failed: .*\n      -> ", failed)
     assert "notes: none" not in failed
+    nobody = {"rank": None, "node": "", "cause": "node02 and node03 cannot reach each other by TCP"}
+    write(folder.parent / "failure.json", json.dumps(nobody))
+    failed = shown(summary_of(read(folder)))
+    assert tells(failed, "FAIL  run failed: node02 and node03 cannot reach each other")
+    assert "rank None" not in failed
     stopped = shown(summed(MadeUp(code=75), tmp_path / "stopped"))
     assert "\nexit code 75 on all ranks\n" in stopped
     assert "FAIL" not in stopped

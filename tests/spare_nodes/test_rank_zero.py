@@ -66,6 +66,40 @@ def test_the_nodes_whose_ranks_move(
     assert nodes.left(found, last) == left
 
 
+def cut(*without_way: str) -> RootCause:
+    return RootCause((), "", "cannot reach each other", 69, without_way=without_way)
+
+
+FOLLOWS = RootCause((2,), B, "closed by peer", 1, follows=True)
+NOBODY = RootCause((), "", "all ranks wait", 124)
+
+
+@pytest.mark.parametrize(
+    ("ended", "found", "last", "left"),
+    [
+        ((), cut(B), "", {B}),
+        ((), cut(A), "", {A}),
+        ((), cut(B, C), "", {B, C}),
+        ((), cut(A, B, C), "", set()),  # there are two spare ones
+        ((6,), cut(B), "", {B}),
+        ((6,), cut(B, C), "", set()),
+        ((6,), cut(B, C), B, set()),
+        ((6,), cut(B, C), C, set()),
+        ((3, 4, 6), cut(B, C), "", {B, C}),  # srunddp itself was killed on both
+        ((), FOLLOWS, B, set()),
+        ((), FOLLOWS, "", set()),
+        ((), NOBODY, "", set()),
+        ((), NOBODY, B, set()),
+    ],
+)
+def test_the_nodes_without_a_way_move_if_there_is_one_for_each_and_no_other_does(
+    ended: tuple[int, ...], found: RootCause, last: str, left: set[str]
+) -> None:
+    nodes = Nodes()
+    nodes.end(*ended)
+    assert nodes.left(found, last) == left
+
+
 def test_where_no_other_node_has_ranks_none_moves() -> None:
     assert Nodes(tasks=4, ranks=2).left(cause(A), A) == set()
 

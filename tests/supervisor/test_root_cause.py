@@ -15,6 +15,7 @@ from srunddp.supervisor.root_cause import (
     Ending,
     RootCause,
     find_root_cause,
+    record,
     render,
     report,
     report_as_deputy,
@@ -73,6 +74,30 @@ def test_errors_after_the_launcher_s_signal_are_its_echo(weight: FailureKind) ->
         143 if weight is FailureKind.SECONDARY else 1
     )
     assert find_root_cause([asked, peer, replace(BOOM, rank=3)], {}).exit_code == 7
+
+
+def test_a_node_counts_as_failed_only_if_its_rank_did_not_fail_for_another() -> None:
+    aborts = [ABORT, replace(ABORT, rank=2, node="node03")]
+    refused = replace(ECHO, weight=FailureKind.NETWORK)
+    assert find_root_cause([ECHO, BOOM], {}).suspect == "node02"
+    assert find_root_cause([ECHO, ABORT], {}).suspect == "node04"
+    assert find_root_cause([ECHO, refused], {}).suspect == "node03"
+    assert find_root_cause([ECHO], {}).suspect == ""
+    assert find_root_cause(aborts, {}).suspect == ""
+    assert find_root_cause([refused, replace(refused, rank=3)], {}).suspect == ""
+    assert find_root_cause([ECHO], {0: "node01"}).suspect == "", "its data were over"
+
+
+def test_a_root_cause_without_a_rank_says_why_and_who_ends_with_it() -> None:
+    found = RootCause((), "", "no step for 5 s: all ranks wait in all_reduce", 124, notes=("x",))
+    assert render(found, {0: "node01", 1: "node02"}).splitlines() == [
+        "srunddp: no step for 5 s: all ranks wait in all_reduce (exit code 124)",
+        "srunddp: x",
+        "srunddp: ended with it: rank 0 on node01, rank 1 on node02",
+    ]
+    said = record(found, {0: "node01", 1: "node02"})
+    assert (said["rank"], said["ranks"], said["node"]) == (None, (), "")
+    assert [victim["rank"] for victim in said["victims"]] == [0, 1]
 
 
 def test_a_victim_has_no_traceback_a_signal_blames_no_rank() -> None:

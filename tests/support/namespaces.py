@@ -75,6 +75,36 @@ def two_nodes(networks: Mapping[str, tuple[str, str]] = NETWORKS) -> Iterator[di
         yield names
 
 
+def switch_address(number: int) -> str:
+    """The address of a node of :func:`switched_nodes`, which are counted from 1."""
+    return f"10.202.0.{number}"
+
+
+@contextmanager
+def switched_nodes(count: int) -> Iterator[list[str]]:
+    """The namespaces of some nodes on one switch, with the interface ``data0``; gone at the end."""
+    if os.geteuid() != 0:
+        missing("root, for network namespaces")
+    switch = f"sdt-{os.getpid()}-switch"
+    names = [f"sdt-{os.getpid()}-{number}" for number in range(1, count + 1)]
+    with ExitStack() as stack:
+        for name in (switch, *names):
+            tool("ip", "netns", "add", name)
+            stack.callback(tool, "ip", "netns", "del", name)
+            tool("ip", "-n", name, "link", "set", "lo", "up")
+        tool("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
+        tool("ip", "-n", switch, "link", "set", "bridge0", "up")
+        for number, name in enumerate(names, 1):
+            port = f"port{number}"
+            ends = ("data0", "netns", name, "type", "veth", "peer", "name", port, "netns", switch)
+            tool("ip", "link", "add", *ends)
+            tool("ip", "-n", switch, "link", "set", port, "master", "bridge0", "up")
+            tool("ip", "-n", name, "addr", "add", f"{switch_address(number)}/24", "dev", "data0")
+            tool("ip", "-n", name, "link", "set", "data0", "up")
+        until(lambda: all(_up(name, "data0") for name in names))
+        yield names
+
+
 def _up(namespace: str, interface: str) -> bool:
     return " UP " in tool("ip", "-n", namespace, "-br", "link", "show", "dev", interface)
 
@@ -124,20 +154,20 @@ def _within(namespace: str, connection: socket.socket, handle: Callable[[], Hand
 
 
 @contextmanager
-def rules(namespace: str, by_hook: Mapping[str, str]) -> Iterator[None]:
+def rules(namespace: str, by_hook: Mapping[str, str], table: str = "sdt") -> Iterator[None]:
     """Rules of nftables in a namespace, by hook, such as ``ip saddr 10.201.1.2 drop`` for
-    ``input``.
+    ``input``. Those of different tables count together.
     """
     chains = "".join(
         f"chain {hook} {{\ntype filter hook {hook} priority -10;\n{words}\n}}\n"
         for hook, words in by_hook.items()
     )
     nft = ("ip", "netns", "exec", namespace, "nft")
-    tool(*nft, "-f", "-", text=f"table inet sdt {{\n{chains}}}\n")
+    tool(*nft, "-f", "-", text=f"table inet {table} {{\n{chains}}}\n")
     try:
         yield
     finally:
-        tool(*nft, "delete", "table", "inet", "sdt")
+        tool(*nft, "delete", "table", "inet", table)
 
 
 def rule(namespace: str, hook: str, words: str) -> AbstractContextManager[None]:

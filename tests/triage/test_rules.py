@@ -119,6 +119,33 @@ def test_the_failure_of_a_task_is_no_cancellation(tmp_path: Path) -> None:
     assert (found["cause"], found["rank"]) == ("unknown", 2)
 
 
+CUT = (
+    "node02 and node03 cannot reach each other by TCP; then rank 0 on node01 failed: RuntimeError:"
+    " [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting"
+)
+
+
+@pytest.mark.parametrize("where", ["failure.json", "slurm-1.out"])
+def test_nodes_that_do_not_reach_each_other_are_named_and_no_rank(
+    where: str, tmp_path: Path
+) -> None:
+    texts = {
+        "failure.json": json.dumps(
+            {
+                "rank": None,
+                "node": "node[02-03]",
+                "cause": CUT,
+                "victims": [{"rank": 3, "node": "node04", "cause": ""}],
+            }
+        ),
+        "slurm-1.out": f"srunddp: {CUT} (exit code 69)\n",
+    }
+    _, said, printed = judged(tmp_path, {where: texts[where]})
+    assert (printed["cause"], printed["certainty"]) == ("network-unreachable", "certain")
+    assert printed["rank"] is None
+    assert "node02 and node03 cannot reach" in said
+
+
 def test_a_report_that_is_nested_too_deeply_is_none(tmp_path: Path) -> None:
     _, said, _ = judged(
         tmp_path,

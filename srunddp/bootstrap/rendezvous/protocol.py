@@ -69,11 +69,15 @@ class RendezvousResult:
         connections: by rank: on rank 0 the connection to each other rank, on another rank the one
             to rank 0.
         nodes: by rank: on rank 0 the node of each rank, on another rank its own and rank 0's.
+        addresses: on rank 0 the address of each rank's interface, by rank.
+        port: on rank 0 the port on which the others have reached it.
     """
 
     meeting: RendezvousInfo
     connections: dict[int, socket.socket]
     nodes: dict[int, str]
+    addresses: dict[int, str] = field(default_factory=dict)
+    port: int = 0
 
 
 def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> BoundSockets:

@@ -119,6 +119,8 @@ class RendezvousServer:
             meeting=self._tell(),
             connections=dict(self.connections),
             nodes={rank: hello.node for rank, hello in self._here.items()},
+            addresses={rank: hello.address for rank, hello in self._here.items()},
+            port=self.held.rendezvous_address.port,
         )
 
     def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:
