@@ -41,6 +41,7 @@ class Agent:
     def on_rendezvous(self): pass
     def announce_termination(self): pass
     def stop_sampler(self): pass
+    def agent_store(self): return None
 
 class CountingClock(ActiveClock):
     turns = 0
