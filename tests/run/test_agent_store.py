@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.bootstrap.rendezvous.protocol import listen
 from tests.support.starting import LONG, bare, srunddp, write
 from tests.support.worlds import run
 
@@ -88,7 +89,7 @@ def by_torchrun(folder: Path, script: str, size: int) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("worker", ["fork", "exec"])
+@pytest.mark.parametrize("worker", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("form", FORMS)
 def test_it_joins_as_under_torchrun(tmp_path: Path, form: str, worker: str) -> None:
     script, size = FORMS[form]
@@ -133,7 +134,14 @@ OWN = ('os.environ["MASTER_PORT"] = url.rpartition(":")[2]; url = None', "f'none
 TCP = ("pass", "f'tcp://127.0.0.1:{port}'", True)
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "spawn",
+        pytest.param("fork", marks=pytest.mark.nightly),
+        pytest.param("forkserver", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("way", [OURS, OWN, TCP], ids=["ours", "own", "tcp"])
 def test_processes_of_multiprocessing_join_at_whichever_address(
     tmp_path: Path, way: tuple[str, str, bool], method: str
@@ -181,7 +189,7 @@ def test_ranks_of_a_launcher_that_the_script_calls_join_its_store(
 OWN_ADDRESS = """
 import sys
 import torch.distributed as dist
-os.environ["MASTER_PORT"] = "PORT"
+os.environ["MASTER_PORT"] = "OWN"
 for _ in range(2):
     dist.init_process_group("gloo")
     dist.barrier()
@@ -198,8 +206,6 @@ for name in ("a", "b"):
 
 
 def free_port() -> str:
-    from srunddp.bootstrap.rendezvous.protocol import listen
-
     with listen("127.0.0.1", [0]) as found:
         return str(found.getsockname()[1])
 
@@ -207,7 +213,7 @@ def free_port() -> str:
 @pytest.mark.parametrize("script", [OWN_ADDRESS, FILE], ids=["own", "file"])
 def test_a_script_that_joins_elsewhere_is_told_so_once(tmp_path: Path, script: str) -> None:
     port = free_port()
-    ended = run(tmp_path, script.replace("PORT", port), size=2)
+    ended = run(tmp_path, script.replace("OWN", port), size=2)
     assert ended.codes == [0, 0], ended.text
     (line,) = (each for each in ended.text.splitlines() if each.startswith("srunddp:"))
     assert line in ended.errors[0]
