@@ -48,6 +48,19 @@ def test_process_groups_are_made_and_destroyed(mpi: Mpi) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("way", "sums"),
+    [("client", 6), ("subprocess", 6), ("exec", 6), ("some", 3)],
+)
+def test_a_process_that_is_no_rank_joins(way: str, sums: int) -> None:
+    done = there("openmpi4").run(3, SRUNDDP, str(PROGRAMS / "joins.py"), way)
+    assert done.code == 0, done.errors
+    ranks = 2 if way == "some" else 3
+    assert sorted((each["rank"], each["sum"]) for each in done.reports) == [
+        (rank, sums) for rank in range(ranks)
+    ]
+
+
 @pytest.mark.parametrize("below_srunddp", [True, False])
 def test_a_script_may_use_mpi_itself(mpi: Mpi, below_srunddp: bool) -> None:
     """srunddp.init() uses an MPI that the script has started."""
