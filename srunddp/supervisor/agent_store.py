@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_process import wait_for_child
-from srunddp.util.console import write_stderr
+from srunddp.util.console import say
 
 
 @dataclass(eq=False)
@@ -81,9 +81,7 @@ class AgentStore:
                 setsigmask=signal.valid_signals(),
             )
         except OSError as error:
-            write_stderr(
-                f"srunddp: no store at MASTER_PORT for processes that are no ranks: {error}\n"
-            )
+            say(f"no store at MASTER_PORT for processes that are no ranks: {error}")
         # In any case: while a copy is open here, clients wait instead of being refused if the
         # process is gone.
         self.listening.close()

@@ -57,11 +57,22 @@ if rank:
     sys.stdout.write(f"{dist.get_rank()} of {int(total)}\\n")
     dist.destroy_process_group()
 """
+OTHER_ORDER = """
+import os, sys
+import torch, torch.distributed as dist
+size = int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", rank=size - 1 - int(os.environ["RANK"]), world_size=size)
+total = torch.ones(1)
+dist.all_reduce(total)
+sys.stdout.write(f"{dist.get_rank()} of {int(total)}\\n")
+dist.destroy_process_group()
+"""
 FORMS = {
     "a client before the group": (CLIENT + JOINS, 2),
     "a program that each rank starts": (SUBPROCESS, 2),
     "a program that each rank becomes": (EXEC, 2),
     "some of the ranks": (SOME_RANKS, 3),
+    "all ranks with other numbers": (OTHER_ORDER, 2),
 }
 # Under torchrun the second group finds the keys of the first one.
 MORE = {
@@ -70,6 +81,11 @@ MORE = {
         SOME_RANKS + JOINS,
         3,
         ["0 of 2", "0 of 3", "1 of 2", "1 of 3", "2 of 3"],
+    ),
+    "the name of rank 0's node": (
+        "import os\nos.environ['MASTER_ADDR'] = 'localhost'\n" + JOINS,
+        2,
+        ["0 of 2", "1 of 2"],
     ),
 }
 

@@ -93,6 +93,21 @@ def test_no_signal_of_a_launcher_ends_it(tmp_path: Path) -> None:
     assert ended.printed[0] == "True\n"
 
 
+def test_without_torch_it_says_so_and_refuses(tmp_path: Path) -> None:
+    variables = stand_in(tmp_path)
+    (tmp_path / "lib" / "torch" / "_C" / "_distributed_c10d.py").unlink()
+    script = """
+import contextlib
+with contextlib.suppress(ValueError, OSError):
+    ask()
+"""
+    ended = run(tmp_path, ASK + script, size=2, variables=variables)
+    assert ended.codes == [0, 0], ended.text
+    (line,) = ended.text.splitlines()
+    assert line.startswith("srunddp: no store at MASTER_PORT")
+    assert "_distributed_c10d" in line
+
+
 def test_it_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     script = ASK + 'say("store", ask())\nrest()'
     with world(tmp_path, script, size=2, variables=stand_in(tmp_path)) as it:

@@ -17,11 +17,12 @@ import ctypes
 import gc
 import importlib.util
 import os
+import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
 from functools import partial
@@ -179,6 +180,10 @@ class MasterAddress:
     host: str
     port: str
     run: str
+
+    def is_meant(self, asked: Place) -> bool:
+        """Tell whether the store of a place is the agent store."""
+        return asked.port == self.port and _has_address(asked.host, self.host)
 
 
 class Bypass(Enum):
@@ -383,6 +388,8 @@ def _handle(
     """
     place = current_context()
     asked = _asked_for(url, os.environ)
+    if place is not None:
+        asked = asked.with_address_of(_place_of(place))
     if place is not None and asked == _place_of(place):
         yield place.next_store(), place.environment.rank, place.environment.world_size
         # torch's handlers are generators too, and raise the same if asked for a second rendezvous.
@@ -394,7 +401,7 @@ def _handle(
             f"the script joins at its own MASTER_ADDR and MASTER_PORT, {asked.host} port"
             f" {asked.port}, and not by srunddp -> leave both as they are, unless you mean this",
         )
-    if _master is not None and (asked.host, asked.port) != (_master.host, _master.port):
+    if _master is not None and not _master.is_meant(asked):
         with _without_agent_store(_master):
             found = next(rendezvous)
         yield found
@@ -436,7 +443,7 @@ def _without_agent_store(master: MasterAddress) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A place in a process group, by the words of torch's variables."""
 
     rank: str
@@ -444,14 +451,33 @@ class _Place:
     host: str
     port: str
 
-    def is_at(self, other: _Place) -> bool:
+    def is_at(self, other: Place) -> bool:
         """Whether two places have the same store."""
         return (self.host, self.port) == (other.host, other.port)
 
+    def with_address_of(self, other: Place) -> Place:
+        """Return the same place, with the host of the other place if both are one address."""
+        # A script may set MASTER_ADDR to the name of rank 0's node. Only the equal port is a reason
+        # to look the name up, which may take long.
+        if self.port != other.port or not _has_address(self.host, other.host):
+            return self
+        return replace(self, host=other.host)
 
-def _place_of(place: ProcessGroupContext) -> _Place:
+
+def _has_address(name: str, address: str) -> bool:
+    """Tell whether a host's name, or address, stands for a numeric address."""
+    if name == address:
+        return True
+    try:
+        found = socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return any(where[0] == address for *_, where in found)
+
+
+def _place_of(place: ProcessGroupContext) -> Place:
     """Return the place that a rank was given."""
-    return _Place(
+    return Place(
         rank=str(place.environment.rank),
         world_size=str(place.environment.world_size),
         host=place.meeting.master_addr,
@@ -459,7 +485,7 @@ def _place_of(place: ProcessGroupContext) -> _Place:
     )
 
 
-def _asked_for(url: str, variables: Mapping[str, str]) -> _Place:
+def _asked_for(url: str, variables: Mapping[str, str]) -> Place:
     """Return the place that a url of ``init_process_group`` means, together with the environment
     variables.
     """
@@ -472,7 +498,7 @@ def _asked_for(url: str, variables: Mapping[str, str]) -> _Place:
     if parts.scheme == "tcp":
         host = parts.hostname or ""
         port = str(parts.port)
-    return _Place(
+    return Place(
         rank=query.get("rank", variables.get("RANK", "")),
         world_size=query.get("world_size", variables.get("WORLD_SIZE", "")),
         host=host,

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import sys
 from datetime import timedelta
 from typing import NoReturn
 
 from srunddp.bootstrap.process_group.store import without_reverse_dns
+from srunddp.errors import ConfigError
 from srunddp.supervisor.signals import die_with_parent
+from srunddp.util.console import say
 from srunddp.util.descriptors import close_all
 from srunddp.util.kernel_file import raise_open_files_limit
 
@@ -25,9 +28,11 @@ def main(descriptor: int, supervisor: int, host: str, port: int) -> NoReturn:
     # What the launcher has opened for its rank, such as a socket of PMI, is not for this process.
     close_all([fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != descriptor])
     raise_open_files_limit()
-    # Imported here: the supervisor's child needs torch, and takes seconds to import it.
-    from torch._C._distributed_c10d import TCPStore
-
+    try:
+        from torch._C._distributed_c10d import TCPStore
+    except ImportError as error:
+        say(f"no store at MASTER_PORT for processes that are no ranks: {error}")
+        sys.exit(ConfigError.exit_code)
     with without_reverse_dns():
         store = TCPStore(
             host,
