@@ -15,26 +15,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib.util
 import os
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
 from functools import partial
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from srunddp.bootstrap.environment import child_processes, cpus, mpi
+from srunddp.bootstrap.environment import cpus, mpi
 from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
+from srunddp.bootstrap.process_group import started_process
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import listen
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
@@ -42,6 +40,7 @@ from srunddp.telemetry import event
 from srunddp.util.console import say
 from srunddp.util.descriptors import move_high
 from srunddp.util.excepthook import leave_to_srunddp
+from srunddp.util.import_hook import surround_import
 from srunddp.util.kernel_file import raise_open_files_limit
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 # The files that rank 0 opens for each rank: NCCL's threads have their own connections to the store.
 _FILES_PER_RANK = 4
 _OTHER_FILES = 256
-_RENDEZVOUS = "torch.distributed.rendezvous"
 _USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 # The position of nscount in glibc's struct __res_state, counted in ints: two ints and a long (as
@@ -251,50 +249,28 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     os.environ[RANK_PROCESS] = rank_mark(os.environ, os.getpid())
     if discovery_named(place.meeting.channel).rules_out_mpi:
         mpi.block()
+    surround_import("multiprocessing.util", started_process.preparing_others)
+    surround_import(started_process.RENDEZVOUS, _replacing_handlers)
     if place.meeting.store_port:
         meeting = place.meeting
-        _know_agent_store(meeting.master_addr, str(meeting.master_port), meeting.run)
-    surround_import("multiprocessing.util", _preparing_processes)
-    surround_import(_RENDEZVOUS, _replacing_handlers)
+        master = (meeting.master_addr, str(meeting.master_port), meeting.run)
+        know_agent_store(*master)
+        started_process.call_in_others(*master)
     if "torch" not in sys.modules:
         surround_import("torch", gc_frozen)
     if place.environment.world_size > 1:
         surround_import("accelerate", _set_accelerate_cpu)
 
 
-def enter_process(host: str, port: str, run: str) -> None:
-    """Do in a process that a rank has started by ``multiprocessing`` what :func:`install` does for
-    the agent store: torch connects to it only if ``MASTER_ADDR`` and ``MASTER_PORT`` are its.
+def know_agent_store(host: str, port: str, run: str) -> None:
+    """Let torch in this process connect to the agent store only if ``MASTER_ADDR`` and
+    ``MASTER_PORT`` are still its.
 
     Args:
         host, port, run: as in :class:`MasterAddress`.
     """
-    _know_agent_store(host, port, run)
-    surround_import("multiprocessing.util", _preparing_processes)
-    surround_import(_RENDEZVOUS, _replacing_handlers)
-
-
-def _know_agent_store(host: str, port: str, run: str) -> None:
     global _master
     _master = MasterAddress(host, port, run)
-    child_processes.call_in_processes(__name__, enter_process.__name__, host, port, run)
-
-
-def surround_import(
-    name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
-) -> None:
-    """Enter a context when the script begins to import a module, and leave it after the import.
-
-    Args:
-        name: the module's name; if the module is already imported, the context is entered and left
-            now.
-        around: is called with the module, and returns the context.
-    """
-    if name in sys.modules:
-        with around(sys.modules[name]):
-            return
-    # Put this before Python's own finders, which would otherwise find the module first.
-    sys.meta_path.insert(0, _OnImport(name, around))
 
 
 @contextlib.contextmanager
@@ -317,12 +293,6 @@ def gc_frozen(_: object = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _preparing_processes(util: ModuleType) -> Iterator[None]:
-    yield
-    child_processes.prepare_processes(util)
-
-
-@contextlib.contextmanager
 def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
     """Do what ``accelerate launch --cpu`` does: without a GPU, accelerate takes the ranks for one
     world only if this variable tells it to use CPUs.
@@ -336,51 +306,16 @@ def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
     yield
 
 
-class _OnImport:
-    """An import hook that enters ``around`` before the module of this name is executed, and leaves
-    it afterwards.
-    """
-
-    def __init__(
-        self, name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
-    ) -> None:
-        self.name = name
-        self.around = around
-        self._looking = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self.name or self._looking:
-            return None
-        # find_spec() asks all finders again, this one included.
-        self._looking = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._looking = False
-        if spec and spec.loader:
-            # Each module from a file has a loader of its own, so no other module is affected.
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                with self.around(module):
-                    execute(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
 @contextlib.contextmanager
 def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
     yield
     handlers = rendezvous._rendezvous_handlers  # private to torch; a test pins it
-    for scheme, handle in (("env", _handle), ("tcp", _handle), ("file", _handle_file)):
+    for scheme, replacement in (("env", handle), ("tcp", handle), ("file", _handle_file)):
         if not isinstance(handlers[scheme], partial):
-            handlers[scheme] = partial(handle, handlers[scheme])
+            handlers[scheme] = partial(replacement, handlers[scheme])
 
 
-def _handle(
+def handle(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
     """Replace ``stock``, a rendezvous handler of torch: yield our store if the url means our world,
