@@ -61,8 +61,10 @@ def ran(folder: Path, script: str, *options: str) -> Ended:
 
 
 def test_it_is_started_by_the_first_connection(tmp_path: Path) -> None:
-    """All others come to the same process."""
-    ended = ran(tmp_path, 'say("asked"); print(*{ask() for _ in range(3)})')
+    """All others come to the same process, and it keeps open nothing of the launcher's."""
+    script = ASK + "print(*{ask() for _ in range(3)})"
+    opened = ["sh", "-c", 'exec 7</dev/null 8</dev/null 9</dev/null; exec "$@"', "sh"]
+    ended = run(tmp_path, script, size=2, variables=stand_in(tmp_path), below={0: opened})
     assert ended.codes == [0, 0], ended.text
     (process,) = stores(tmp_path)
     assert ended.printed == [f"{process}\n"] * 2
@@ -71,9 +73,16 @@ def test_it_is_started_by_the_first_connection(tmp_path: Path) -> None:
     assert int((tmp_path / f"store.{process}").read_text()) <= 6
 
 
+CHILDREN = """
+children = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text()
+print({*children.split()} - {str(os.getpid())} or [])
+"""
+
+
 def test_a_run_in_which_nobody_connects_has_none(tmp_path: Path) -> None:
-    ended = ran(tmp_path, "")
+    ended = ran(tmp_path, CHILDREN)
     assert ended.codes == [0, 0], ended.text
+    assert ended.printed == ["[]\n"] * 2
     assert stores(tmp_path) == []
 
 
