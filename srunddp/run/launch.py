@@ -111,7 +111,7 @@ def launch(
     )
     earlier = inherited.earlier or Earlier.note()  # 3
     _start_sampler(monitor, setup, launcher)
-    own = frozenset(earlier.without(children_of(os.getpid())))  # the sampler, if there is one
+    own = set(earlier.without(children_of(os.getpid())))  # the sampler, if there is one
     monitor.export()  # the folder of the samples
     gc.freeze()  # 4
     worker = fork_worker(context, ours, monitor)  # 5

@@ -22,6 +22,7 @@ from srunddp.monitor.monitor import Monitor
 from srunddp.run.restart import EndedStart
 from srunddp.run.run_files import run_metadata
 from srunddp.run.worker import WorkerContext
+from srunddp.supervisor.agent_store import AgentStore
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
@@ -68,6 +69,7 @@ class Agent(RankAgent):
     _policy: RestartPolicy | None = None  # on rank 0
     _meeting: RendezvousInfo | None = None  # what this rank was told at the rendezvous
     _descriptor: int | None = None  # where rank 0 listens for the next start
+    _agent_store: AgentStore | None = None  # on rank 0
     _cancel: CancelToken = field(default_factory=CancelToken)
 
     def __post_init__(self) -> None:
@@ -181,7 +183,14 @@ class Agent(RankAgent):
             return ""
         # Listen now, while the others still listen to this start's rank 0: they receive the new
         # address with the root cause. The socket survives execve.
-        self._descriptor, published = listen_again(self.context.setup)
+        try:
+            self._descriptor, published = listen_again(self.context.setup)
+        except RendezvousError:
+            if not self._agent_store:
+                raise
+            # A firewall leaves few ports open: take that of the agent store, whose start is over.
+            self._agent_store.close()
+            self._descriptor, published = listen_again(self.context.setup)
         return published
 
     def rendezvous(self) -> RendezvousOutcome:
@@ -193,7 +202,11 @@ class Agent(RankAgent):
             self.say,
             self._cancel,
             self._spare_nodes.server if self._spare_nodes else None,
+            agent_store=True,
         )
+        if found.agent_store:
+            host, port = found.agent_store.getsockname()[:2]
+            self._agent_store = AgentStore(found.agent_store, host, port, self.limits)
         # If no Slurm step names the run, each start makes a random run id. Keep the first one,
         # because for the script all starts are one run.
         if rejoin := setup.options.rejoin:
@@ -216,6 +229,9 @@ class Agent(RankAgent):
 
     def answered_probes(self) -> int:
         return self.monitor.page.answered_probes()
+
+    def agent_store(self) -> AgentStore | None:
+        return self._agent_store
 
     def stop_sampler(self) -> None:
         if trouble := self.monitor.stop_sampler():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from srunddp.bootstrap.process_group.store import surround_import
+from srunddp.util.import_hook import surround_import
 
 # Called with the error that is being handled, and with the seconds since the call began.
 Report = Callable[[BaseException, float], None]

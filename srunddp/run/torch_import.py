@@ -11,6 +11,7 @@ from types import ModuleType
 
 from srunddp.bootstrap.process_group import store
 from srunddp.run.script import Script, prepare_path
+from srunddp.util.import_hook import surround_import
 
 _HARMLESS = ("numpy", "srunddp")  # besides the standard library
 ahead = False  # whether torch was imported before the script did so
@@ -80,7 +81,7 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str]) -> 
         with store.gc_frozen():
             importlib.import_module("torch.distributed")
     except Exception as error:
-        store.surround_import("torch", partial(_raising, error))
+        surround_import("torch", partial(_raising, error))
     # Restore the variables, for the script and the processes that it starts.
     for name, value in before_import.items():
         if value is None:

@@ -40,6 +40,7 @@ from srunddp.supervisor.worker_messages import (
     WorkerMessage,
 )
 from srunddp.supervisor.worker_process import WorkerPipe, kill_forks_on_exit
+from srunddp.util.import_hook import surround_import
 
 _SOON = 0.3  # seconds; ranks that all start now have met by then
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
@@ -219,7 +220,7 @@ def _join_world(
     if imported_with is not None and threads != imported_with:
         _set_torch_threads(threads)
     if context.setup.options.max_restarts:
-        store.surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
+        surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
     if context.setup.environment.world_size > 1:
         report = partial(_report_unreturned_teardown, context.supervisor)
         teardown.watch(report)

@@ -122,6 +122,7 @@ class SpareNodes:
             say=parts.say,
             interrupt=parts.interrupt,
             spares=self.setup.environment.spares,
+            agent_store=parts.agent_store,
             sizes=self.setup.environment.node_sizes,
             expected={*terms.expected},
             within=terms.within,

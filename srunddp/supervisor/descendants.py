@@ -111,13 +111,13 @@ class Descendants:
 
     Attributes:
         earlier: The children that are not the worker's.
-        own: The process ids of other children that this process has forked itself for the whole
-            start, such as the sampler. Only :meth:`kill` kills them.
+        own: The process ids of other children that this process has started itself for the whole
+            start: the sampler, the agent store. Only :meth:`kill` kills them.
         limits: How long the ends may take.
     """
 
     earlier: Earlier = Earlier()
-    own: frozenset[int] = frozenset()
+    own: set[int] = field(default_factory=set)
     limits: Limits = DEFAULT_LIMITS
     _asked: set[Process] = field(default_factory=set)
     # When launchers are killed that have got SIGTERM; None before the first one has.

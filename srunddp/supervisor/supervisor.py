@@ -20,6 +20,7 @@ from typing import Protocol
 
 from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.activity import WorkerActivity
+from srunddp.supervisor.agent_store import AgentStore
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.descendants import Descendants
@@ -105,6 +106,9 @@ class RankAgent(Protocol):
 
     def stop_sampler(self) -> None:
         """Stop this node's sampler, if this rank has it, before all descendants are killed."""
+
+    def agent_store(self) -> AgentStore | None:
+        """Return the agent store, after the rendezvous on rank 0; None if this start has none."""
 
 
 @dataclass(kw_only=True)
@@ -316,6 +320,8 @@ class Supervisor:
         self._world, self._monitor = self._outcome
         for connection in self._monitor.connections():
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)
+        if agent_store := self.agent.agent_store():
+            self._selector.register(agent_store, selectors.EVENT_READ, self._on_agent_store)
         # This comes before a failure of this rank is told, because there must be no restart if a
         # signal has asked for an end.
         for number in tuple(self.asked):
@@ -327,6 +333,17 @@ class Supervisor:
             self._monitor.on_readable(connection, self.clock.now)
             if not connection.open:
                 self._selector.unregister(connection)
+
+    def _on_agent_store(self, agent_store: AgentStore) -> None:
+        """Start the agent store, because a process has connected to it. This is no event, because
+        it means the same in all phases.
+        """
+        self._selector.unregister(agent_store)
+        # After the root cause nothing new begins.
+        if self._monitor and not self._monitor.root_cause:
+            agent_store.start()
+            if agent_store.process is not None:
+                self.descendants.own.add(agent_store.process)
 
     def _on_worker(self, _: socket.socket) -> None:
         """Handle the messages of the worker, once the ranks have met."""

@@ -36,12 +36,13 @@ def test_a_rank_0_that_prepares_data_may_be_late(tmp_path: Path) -> None:
 
 MANY = """
 import resource, socket
+from srunddp.bootstrap.process_group.store import current_context
 
 world = srunddp.init()
 total = ones(world)
 dist.all_reduce(total)
 if RANK == 1:
-    there = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    there = (os.environ["MASTER_ADDR"], current_context().meeting.store_port)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     held = [socket.create_connection(there, timeout=30) for _ in range(1100)]

@@ -57,6 +57,19 @@ def test_ranks_call_each_other_by_torchs_rpc(mpi: Mpi) -> None:
     assert "address for interface" not in done.errors  # TensorPipe's warning
 
 
+@pytest.mark.parametrize(
+    ("way", "sums"),
+    [("client", 6), ("subprocess", 6), ("exec", 6), ("some", 3)],
+)
+def test_a_process_that_is_no_rank_joins(way: str, sums: int) -> None:
+    done = there("openmpi4").run(3, SRUNDDP, str(PROGRAMS / "joins.py"), way)
+    assert done.code == 0, done.errors
+    ranks = 2 if way == "some" else 3
+    assert sorted((each["rank"], each["sum"]) for each in done.reports) == [
+        (rank, sums) for rank in range(ranks)
+    ]
+
+
 @pytest.mark.parametrize("below_srunddp", [True, False])
 def test_a_script_may_use_mpi_itself(mpi: Mpi, below_srunddp: bool) -> None:
     """srunddp.init() uses an MPI that the script has started."""

@@ -99,7 +99,7 @@ except ImportError:
 def work(_):
     return MPI is None
 if __name__ == "__main__":
-    child_processes.keep_mpi_out(multiprocessing.util)
+    child_processes.prepare_processes(multiprocessing.util)
     mpi.block()
     with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
         print(json.dumps([MPI is None, *pool.map(work, [0])]))

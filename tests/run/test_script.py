@@ -152,14 +152,14 @@ def test_a_script_named_run_is_run_with_the_command_before_it(tmp_path: Path) ->
 def test_a_world_of_one_has_all_that_torchrun_would_export(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import os, json; print(json.dumps(dict(os.environ)))")
     seen = json.loads(
-        srunddp("train.py", folder=tmp_path, TORCHELASTIC_USE_AGENT_STORE="True").stdout
+        srunddp("train.py", folder=tmp_path, TORCHELASTIC_USE_AGENT_STORE="False").stdout
     )
     expected = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     expected |= {"GROUP_RANK": "0", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     assert {name: seen.get(name) for name in expected} == expected
     assert 1024 <= int(seen["MASTER_PORT"]) < 65536
     assert seen["TORCHELASTIC_RUN_ID"]
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in seen
+    assert seen["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 
 SPAWN = """

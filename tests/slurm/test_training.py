@@ -161,6 +161,21 @@ def test_process_groups_are_made_and_destroyed_in_every_way(runner: SlurmJobRunn
     assert len(done.by_rank()[0]["sums"]) == 17
 
 
+@pytest.mark.parametrize(
+    ("way", "sums"), [("client", 6), ("subprocess", 6), ("exec", 6), ("some", 3)]
+)
+def test_a_process_that_is_no_rank_joins_over_nodes(
+    runner: SlurmJobRunner, way: str, sums: int
+) -> None:
+    """By the interface of the run, as the ranks do."""
+    done = runner.srun("-N3", "-n3", SRUNDDP, str(PROGRAMS / "joins.py"), way, timeout=180)
+    assert done.code == 0, done.errors
+    ranks = 2 if way == "some" else 3
+    assert sorted((each["rank"], each["sum"]) for each in done.reports) == [
+        (rank, sums) for rank in range(ranks)
+    ]
+
+
 def test_init_meets_under_plain_srun_and_says_it_is_unsupervised(runner: SlurmJobRunner) -> None:
     env = {"PYTHONPATH": str(ROOT)}
     program = str(PROGRAMS / "plain_init.py")

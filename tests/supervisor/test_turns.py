@@ -42,6 +42,7 @@ class Agent:
     def announce_termination(self): pass
     def answered_probes(self): return 0
     def stop_sampler(self): pass
+    def agent_store(self): return None
 
 class CountingClock(ActiveClock):
     turns = 0

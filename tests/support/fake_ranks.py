@@ -211,6 +211,8 @@ class Agent:
 
     def stop_sampler(self) -> None: ...
 
+    def agent_store(self) -> None: ...
+
 
 def supervise(agent: Agent) -> tuple[int, str | None]:
     ours, _theirs = pipe()

@@ -5,6 +5,8 @@ Such a process is not a rank of MPI, but it imports the script and has the rank'
 script has ``from mpi4py import MPI``, mpi4py would start MPI as that rank a second time: Open MPI
 then ends the process, or the job hangs. So this module tells mpi4py not to start MPI there. The
 launcher's variables stay, because a script may read its rank from them in these processes too.
+
+Other modules may have something done in these processes as well, see :func:`call_in_processes`.
 """
 
 import sys
@@ -23,12 +25,14 @@ _IMPORTERS = (_FORK_SERVER, "from multiprocessing.spawn import")
 
 # Whether this process was started below a rank, so that only the rank may start MPI.
 _below_rank = False
+_calls: list[str] = []
 _fork_server_calls: list[str] = []
 _plain_start: Callable[[Any, Sequence[Any], Any], int] | None = None
 
 
-def keep_mpi_out(util: ModuleType) -> None:
-    """Make ``multiprocessing.util`` start processes in which mpi4py does not start MPI.
+def prepare_processes(util: ModuleType) -> None:
+    """Make ``multiprocessing.util`` start processes in which mpi4py does not start MPI, and which
+    first make the calls of :func:`call_in_processes`.
 
     As long as a rank has not started MPI and still may, its processes start as in plain Python:
     the script may intend to start MPI in one of them.
@@ -41,6 +45,20 @@ def keep_mpi_out(util: ModuleType) -> None:
         util.spawnv_passfds = _start  # type: ignore[attr-defined]  # not known of a module
 
 
+def call_in_processes(module: str, function: str, *arguments: str) -> None:
+    """Make every process that starts after this call, by ``spawn`` or from a fork server, run a
+    function before it imports the script.
+
+    Args:
+        module: the module that has the function; the process imports it.
+        function: the name of the function.
+        arguments: those of the function.
+    """
+    call = f"import {module}; {module}.{function}{arguments}"
+    if call not in _calls:
+        _calls.append(call)
+
+
 def call_in_fork_server(module: str, function: str) -> None:
     """Make every fork server that starts after this call run a function before it imports the
     script.
@@ -51,7 +69,7 @@ def call_in_fork_server(module: str, function: str) -> None:
     """
     from multiprocessing import util
 
-    keep_mpi_out(util)
+    prepare_processes(util)
     call = f"import {module}; {module}.{function}()"
     # The server runs this code once, when it starts. All processes that it forks inherit what the
     # call has changed.
@@ -76,6 +94,7 @@ def _prepared(word: Any) -> Any:
     first = []
     if _below_rank or mpi.was_started() or mpi.is_blocked():
         first.append(f"from {__name__} import enter; enter(mpi_blocked={mpi.is_blocked()})")
+    first += _calls
     if word.startswith(_FORK_SERVER):
         first += _fork_server_calls
     if not first:
@@ -103,4 +122,4 @@ def enter(*, mpi_blocked: bool) -> None:
         mpi.do_not_start()
     from multiprocessing import util
 
-    keep_mpi_out(util)
+    prepare_processes(util)

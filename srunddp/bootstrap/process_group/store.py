@@ -2,8 +2,12 @@
 
 A script written for torchrun calls ``init_process_group()`` and gets our store, because torch's
 handlers for ``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has
-a prefix of its own in that store. If ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the
-handlers do what torch's own do.
+a prefix of its own in that store. In any other case the handlers do what torch's own do:
+
+- If the address is ours, but rank or world size are not, as in a group of some ranks, that is to
+  connect to the agent store, see :mod:`srunddp.supervisor.agent_store`.
+- If the address is the script's own, that is to serve a store there. Under torchrun it would be to
+  connect to one that nobody serves, because of ``TORCHELASTIC_USE_AGENT_STORE``.
 """
 
 from __future__ import annotations
@@ -11,30 +15,32 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib.util
 import os
+import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from enum import Enum, auto
 from functools import partial
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from srunddp.bootstrap.environment import child_processes, cpus, mpi
+from srunddp.bootstrap.environment import cpus, mpi
 from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
+from srunddp.bootstrap.process_group import started_process
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import listen
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
 from srunddp.telemetry import event
+from srunddp.util.console import say
 from srunddp.util.descriptors import move_high
 from srunddp.util.excepthook import leave_to_srunddp
+from srunddp.util.import_hook import surround_import
 from srunddp.util.kernel_file import raise_open_files_limit
 
 if TYPE_CHECKING:
@@ -43,7 +49,8 @@ if TYPE_CHECKING:
 # The files that rank 0 opens for each rank: NCCL's threads have their own connections to the store.
 _FILES_PER_RANK = 4
 _OTHER_FILES = 256
-_RENDEZVOUS = "torch.distributed.rendezvous"
+_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_RUN_ID = "TORCHELASTIC_RUN_ID"
 # The position of nscount in glibc's struct __res_state, counted in ints: two ints and a long (as
 # long as two ints) come before it.
 _NAME_SERVERS = 4
@@ -56,8 +63,8 @@ class ProcessGroupContext:
     """This process's place in the world after the rendezvous, and the store once it is made.
 
     Attributes:
-        store_fd: the descriptor of rank 0's listening socket, which the store then owns; None on
-            the other ranks.
+        store_fd: the descriptor of rank 0's listening socket, which the ranks' store then owns;
+            None on the other ranks.
         timeout: seconds for which the store waits for a key or a connection.
         backend: the backend of ``srunddp.init()`` if the script does not choose one.
         generation: how many restarts this run has had so far.
@@ -106,9 +113,11 @@ class ProcessGroupContext:
             "NODE_RANK": str(meeting.node_rank),
             "MASTER_ADDR": meeting.master_addr,
             "MASTER_PORT": str(meeting.master_port),
-            "TORCHELASTIC_RUN_ID": meeting.run,
+            _RUN_ID: meeting.run,
             "TORCHELASTIC_RESTART_COUNT": str(self.generation) if self.max_restarts else requeues,
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+            # Without an agent store torch has to serve a store itself, or say why it cannot.
+            **({_USE_AGENT_STORE: "True"} if meeting.store_port else {}),
             **self.interface.exports,
             **({name: str(value) for name, value in moved.items()} if environment.spares else {}),
         }
@@ -127,7 +136,7 @@ class ProcessGroupContext:
             with without_reverse_dns():
                 self._store = TCPStore(
                     self.meeting.master_addr,
-                    self.meeting.master_port,
+                    self._store_port,
                     self.environment.world_size,
                     is_master=self.store_fd is not None,
                     timeout=timedelta(seconds=self.timeout),
@@ -142,6 +151,10 @@ class ProcessGroupContext:
         self.initialisations += 1
         return PrefixStore(f"srunddp/{self.generation}/{self.initialisations}", self._store)
 
+    @property
+    def _store_port(self) -> int:
+        return self.meeting.store_port or self.meeting.master_port
+
     def _listening(self) -> int | None:
         """Return the descriptor of the socket for the store; None on the other ranks.
 
@@ -150,11 +163,39 @@ class ProcessGroupContext:
         """
         if self.store_fd is None or _is_socket(self.store_fd):
             return self.store_fd
-        return listen(self.meeting.master_addr, [self.meeting.master_port]).detach()
+        return listen(self.meeting.master_addr, [self._store_port]).detach()
+
+
+@dataclass(frozen=True)
+class MasterAddress:
+    """What the rank was given as the variables of the agent store.
+
+    Attributes:
+        host, port: ``MASTER_ADDR`` and ``MASTER_PORT``.
+        run: ``TORCHELASTIC_RUN_ID``. A launcher that the script starts gives its ranks another one.
+    """
+
+    host: str
+    port: str
+    run: str
+
+    def is_meant(self, asked: Place) -> bool:
+        """Tell whether the store of a place is the agent store."""
+        return asked.port == self.port and _has_address(asked.host, self.host)
+
+
+class Bypass(Enum):
+    """How a script may go past srunddp's rendezvous; rank 0 tells each of them once."""
+
+    OWN_ADDRESS = auto()  # its own MASTER_ADDR, MASTER_PORT or tcp://
+    FILE = auto()  # file://
 
 
 _joined: ProcessGroupContext | None = None
 _joined_by = 0  # the process that is the rank
+# Also set in processes that the rank has started by multiprocessing; None without an agent store.
+_master: MasterAddress | None = None
+_told: set[Bypass] = set()
 
 
 def _is_socket(descriptor: int) -> bool:
@@ -196,9 +237,9 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     _joined = place
     _joined_by = os.getpid()
     leave_to_srunddp()
-    # If a torchrun around us has set this, every rank would become a client of a store that no
-    # process serves.
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    # A torchrun around us may have set this. Without an agent store, every rank would become a
+    # client of a store that no process serves.
+    os.environ.pop(_USE_AGENT_STORE, None)
     os.environ.update(place.variables())
     # OpenMP reads OMP_NUM_THREADS when it is loaded, so setting it has no effect if the script has
     # already imported torch. If srunddp has imported torch, the worker corrects the number itself.
@@ -208,29 +249,28 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     os.environ[RANK_PROCESS] = rank_mark(os.environ, os.getpid())
     if discovery_named(place.meeting.channel).rules_out_mpi:
         mpi.block()
-    surround_import("multiprocessing.util", _keeping_mpi_out)
-    surround_import(_RENDEZVOUS, _replacing_handlers)
+    surround_import("multiprocessing.util", started_process.preparing_others)
+    surround_import(started_process.RENDEZVOUS, _replacing_handlers)
+    if place.meeting.store_port:
+        meeting = place.meeting
+        master = (meeting.master_addr, str(meeting.master_port), meeting.run)
+        know_agent_store(*master)
+        started_process.call_in_others(*master)
     if "torch" not in sys.modules:
         surround_import("torch", gc_frozen)
     if place.environment.world_size > 1:
         surround_import("accelerate", _set_accelerate_cpu)
 
 
-def surround_import(
-    name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
-) -> None:
-    """Enter a context when the script begins to import a module, and leave it after the import.
+def know_agent_store(host: str, port: str, run: str) -> None:
+    """Let torch in this process connect to the agent store only if ``MASTER_ADDR`` and
+    ``MASTER_PORT`` are still its.
 
     Args:
-        name: the module's name; if the module is already imported, the context is entered and left
-            now.
-        around: is called with the module, and returns the context.
+        host, port, run: as in :class:`MasterAddress`.
     """
-    if name in sys.modules:
-        with around(sys.modules[name]):
-            return
-    # Put this before Python's own finders, which would otherwise find the module first.
-    sys.meta_path.insert(0, _OnImport(name, around))
+    global _master
+    _master = MasterAddress(host, port, run)
 
 
 @contextlib.contextmanager
@@ -253,12 +293,6 @@ def gc_frozen(_: object = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _keeping_mpi_out(util: ModuleType) -> Iterator[None]:
-    yield
-    child_processes.keep_mpi_out(util)
-
-
-@contextlib.contextmanager
 def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
     """Do what ``accelerate launch --cpu`` does: without a GPU, accelerate takes the ranks for one
     world only if this variable tells it to use CPUs.
@@ -272,83 +306,139 @@ def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
     yield
 
 
-class _OnImport:
-    """An import hook that enters ``around`` before the module of this name is executed, and leaves
-    it afterwards.
-    """
-
-    def __init__(
-        self, name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
-    ) -> None:
-        self.name = name
-        self.around = around
-        self._looking = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self.name or self._looking:
-            return None
-        # find_spec() asks all finders again, this one included.
-        self._looking = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._looking = False
-        if spec and spec.loader:
-            # Each module from a file has a loader of its own, so no other module is affected.
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                with self.around(module):
-                    execute(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
 @contextlib.contextmanager
 def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
     yield
     handlers = rendezvous._rendezvous_handlers  # private to torch; a test pins it
-    for scheme in ("env", "tcp"):
+    for scheme, replacement in (("env", handle), ("tcp", handle), ("file", _handle_file)):
         if not isinstance(handlers[scheme], partial):
-            handlers[scheme] = partial(_handle, handlers[scheme])
+            handlers[scheme] = partial(replacement, handlers[scheme])
 
 
-def _handle(
+def handle(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
     """Replace ``stock``, a rendezvous handler of torch: yield our store if the url means our world,
     else do what ``stock`` does.
     """
     place = current_context()
-    if place is None or not _is_ours(url, place, os.environ):
-        yield from stock(url, **options)
-        return
-    yield place.next_store(), place.environment.rank, place.environment.world_size
-    # torch's handlers are generators too, and raise the same if asked for a second rendezvous.
-    raise RuntimeError("a second rendezvous on one url is not supported")
+    asked = _asked_for(url, os.environ)
+    if place is not None:
+        asked = asked.with_address_of(_place_of(place))
+    if place is not None and asked == _place_of(place):
+        yield place.next_store(), place.environment.rank, place.environment.world_size
+        # torch's handlers are generators too, and raise the same if asked for a second rendezvous.
+        raise RuntimeError("a second rendezvous on one url is not supported")
+    rendezvous = stock(url, **options)
+    if place is not None and not asked.is_at(_place_of(place)):
+        _tell(
+            Bypass.OWN_ADDRESS,
+            f"the script joins at its own MASTER_ADDR and MASTER_PORT, {asked.host} port"
+            f" {asked.port}, and not by srunddp -> leave both as they are, unless you mean this",
+        )
+    if _master is not None and not _master.is_meant(asked):
+        with _without_agent_store(_master):
+            found = next(rendezvous)
+        yield found
+    yield from rendezvous
 
 
-def _is_ours(url: str, place: ProcessGroupContext, variables: Mapping[str, str]) -> bool:
-    """Whether a url of ``init_process_group``, together with the environment variables, still means
-    the world of this run.
+def _handle_file(
+    stock: Callable[..., Iterator[Any]], url: str, **options: Any
+) -> Iterator[tuple[Store, int, int]]:
+    """Replace torch's handler of ``file://``: do the same, and tell what that means."""
+    _tell(
+        Bypass.FILE,
+        f"the script joins by {url.partition('?')[0]}, and not by srunddp; if its ranks do not"
+        " connect, the file of an earlier start is the likely cause -> env:// needs no file",
+    )
+    yield from stock(url, **options)
+
+
+def _tell(bypass: Bypass, line: str) -> None:
+    """Say a line about the script, once, if this process is rank 0."""
+    is_rank_zero = _joined is not None and _joined.environment.rank == 0 and not is_fork_of_rank()
+    if is_rank_zero and bypass not in _told:
+        _told.add(bypass)
+        say(line)
+
+
+@contextlib.contextmanager
+def _without_agent_store(master: MasterAddress) -> Iterator[None]:
+    """Hide the variable of the agent store from torch, unless another launcher has set it, which
+    serves a store of its own.
+    """
+    is_from_us = os.environ.get(_RUN_ID) == master.run
+    value = os.environ.pop(_USE_AGENT_STORE, None) if is_from_us else None
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[_USE_AGENT_STORE] = value
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a process group, by the words of torch's variables."""
+
+    rank: str
+    world_size: str
+    host: str
+    port: str
+
+    def is_at(self, other: Place) -> bool:
+        """Whether two places have the same store."""
+        return (self.host, self.port) == (other.host, other.port)
+
+    def with_address_of(self, other: Place) -> Place:
+        """Return the same place, with the host of the other place if both are one address."""
+        # A script may set MASTER_ADDR to the name of rank 0's node. Only the equal port is a reason
+        # to look the name up, which may take long.
+        if self.port != other.port or not _has_address(self.host, other.host):
+            return self
+        return replace(self, host=other.host)
+
+
+def _has_address(name: str, address: str) -> bool:
+    """Tell whether a host's name, or address, stands for a numeric address."""
+    if name == address:
+        return True
+    try:
+        found = socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return any(where[0] == address for *_, where in found)
+
+
+def _place_of(place: ProcessGroupContext) -> Place:
+    """Return the place that a rank was given."""
+    return Place(
+        rank=str(place.environment.rank),
+        world_size=str(place.environment.world_size),
+        host=place.meeting.master_addr,
+        port=str(place.meeting.master_port),
+    )
+
+
+def _asked_for(url: str, variables: Mapping[str, str]) -> Place:
+    """Return the place that a url of ``init_process_group`` means, together with the environment
+    variables.
     """
     from urllib.parse import parse_qs, urlsplit
 
     parts = urlsplit(url)
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    wanted = {name: value for name, value in place.variables().items() if name in names}
-    given = {name: variables.get(name, "") for name in names}
+    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    host = variables.get("MASTER_ADDR", "")
+    port = variables.get("MASTER_PORT", "")
     if parts.scheme == "tcp":
-        given |= {"MASTER_ADDR": parts.hostname or "", "MASTER_PORT": str(parts.port)}
-    given |= {
-        name.upper(): values[0]
-        for name, values in parse_qs(parts.query).items()
-        if name.upper() in names
-    }
-    return given == wanted
+        host = parts.hostname or ""
+        port = str(parts.port)
+    return Place(
+        rank=query.get("rank", variables.get("RANK", "")),
+        world_size=query.get("world_size", variables.get("WORLD_SIZE", "")),
+        host=host,
+        port=port,
+    )
 
 
 def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> ProcessGroupContext:

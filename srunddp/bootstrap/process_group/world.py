@@ -91,8 +91,8 @@ class World:
         device: this rank's ``torch.device``.
         backend: ``nccl`` or ``gloo``.
         interface: the name of this node's network interface.
-        master_addr: the address of torch's store.
-        master_port: its port.
+        master_addr: ``MASTER_ADDR``, the address of rank 0.
+        master_port: ``MASTER_PORT``.
     """
 
     rank: int

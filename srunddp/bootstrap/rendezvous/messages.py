@@ -188,7 +188,9 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
     the message on to the worker. The defaults are those of a process without other ranks.
 
     Attributes:
-        master_addr, master_port: Where torch's store listens.
+        master_addr, master_port: For ``MASTER_ADDR`` and ``MASTER_PORT``.
+        store_port: The port of the ranks' own store, if the agent store has ``master_port``; 0 if
+            there is no agent store, and the ranks' own store has ``master_port``.
         nnodes, node_rank, local_world_size: torch's terms, counted from the hellos.
         run: The run's token, for ``TORCHELASTIC_RUN_ID``.
         channel: The way over which the ranks found rank 0.
@@ -203,6 +205,7 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
 
     master_addr: str
     master_port: int
+    store_port: int = 0
     nnodes: int = 1
     node_rank: int = 0
     local_world_size: int = 1

@@ -1,4 +1,4 @@
-"""Addresses, rank 0's two listening sockets, the text that rank 0 publishes, and the way in which
+"""Addresses, rank 0's listening sockets, the text that rank 0 publishes, and the way in which
 another thread ends a rank's rendezvous.
 
 Rank 0 binds its sockets, for the rendezvous and for the store, before it tells anybody their
@@ -50,14 +50,34 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundSockets:
-    """Rank 0's two listening sockets and their addresses; that of the store becomes ``MASTER_ADDR``
-    and ``MASTER_PORT``.
+    """Rank 0's two listening sockets and their addresses: for the rendezvous, and for the store of
+    the ranks.
+
+    Attributes:
+        ports: the ports on which the store may listen; 0 lets the kernel choose.
     """
 
     rendezvous: socket.socket
     store: socket.socket
     rendezvous_address: Address
     store_address: Address
+    ports: tuple[int, ...] = (0,)
+
+    def listen_for_agent_store(self) -> socket.socket | None:
+        """Listen for the agent store, which is for processes that are no ranks. Call it when the
+        socket of the rendezvous is closed.
+
+        Returns:
+            None if no port is free.
+        """
+        # The port of the rendezvous is free again. It comes last, because ranks of other jobs may
+        # look for their rank 0 there.
+        used = self.rendezvous_address.port
+        ports = sorted(self.ports, key=lambda port: port == used)
+        try:
+            return listen(self.store_address.host, ports)
+        except RendezvousError:
+            return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +91,8 @@ class RendezvousResult:
         nodes: by rank: on rank 0 the node of each rank, on another rank its own and rank 0's.
         addresses: on rank 0 the address of each rank's interface, by rank.
         port: on rank 0 the port on which the others have reached it.
+        agent_store: on rank 0 the socket that listens at ``MASTER_PORT``; None if there is no agent
+            store.
     """
 
     meeting: RendezvousInfo
@@ -78,6 +100,7 @@ class RendezvousResult:
     nodes: dict[int, str]
     addresses: dict[int, str] = field(default_factory=dict)
     port: int = 0
+    agent_store: socket.socket | None = None
 
 
 def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> BoundSockets:
@@ -92,12 +115,14 @@ def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> Bo
     Raises:
         RendezvousError: none of the ports is free, or the address cannot be bound for the store.
     """
-    store = listen(host, list(ports))
+    allowed = tuple(ports)
+    store = listen(host, list(allowed))
     return BoundSockets(
         rendezvous=rendezvous,
         store=store,
         rendezvous_address=Address(*rendezvous.getsockname()[:2]),
         store_address=Address(*store.getsockname()[:2]),
+        ports=allowed,
     )
 
 
@@ -139,6 +164,14 @@ def listen(host: str, ports: list[int]) -> socket.socket:
             " MASTER_PORT"
         ),
     )
+
+
+def port_of(listening: socket.socket | None) -> int | None:
+    """Return the port of a listening socket; None for None."""
+    if listening is None:
+        return None
+    port: int = listening.getsockname()[1]
+    return port
 
 
 def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket.socket]:

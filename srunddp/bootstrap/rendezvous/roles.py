@@ -17,7 +17,12 @@ from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.discovery import Broadcast, Introduction, Say
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
-from srunddp.bootstrap.rendezvous.protocol import BoundSockets, CancelToken, RendezvousResult
+from srunddp.bootstrap.rendezvous.protocol import (
+    BoundSockets,
+    CancelToken,
+    RendezvousResult,
+    port_of,
+)
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, SpareNodeTerms
 
 if TYPE_CHECKING:
@@ -50,6 +55,8 @@ def rendezvous(
     say: Say = lambda _: None,
     interrupt: CancelToken | None = None,
     replacing_server: ReplacingServer | None = None,
+    *,
+    agent_store: bool = False,
 ) -> RendezvousResult:
     """Wait until the rendezvous of all ranks is complete.
 
@@ -61,6 +68,7 @@ def rendezvous(
         say: takes rank 0's lines about missing ranks and refused connections.
         interrupt: ends the rendezvous when this rank fails.
         replacing_server: with spare nodes, makes rank 0's server after a restart.
+        agent_store: whether rank 0 listens for an agent store, which its supervisor starts.
 
     Returns:
         What rank 0 has told this rank, and the connections that stay open.
@@ -72,7 +80,7 @@ def rendezvous(
     """
     role = role_of(setup)
     if role is Role.ALONE:
-        return _alone(setup)
+        return _alone(setup, agent_store=agent_store)
     # Set the deadline before using the channel, so that the wait in its barrier counts too.
     deadline = time.monotonic() + setup.options.timeout
     channel, published = _learn_from_rank_zero(setup, over_mpi, say)
@@ -89,6 +97,7 @@ def rendezvous(
         channel=channel,
         say=say,
         interrupt=interrupt,
+        agent_store=agent_store,
     )
     terms = setup.options.rejoin.spare_nodes if setup.options.rejoin else None
     if terms:
@@ -99,20 +108,25 @@ def rendezvous(
     return server.accept_all(deadline)
 
 
-def _alone(setup: RankSetup) -> RendezvousResult:
+def _alone(setup: RankSetup, *, agent_store: bool) -> RendezvousResult:
     """Return the result for a process that is the whole world, without waiting for anything."""
     assert setup.held
     # No other rank will come. The store's socket stays open for the worker.
     setup.held.rendezvous.close()
     environment = setup.environment
     store = setup.held.store_address
+    listening = setup.held.listen_for_agent_store() if agent_store else None
+    agent_store_port = port_of(listening)
     meeting = RendezvousInfo(
         master_addr=store.host,
-        master_port=store.port,
+        master_port=agent_store_port or store.port,
+        store_port=store.port if agent_store_port else 0,
         run=discovery.token(environment),
         master_node=environment.node,
     )
-    return RendezvousResult(meeting=meeting, connections={}, nodes={0: environment.node})
+    return RendezvousResult(
+        meeting=meeting, connections={}, nodes={0: environment.node}, agent_store=listening
+    )
 
 
 def _learn_from_rank_zero(setup: RankSetup, over_mpi: Broadcast, say: Say) -> tuple[str, str]:
@@ -152,6 +166,7 @@ class ServerParts(NamedTuple):
         channel: the name of the way by which the others find rank 0.
         say: takes lines about missing ranks and refused connections.
         interrupt: ends the rendezvous when rank 0 itself fails.
+        agent_store: whether rank 0 listens for an agent store.
     """
 
     setup: RankSetup
@@ -160,6 +175,7 @@ class ServerParts(NamedTuple):
     channel: str
     say: Say
     interrupt: CancelToken | None
+    agent_store: bool
 
     def server(self) -> RendezvousServer:
         """Return a server that waits for every rank."""
@@ -175,6 +191,7 @@ class ServerParts(NamedTuple):
             say=self.say,
             interrupt=self.interrupt,
             spares=self.setup.environment.spares,
+            agent_store=self.agent_store,
         )
 
 

@@ -29,6 +29,7 @@ from srunddp.bootstrap.rendezvous.protocol import (
     BoundSockets,
     CancelToken,
     RendezvousResult,
+    port_of,
 )
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
@@ -56,6 +57,7 @@ class RendezvousServer:
         say: takes a line for the log.
         interrupt: ends the wait when rank 0 itself fails.
         spares: the number of tasks of spare nodes, which come in addition to the ranks.
+        agent_store: whether to listen for the agent store.
         every: seconds between two lines that say which ranks are missing.
         linger: seconds for which ranks that come after a failure are told of it.
         connections: the connection of each rank that is present.
@@ -69,6 +71,7 @@ class RendezvousServer:
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
     spares: int = 0
+    agent_store: bool = False
     every: float = SAY_EVERY
     linger: float = protocol.TELL_FOR
     connections: dict[int, socket.socket] = field(default_factory=dict)
@@ -115,12 +118,17 @@ class RendezvousServer:
             # Close the socket, so that the kernel refuses further connections instead of queueing
             # them for nobody.
             self.held.rendezvous.close()
+        agent_store = None
+        # Only now: no rank looks for rank 0 any more, so none connects to this port by mistake.
+        if self.agent_store:
+            agent_store = self.held.listen_for_agent_store()
         return RendezvousResult(
-            meeting=self._tell(),
+            meeting=self._tell(agent_store),
             connections=dict(self.connections),
             nodes={rank: hello.node for rank, hello in self._here.items()},
             addresses={rank: hello.address for rank, hello in self._here.items()},
             port=self.held.rendezvous_address.port,
+            agent_store=agent_store,
         )
 
     def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:
@@ -230,7 +238,7 @@ class RendezvousServer:
             scope=Scope.JOB,
         )
 
-    def _tell(self) -> RendezvousInfo:
+    def _tell(self, agent_store: socket.socket | None) -> RendezvousInfo:
         numbers = sorted(self._here)
         deputies = self._deputies()
         takeover = ""
@@ -246,6 +254,7 @@ class RendezvousServer:
             deputies=deputies,
             takeover=takeover,
             vacant=tuple(sorted({*range(self.own.world_size)} - {*numbers})),
+            agent_store_port=port_of(agent_store),
         )
         meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
@@ -276,16 +285,18 @@ def infos_of(
     deputies: Deputies = (),
     takeover: str = "",
     vacant: tuple[int, ...] = (),
+    agent_store_port: int | None = None,
 ) -> list[RendezvousInfo]:
     """Return what rank 0 tells each rank, in the order of the hellos.
 
     Args:
         hellos: The hello of each rank and of each spare node's task, rank 0's first.
-        store: The address of the store.
+        store: The address of the ranks' store.
         channel: The name of the way by which the ranks have found rank 0.
         ranks: How many of the first hellos are of ranks; the rest are of spare nodes' tasks. None
             if all are of ranks.
         deputies, takeover, vacant: As :class:`RendezvousInfo` has them.
+        agent_store_port: Where the agent store listens; None if there is none.
     """
     nodes = _nodes(hellos)
     sizes = Counter(nodes[:ranks])
@@ -296,7 +307,8 @@ def infos_of(
     return [
         RendezvousInfo(
             master_addr=store.host,
-            master_port=store.port,
+            master_port=agent_store_port or store.port,
+            store_port=store.port if agent_store_port else 0,
             nnodes=len(sizes),
             node_rank=node_ranks.get(node, 0),
             # Prefer the launcher's number: nodes that are counted by name may have equal names.

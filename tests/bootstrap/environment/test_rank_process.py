@@ -92,6 +92,8 @@ def inner(rank, port=0):
     if port:
         os.environ.update(RANK=str(rank), WORLD_SIZE="2")
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        # Below torchrun, too, torch would otherwise take that for another's store.
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
     dist.init_process_group("gloo")
     dist.barrier()
     os.write(1, b"%d of %d\\n" % (dist.get_rank(), dist.get_world_size()))

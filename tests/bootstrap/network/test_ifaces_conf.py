@@ -282,7 +282,9 @@ def test_env_may_not_set_what_every_rank_is_given() -> None:
     place = ProcessGroupContext(
         detect({}),
         SelectedInterface("lo", "127.0.0.1", {}, ""),
-        RendezvousInfo(master_addr="127.0.0.1", master_port=1, run="run", master_node="node01"),
+        RendezvousInfo(
+            master_addr="127.0.0.1", master_port=1, store_port=2, run="run", master_node="node01"
+        ),
         None,
         1.0,
     )

@@ -193,12 +193,13 @@ def test_no_rank_leaves_gloos_group_while_another_connects(tmp_path: Path) -> No
 LIMITED = """
 import socket, srunddp
 from datetime import timedelta
+from srunddp.bootstrap.process_group.store import current_context
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 with srunddp.init("gloo", timeout=eval(os.environ["LIMIT"])) as it:
     say("limit", _get_default_store().timeout)
     if RANK == 1:
-        where = it.master_addr, it.master_port
+        where = it.master_addr, current_context().meeting.store_port
         crowd = [socket.create_connection(where) for _ in range(200)]
         store = TCPStore(*where, is_master=False, timeout=timedelta(seconds=10))
         say("found", store.check(["nothing"]))

@@ -1,0 +1,72 @@
+"""What a process that a rank has started by ``multiprocessing`` has to know of the agent store.
+
+Every such process imports this module before the script, so it imports little itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from srunddp.bootstrap.environment import child_processes
+from srunddp.util.import_hook import surround_import
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.distributed_c10d import Store
+
+RENDEZVOUS = "torch.distributed.rendezvous"
+"""torch's module with the handlers of ``env://`` and ``tcp://``."""
+
+
+def call_in_others(host: str, port: str, run: str) -> None:
+    """Make every process that this one starts by ``multiprocessing`` call :func:`enter` first.
+
+    Args:
+        host, port, run: as in :class:`srunddp.bootstrap.process_group.store.MasterAddress`.
+    """
+    child_processes.call_in_processes(__name__, enter.__name__, host, port, run)
+
+
+def enter(host: str, port: str, run: str) -> None:
+    """Let torch in this process, and in those that it starts, connect to the agent store only if
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are its.
+
+    Args:
+        host, port, run: as for :func:`call_in_others`.
+    """
+    call_in_others(host, port, run)
+    surround_import("multiprocessing.util", preparing_others)
+    surround_import(RENDEZVOUS, partial(_replacing_handlers, (host, port, run)))
+
+
+@contextlib.contextmanager
+def preparing_others(util: ModuleType) -> Iterator[None]:
+    """After the import of ``multiprocessing.util``, have the processes prepared that it starts."""
+    yield
+    child_processes.prepare_processes(util)
+
+
+@contextlib.contextmanager
+def _replacing_handlers(master: tuple[str, str, str], rendezvous: ModuleType) -> Iterator[None]:
+    yield
+    handlers = rendezvous._rendezvous_handlers  # private to torch; a test pins it
+    for scheme in ("env", "tcp"):
+        handlers[scheme] = partial(_handle, master, handlers[scheme])
+
+
+def _handle(
+    master: tuple[str, str, str],
+    stock: Callable[..., Iterator[Any]],
+    url: str,
+    **options: Any,
+) -> Iterator[tuple[Store, int, int]]:
+    # Imported here, because most processes join no group.
+    from srunddp.bootstrap.process_group import store
+
+    store.know_agent_store(*master)
+    yield from store.handle(stock, url, **options)

@@ -1,0 +1,96 @@
+"""torch's agent store, on demand: a store for processes that are no ranks, at ``MASTER_ADDR`` and
+``MASTER_PORT``.
+
+torchrun's agent serves a ``TCPStore`` there from the start of its ranks to their end, and says so
+by ``TORCHELASTIC_USE_AGENT_STORE``: whatever inherits the variables connects to it as a client.
+Here it works like this:
+
+1. The ranks have a store of their own, which rank 0's worker serves on another port. So a
+   connection to ``MASTER_PORT`` never comes from a rank that joins the world of the run: it comes
+   from a program that a rank has started or become, from a group of some ranks, or from a client
+   such as torchft's.
+2. When all ranks have met, and before any of them learns the port, rank 0's supervisor listens on
+   it. The kernel queues who connects, so nobody is refused or has to try again.
+3. The first connection makes the supervisor start a process, which takes over the socket and serves
+   torch's ``TCPStore`` on it. A run without such a connection has no such process.
+4. The process is the supervisor's child, ignores signals, and ends with it. The next start of a run
+   listens on a new socket.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.worker_process import wait_for_child
+from srunddp.util.console import say
+
+
+@dataclass(eq=False)
+class AgentStore:
+    """The agent store of one start, on rank 0.
+
+    Attributes:
+        listening: The socket; the process of the store has it once it was started.
+        host: The address on which the socket listens.
+        port: Its port.
+        limits: How long the end of the process may take.
+        process: The process id of the store; None before :meth:`start`, and if that has failed.
+    """
+
+    listening: socket.socket
+    host: str
+    port: int
+    limits: Limits = DEFAULT_LIMITS
+    process: int | None = None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the first process has connected."""
+        return self.listening.fileno()
+
+    def start(self) -> None:
+        """Start the process that serves the store, and hand the socket over to it.
+
+        The process must be started from the supervisor's main thread, with the end of which it
+        ends.
+        """
+        descriptor = self.listening.fileno()
+        code = (
+            f"import sys; sys.path[:] = {sys.path}; from srunddp.bootstrap.process_group"
+            f".store_process import main; main({descriptor}, {os.getpid()}, {self.host!r},"
+            f" {self.port})"
+        )
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",  # it computes nothing
+        }
+        os.set_inheritable(descriptor, True)
+        try:
+            # It blocks all signals: launchers send theirs to the whole group or step, and the store
+            # is needed as long as a rank may still be saving.
+            self.process = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", code],
+                variables,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+                    (os.POSIX_SPAWN_DUP2, 0, 1),
+                ],
+                setsigmask=signal.valid_signals(),
+            )
+        except OSError as error:
+            say(f"no store at MASTER_PORT for processes that are no ranks: {error}")
+        # In any case: while a copy is open here, clients wait instead of being refused if the
+        # process is gone.
+        self.listening.close()
+
+    def close(self) -> None:
+        """Give the port back: close the socket, or end the process that has it."""
+        self.listening.close()
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process, signal.SIGKILL)
+            wait_for_child(self.process, self.limits.kill_after)
