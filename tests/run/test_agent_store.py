@@ -127,6 +127,28 @@ def test_the_world_of_the_run_is_not_disturbed(tmp_path: Path, form: str) -> Non
     assert printed == sorted(expected)
 
 
+RANK_0_LEAVES = (
+    CLIENT.replace("del store", "")
+    + """
+if os.environ["RANK"] == "0":
+    store.set("left", "")
+    os._exit(0)
+import time
+store.wait(["left"])
+time.sleep(2)
+store.set("after", "")
+print(store.get("left"))
+"""
+)
+
+
+def test_the_store_is_there_until_all_ranks_have_ended(tmp_path: Path) -> None:
+    """Also when rank 0's worker has ended, and what it has left is killed."""
+    ended = run(tmp_path, RANK_0_LEAVES, size=2)
+    assert ended.codes == [0, 0], ended.text
+    assert ended.printed[1] == "b''\n"
+
+
 SPAWN = """
 import os, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp

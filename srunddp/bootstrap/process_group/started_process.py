@@ -6,6 +6,7 @@ Every such process imports this module before the script, so it imports little i
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
@@ -27,7 +28,8 @@ def call_in_others(host: str, port: str, run: str) -> None:
     """Make every process that this one starts by ``multiprocessing`` call :func:`enter` first.
 
     Args:
-        host, port, run: as in :class:`srunddp.bootstrap.process_group.store.MasterAddress`.
+        host, port, run: as in
+            :class:`srunddp.bootstrap.process_group.master_address.MasterAddress`.
     """
     child_processes.call_in_processes(__name__, enter.__name__, host, port, run)
 
@@ -66,7 +68,7 @@ def _handle(
     **options: Any,
 ) -> Iterator[tuple[Store, int, int]]:
     # Imported here, because most processes join no group.
-    from srunddp.bootstrap.process_group import store
+    from srunddp.bootstrap.process_group.master_address import MasterAddress, asked_for, join
 
-    store.know_agent_store(*master)
-    yield from store.handle(stock, url, **options)
+    asked = asked_for(url, os.environ)
+    yield from join(MasterAddress(*master), asked, stock(url, **options))

@@ -7,7 +7,7 @@ a prefix of its own in that store. In any other case the handlers do what torch'
 - If the address is ours, but rank or world size are not, as in a group of some ranks, that is to
   connect to the agent store, see :mod:`srunddp.supervisor.agent_store`.
 - If the address is the script's own, that is to serve a store there. Under torchrun it would be to
-  connect to one that nobody serves, because of ``TORCHELASTIC_USE_AGENT_STORE``.
+  connect to one that nobody serves, because of ``TORCHELASTICUSE_AGENT_STORE``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import contextlib
 import ctypes
 import gc
 import os
-import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
 from functools import partial
@@ -32,7 +31,14 @@ from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
-from srunddp.bootstrap.process_group import started_process
+from srunddp.bootstrap.process_group import master_address, started_process
+from srunddp.bootstrap.process_group.master_address import (
+    RUN_ID,
+    USE_AGENT_STORE,
+    MasterAddress,
+    Place,
+    asked_for,
+)
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import listen
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
@@ -49,8 +55,6 @@ if TYPE_CHECKING:
 # The files that rank 0 opens for each rank: NCCL's threads have their own connections to the store.
 _FILES_PER_RANK = 4
 _OTHER_FILES = 256
-_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-_RUN_ID = "TORCHELASTIC_RUN_ID"
 # The position of nscount in glibc's struct __res_state, counted in ints: two ints and a long (as
 # long as two ints) come before it.
 _NAME_SERVERS = 4
@@ -113,11 +117,11 @@ class ProcessGroupContext:
             "NODE_RANK": str(meeting.node_rank),
             "MASTER_ADDR": meeting.master_addr,
             "MASTER_PORT": str(meeting.master_port),
-            _RUN_ID: meeting.run,
+            RUN_ID: meeting.run,
             "TORCHELASTIC_RESTART_COUNT": str(self.generation) if self.max_restarts else requeues,
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
             # Without an agent store torch has to serve a store itself, or say why it cannot.
-            **({_USE_AGENT_STORE: "True"} if meeting.store_port else {}),
+            **({USE_AGENT_STORE: "True"} if meeting.store_port else {}),
             **self.interface.exports,
             **({name: str(value) for name, value in moved.items()} if environment.spares else {}),
         }
@@ -166,24 +170,6 @@ class ProcessGroupContext:
         return listen(self.meeting.master_addr, [self._store_port]).detach()
 
 
-@dataclass(frozen=True)
-class MasterAddress:
-    """What the rank was given as the variables of the agent store.
-
-    Attributes:
-        host, port: ``MASTER_ADDR`` and ``MASTER_PORT``.
-        run: ``TORCHELASTIC_RUN_ID``. A launcher that the script starts gives its ranks another one.
-    """
-
-    host: str
-    port: str
-    run: str
-
-    def is_meant(self, asked: Place) -> bool:
-        """Tell whether the store of a place is the agent store."""
-        return asked.port == self.port and _has_address(asked.host, self.host)
-
-
 class Bypass(Enum):
     """How a script may go past srunddp's rendezvous; rank 0 tells each of them once."""
 
@@ -193,7 +179,7 @@ class Bypass(Enum):
 
 _joined: ProcessGroupContext | None = None
 _joined_by = 0  # the process that is the rank
-# Also set in processes that the rank has started by multiprocessing; None without an agent store.
+# The address of the agent store; None without one.
 _master: MasterAddress | None = None
 _told: set[Bypass] = set()
 
@@ -233,13 +219,13 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
         place: this process's place in the world.
         ahead: whether srunddp has imported torch before the script begins.
     """
-    global _joined, _joined_by
+    global _joined, _joined_by, _master
     _joined = place
     _joined_by = os.getpid()
     leave_to_srunddp()
     # A torchrun around us may have set this. Without an agent store, every rank would become a
     # client of a store that no process serves.
-    os.environ.pop(_USE_AGENT_STORE, None)
+    os.environ.pop(USE_AGENT_STORE, None)
     os.environ.update(place.variables())
     # OpenMP reads OMP_NUM_THREADS when it is loaded, so setting it has no effect if the script has
     # already imported torch. If srunddp has imported torch, the worker corrects the number itself.
@@ -253,24 +239,12 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     surround_import(started_process.RENDEZVOUS, _replacing_handlers)
     if place.meeting.store_port:
         meeting = place.meeting
-        master = (meeting.master_addr, str(meeting.master_port), meeting.run)
-        know_agent_store(*master)
-        started_process.call_in_others(*master)
+        _master = MasterAddress(meeting.master_addr, str(meeting.master_port), meeting.run)
+        started_process.call_in_others(_master.host, _master.port, _master.run)
     if "torch" not in sys.modules:
         surround_import("torch", gc_frozen)
     if place.environment.world_size > 1:
         surround_import("accelerate", _set_accelerate_cpu)
-
-
-def know_agent_store(host: str, port: str, run: str) -> None:
-    """Let torch in this process connect to the agent store only if ``MASTER_ADDR`` and
-    ``MASTER_PORT`` are still its.
-
-    Args:
-        host, port, run: as in :class:`MasterAddress`.
-    """
-    global _master
-    _master = MasterAddress(host, port, run)
 
 
 @contextlib.contextmanager
@@ -310,19 +284,19 @@ def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
 def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
     yield
     handlers = rendezvous._rendezvous_handlers  # private to torch; a test pins it
-    for scheme, replacement in (("env", handle), ("tcp", handle), ("file", _handle_file)):
+    for scheme, replacement in (("env", _handle), ("tcp", _handle), ("file", _handle_file)):
         if not isinstance(handlers[scheme], partial):
             handlers[scheme] = partial(replacement, handlers[scheme])
 
 
-def handle(
+def _handle(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
     """Replace ``stock``, a rendezvous handler of torch: yield our store if the url means our world,
     else do what ``stock`` does.
     """
     place = current_context()
-    asked = _asked_for(url, os.environ)
+    asked = asked_for(url, os.environ)
     if place is not None:
         asked = asked.with_address_of(_place_of(place))
     if place is not None and asked == _place_of(place):
@@ -336,11 +310,10 @@ def handle(
             f"the script joins at its own MASTER_ADDR and MASTER_PORT, {asked.host} port"
             f" {asked.port}, and not by srunddp -> leave both as they are, unless you mean this",
         )
-    if _master is not None and not _master.is_meant(asked):
-        with _without_agent_store(_master):
-            found = next(rendezvous)
-        yield found
-    yield from rendezvous
+    if _master is None:
+        yield from rendezvous
+    else:
+        yield from master_address.join(_master, asked, rendezvous)
 
 
 def _handle_file(
@@ -363,53 +336,6 @@ def _tell(bypass: Bypass, line: str) -> None:
         say(line)
 
 
-@contextlib.contextmanager
-def _without_agent_store(master: MasterAddress) -> Iterator[None]:
-    """Hide the variable of the agent store from torch, unless another launcher has set it, which
-    serves a store of its own.
-    """
-    is_from_us = os.environ.get(_RUN_ID) == master.run
-    value = os.environ.pop(_USE_AGENT_STORE, None) if is_from_us else None
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ[_USE_AGENT_STORE] = value
-
-
-@dataclass(frozen=True)
-class Place:
-    """A place in a process group, by the words of torch's variables."""
-
-    rank: str
-    world_size: str
-    host: str
-    port: str
-
-    def is_at(self, other: Place) -> bool:
-        """Whether two places have the same store."""
-        return (self.host, self.port) == (other.host, other.port)
-
-    def with_address_of(self, other: Place) -> Place:
-        """Return the same place, with the host of the other place if both are one address."""
-        # A script may set MASTER_ADDR to the name of rank 0's node. Only the equal port is a reason
-        # to look the name up, which may take long.
-        if self.port != other.port or not _has_address(self.host, other.host):
-            return self
-        return replace(self, host=other.host)
-
-
-def _has_address(name: str, address: str) -> bool:
-    """Tell whether a host's name, or address, stands for a numeric address."""
-    if name == address:
-        return True
-    try:
-        found = socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return any(where[0] == address for *_, where in found)
-
-
 def _place_of(place: ProcessGroupContext) -> Place:
     """Return the place that a rank was given."""
     return Place(
@@ -417,27 +343,6 @@ def _place_of(place: ProcessGroupContext) -> Place:
         world_size=str(place.environment.world_size),
         host=place.meeting.master_addr,
         port=str(place.meeting.master_port),
-    )
-
-
-def _asked_for(url: str, variables: Mapping[str, str]) -> Place:
-    """Return the place that a url of ``init_process_group`` means, together with the environment
-    variables.
-    """
-    from urllib.parse import parse_qs, urlsplit
-
-    parts = urlsplit(url)
-    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-    host = variables.get("MASTER_ADDR", "")
-    port = variables.get("MASTER_PORT", "")
-    if parts.scheme == "tcp":
-        host = parts.hostname or ""
-        port = str(parts.port)
-    return Place(
-        rank=query.get("rank", variables.get("RANK", "")),
-        world_size=query.get("world_size", variables.get("WORLD_SIZE", "")),
-        host=host,
-        port=port,
     )
 
 
