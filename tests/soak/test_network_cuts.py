@@ -84,8 +84,9 @@ class Campaign:
             fault=fault,
             ranks=ranks,
             spares=spares,
-            # Without a spare node the next start hangs while Gloo connects, before the first step.
-            stalls=draw.random() < 0.5 and not (fault in LASTS and not spares),
+            # Where the cut stays, the next start hangs while Gloo connects, before the first step.
+            stalls=draw.random() < 0.5
+            and not (fault in LASTS and (not spares or fault == "two pairs")),
             pairs=tuple((one, other, draw.choice(HOOKS)) for one, other in names),
             seconds=draw.uniform(1.0, 12.0) if fault == "flap" else 0.5,
             percent=draw.choice((5, 10, 20)) if "loss" in fault else 0,
@@ -246,9 +247,10 @@ class SwitchCampaign:
         nodes = draw.randint(3, 6)
         pairs = [*itertools.combinations(range(2, nodes + 1), 2)]
         chosen = draw.sample(pairs, min(len(pairs), draw.choice((0, 1, 1, 1, 2, 3))))
+        ordered = [draw.sample(pair, 2) for pair in chosen]
         return cls(
             nodes=nodes,
-            cuts=tuple((*draw.sample(pair, 2), draw.choice(HOOKS)) for pair in chosen),
+            cuts=tuple((one, other, draw.choice(HOOKS)) for one, other in ordered),
             percent=draw.choice((0, 0, 10, 20)),
             mended_after=draw.choice((None, None, None, draw.uniform(0.0, 6.0))),
             stalls=draw.random() < 0.3,

@@ -72,7 +72,7 @@ def ended(
     (folder / "hook" / "sitecustomize.py").write_text(HOOK.replace("SLURM_PROCID", "RANK"))
     below = {}
     for rank, namespace in enumerate(nodes):
-        variables = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": len(nodes)}
+        variables: dict[str, object] = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": len(nodes)}
         variables |= {"SLURMD_NODENAME": f"node0{rank + 1}", "PATH": os.environ["PATH"]}
         variables |= {"MASTER_ADDR": switch_address(1), "MASTER_PORT": port}
         variables |= {"PYTHONPATH": folder / "hook"}
