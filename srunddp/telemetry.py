@@ -299,8 +299,14 @@ def stall_limit_suspended() -> Iterator[None]:
         yield
         return
     _page.pause()
-    yield
-    # Not after an error: what follows is the end of the rank, which may take long as well.
+    try:
+        yield
+    except BaseException:
+        # What follows is most likely the end of the rank, which may take long as well. Before the
+        # first step only a start after one with steps has a limit, and that one is long.
+        if not _page.count:
+            _page.resume()
+        raise
     _page.resume()
 
 

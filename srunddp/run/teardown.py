@@ -1,8 +1,11 @@
-"""Watch ``destroy_process_group()`` while the script handles an error.
+"""Show the error behind a ``destroy_process_group()`` that does not return.
 
 Many scripts end by ``try: … finally: dist.destroy_process_group()``. After an error in the middle
 of a collective that call may never return, and then nobody learns of the error: Python prints it
 only when the stack has unwound. All other ranks wait meanwhile.
+
+The error is only printed. Whether the script handles it, or is about to end with it, cannot be
+told, and a group that waits for a rank that saves may take long to be destroyed.
 """
 
 from __future__ import annotations
@@ -11,14 +14,12 @@ import contextlib
 import functools
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from srunddp.util.import_hook import surround_import
-
-# Called with the error that is being handled, and with the seconds since the call began.
-Report = Callable[[BaseException, float], None]
 
 # Seconds. A script may also handle the error by destroying the groups and making them anew, which
 # takes less.
@@ -30,11 +31,11 @@ _DEFINING_MODULE = "torch.distributed.distributed_c10d"
 _MODULES = (_DEFINING_MODULE, "torch.distributed")
 
 
-def watch(report: Report, within: float = _RETURNS_WITHIN) -> None:
-    """Call ``report`` when ``destroy_process_group()`` does not return while an error is handled.
+def watch(who: str, within: float = _RETURNS_WITHIN) -> None:
+    """Print the error that is being handled when ``destroy_process_group()`` does not return.
 
     Args:
-        report: Is called in a thread of its own, while the call goes on.
+        who: The rank, as the printed line names it.
         within: Seconds that the call may take.
     """
 
@@ -42,7 +43,7 @@ def watch(report: Report, within: float = _RETURNS_WITHIN) -> None:
     def around(defining: ModuleType) -> Iterator[None]:
         yield
         stock = getattr(defining, _FUNCTION)
-        replacement = watched(stock, report, within)
+        replacement = watched(stock, who, within)
         for name in _MODULES:
             module = sys.modules.get(name)
             if getattr(module, _FUNCTION, None) is stock:
@@ -51,13 +52,13 @@ def watch(report: Report, within: float = _RETURNS_WITHIN) -> None:
     surround_import(_DEFINING_MODULE, around)
 
 
-def watched(destroy: Callable[..., object], report: Report, within: float) -> Callable[..., None]:
-    """Return a function that calls ``destroy``, and ``report`` if that takes too long while an
-    error is handled.
+def watched(destroy: Callable[..., object], who: str, within: float) -> Callable[..., None]:
+    """Return a function that calls ``destroy``, and prints the error that is being handled if that
+    takes too long.
 
     Args:
         destroy: torch's ``destroy_process_group``.
-        report, within: As for :func:`watch`.
+        who, within: As for :func:`watch`.
     """
 
     @functools.wraps(destroy)
@@ -66,12 +67,27 @@ def watched(destroy: Callable[..., object], report: Report, within: float) -> Ca
         if error is None:
             destroy(*args, **options)
             return
-        timer = threading.Timer(within, report, (error, within))
+        timer = threading.Timer(within, _print, (error, who, within))
         timer.daemon = True  # Python's end does not wait for it
-        timer.start()
+        # The error may be that no thread can be started.
+        with contextlib.suppress(RuntimeError):
+            timer.start()
         try:
             destroy(*args, **options)
         finally:
             timer.cancel()
 
     return call
+
+
+def _print(error: BaseException, who: str, after: float) -> None:
+    if sys.stderr is None:
+        return
+    trace = "".join(traceback.format_exception(error))
+    print(
+        f"srunddp: {who}: {_FUNCTION}() has not returned for {after:g} s; it was called while this"
+        f" error was handled:\n{trace}",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )

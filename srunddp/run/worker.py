@@ -222,8 +222,8 @@ def _join_world(
     if context.setup.options.max_restarts:
         surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
     if context.setup.environment.world_size > 1:
-        report = partial(_report_unreturned_teardown, context.supervisor)
-        teardown.watch(report)
+        environment = context.setup.environment
+        teardown.watch(f"rank {environment.rank} on {environment.node}")
     if context.command.offline:
         os.environ.update(offline(os.environ) | cpus.threads(os.environ, info.sharers))
 
@@ -280,40 +280,13 @@ def _report_to_others(result: user_script.ScriptResult, supervisor: WorkerPipe) 
         user_script.print_result(result)
 
 
-def _report_unreturned_teardown(supervisor: WorkerPipe, error: BaseException, after: float) -> None:
-    """Tell the supervisor of the error that a script is about to end with, because the script's
-    clean-up does not return.
-
-    Args:
-        supervisor: The pipe to the supervisor.
-        error: What the script was handling when the clean-up began.
-        after: How many seconds ago that was.
-    """
-    result = user_script.result_of(error)
-    if result.code:
-        note = f"; destroy_process_group() has not returned for {after:g} s since"
-        _send_failure(result, supervisor, shown=False, note=note)
-
-
-def _send_failure(
-    result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool, note: str = ""
-) -> bool:
-    """Tell the supervisor of this rank's failure.
-
-    Args:
-        result: How the script has ended.
-        supervisor: The pipe to the supervisor.
-        shown: Whether the user has seen the error.
-        note: What to add to the cause.
-
-    Returns:
-        Whether that was possible.
-    """
+def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool) -> bool:
+    """Tell the supervisor of this rank's failure; return whether that was possible."""
     assert result.error is not None
     said = _script_error(result.error, result)
     return supervisor.send(
         ScriptHasFailed(
-            cause=said.cause + note,
+            cause=said.cause,
             exit_code=result.code,
             weight=int(said.weight),
             category=said.category.value,

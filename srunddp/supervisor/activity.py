@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from srunddp.supervisor.signals import handles, signal_main_thread
 from srunddp.supervisor.stacks import StackDump, is_saving, main_stack
-from srunddp.util.kernel_file import stat_fields, text_of
+from srunddp.util.kernel_file import children_of, stat_fields, text_of
 
 PROBE = signal.SIGRTMAX - 4
 """The signal whose handler shows that the main thread runs Python. Neither Python, torch, NCCL nor
@@ -91,13 +91,17 @@ class WorkerActivity:
 
 
 def _written(pid: int) -> str:
-    """Return the kernel's counts of what a process has written; empty if they cannot be read.
+    """Return the kernel's counts of what a process and its descendants have written; empty if they
+    cannot be read.
 
-    A long write(2) shows only in the second of them before it returns.
+    A long write(2) shows only in the second of them before it returns. The kernel adds the counts
+    of a child to its parent's only when the child has ended, and a handler may save by a command
+    such as ``cp``, for which its main thread waits inside one call of C.
     """
     # Not the count of what was read: a wait for a socket may read.
     counts = text_of(Path(f"/proc/{pid}/io")).splitlines()
-    return " ".join(line for line in counts if line.startswith(("wchar:", "write_bytes:")))
+    own = [line for line in counts if line.startswith(("wchar:", "write_bytes:"))]
+    return " ".join([*own, *map(_written, children_of(pid))])
 
 
 def _is_in_disk_sleep(pid: int) -> bool:

@@ -115,11 +115,13 @@ class VerdictIsKnown(Event):
 
     Attributes:
         terms: What the verdict means for this rank.
-        handles_sigterm: Whether the worker has a handler of its own for SIGTERM.
+        may_save: Whether the worker may have something to save: it has a handler of its own for
+            SIGTERM, and has not had that signal from the launcher. In that case ``--signal-grace``
+            is over, and another SIGTERM would break off the saving.
     """
 
     terms: VerdictTerms
-    handles_sigterm: bool = False
+    may_save: bool = False
 
 
 class WorkerIsIdle(Event):

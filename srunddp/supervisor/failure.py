@@ -110,8 +110,8 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
     cause = lines[-1 if isinstance(error, SyntaxError) else 0]
     failed_import = ""
     if isinstance(error, ImportError):
-        # ctypes and C extensions leave the name out.
-        failed_import = f"{type(error).__name__} {error.name or ''}"[:_LONGEST_CAUSE]
+        # ctypes, C extensions and packages that check their own requirements leave the name out.
+        failed_import = f"{type(error).__name__} {error.name or cause}"[:_LONGEST_CAUSE]
     return ScriptError(
         cause=cause[:_LONGEST_CAUSE],
         traceback=shortened(text),

@@ -187,7 +187,9 @@ class Participant(FailureMonitor):
     def tick(self, now: float) -> float:
         self._heard = self._heard or now  # nothing is expected before the first ping
         self._notice_end(now)
-        if self._left and now - self._heard > self._context.silent_after:
+        is_silent = now - self._heard > self._context.silent_after
+        # After a verdict rank 0 sends nothing while other ranks save, and this rank has to stay.
+        if self._left and self.root_cause is None and is_silent:
             self._hangs_up()  # nobody is needed here, so this rank need not stay
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now

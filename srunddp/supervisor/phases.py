@@ -503,7 +503,7 @@ def _obey(state: State, event: VerdictIsKnown, times: Times) -> Step:
     # This comes before the signal, because the signal's handler in the worker reads it.
     actions: list[Action] = [AnnounceEnd()]
     is_victim = state.failure is None and not terms.is_culprit
-    if is_victim and event.handles_sigterm and not (terms.fenced or terms.restarts):
+    if is_victim and event.may_save and not (terms.fenced or terms.restarts):
         ending = replace(ending, may_save=True, until=event.at + times.limits.saving_looks)
         actions.append(TellMaySave())
     if state.failure is not None:

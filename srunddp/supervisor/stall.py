@@ -143,7 +143,10 @@ def find_stalled_rank(
     rank = find_blocking_rank(stacks, stall.steps)
     since = f"no step for {stall.timeout:g} s"
     if stall.is_before_first_step:
-        since = f"no step in the first {stall.first_within:.0f} s of this start"
+        since = (
+            f"no step in the first {stall.first_within:.0f} s of this start, nor"
+            " srunddp.heartbeat(last=True)"
+        )
     found = _blocked_by(rank, stacks, nodes, f"{since}, in")
     if not is_someone_elsewhere(stacks):
         # Then what they wait for is elsewhere, such as in the network, and no node is at fault.

@@ -302,8 +302,9 @@ class Supervisor:
                 fenced=monitor.fenced,
             )
             if terms != self._state.terms:
-                handles_sigterm = signals.handles(self.process.pid, signal.SIGTERM)
-                self._handle(VerdictIsKnown(now, terms, handles_sigterm))
+                is_asked = bool(self.recorder.ending_signal(now))
+                may_save = not is_asked and signals.handles(self.process.pid, signal.SIGTERM)
+                self._handle(VerdictIsKnown(now, terms, may_save))
         if monitor.released:
             self._handle(MayLeave(now))
         if monitor.finished:

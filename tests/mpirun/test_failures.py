@@ -81,7 +81,7 @@ VICTIM = str(PROGRAMS / "victim.py")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_handles_sigterm_ends_its_write(mpi: Mpi, ranks: int, tmp_path: Path) -> None:
+def test_a_rank_that_may_save_ends_its_write(mpi: Mpi, ranks: int, tmp_path: Path) -> None:
     """Rank 0 stays until then: mpirun kills all when one leaves."""
     done = mpi.run(ranks, SRUNDDP, VICTIM, "write", str(tmp_path))
     assert done.code == 1, done.errors

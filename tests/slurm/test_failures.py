@@ -81,7 +81,7 @@ def test_peers_that_ignore_sigterm_and_wait_for_ever_end_too(kill: bool, site: S
     check(Plan((Fault(2, "sigkill"),), kill=kill, peers="block", stubborn=True), site)
 
 
-def test_a_rank_that_handles_sigterm_ends_its_write(runner: SlurmJobRunner) -> None:
+def test_a_rank_that_may_save_ends_its_write(runner: SlurmJobRunner) -> None:
     """srun kills the step when a task ends with an error, so no supervisor leaves before."""
     folder = runner.cluster.shared / "victim"
     folder.mkdir(exist_ok=True)

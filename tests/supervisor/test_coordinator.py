@@ -96,7 +96,7 @@ def test_connections_are_closed_when_scripts_have_ended() -> None:
 
 
 @pytest.mark.parametrize("saving", [0, 2])
-def test_connections_stay_while_a_rank_that_handles_sigterm_saves(saving: int) -> None:
+def test_connections_stay_while_a_rank_that_may_save_saves(saving: int) -> None:
     """And no longer than until all workers that can be ended have ended."""
     it = Scene()
     it.say(1, HasFailed.about(BOOM))

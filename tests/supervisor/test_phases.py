@@ -271,7 +271,7 @@ def test_who_may_save_is_told_once_and_looked_at(every: list[Taken]) -> None:
         assert told == (state.may_save and not taken.rank.state.may_save), taken
         if told:
             assert isinstance(taken.event, VerdictIsKnown), taken
-            assert taken.event.handles_sigterm, taken
+            assert taken.event.may_save, taken
             assert taken.event.terms == OTHER, taken
             assert taken.rank.state.failure is None, taken
             assert state.until == DEFAULT_LIMITS.saving_looks, taken
@@ -414,7 +414,7 @@ EVENTS = st.sampled_from(
         WorkerIsGone(0.0, 9),
         WorkerIsGone(0.0, -15, signal_may_follow=True),
         VerdictIsKnown(0.0, OTHER),
-        VerdictIsKnown(0.0, OTHER, handles_sigterm=True),
+        VerdictIsKnown(0.0, OTHER, may_save=True),
         VerdictIsKnown(0.0, CULPRIT),
         VerdictIsKnown(0.0, FENCED),
         VerdictIsKnown(0.0, RESTART),
@@ -533,9 +533,9 @@ def test_a_verdict_and_the_worker_s_end_cross() -> None:
     assert (state.phase, state.until) == (Phase.CLOSING, closes)
 
 
-def test_a_worker_that_handles_sigterm_may_save_until_it_does_nothing() -> None:
+def test_a_worker_that_may_save_may_save_until_it_does_nothing() -> None:
     looks = DEFAULT_LIMITS.saving_looks
-    state, (obeyed,) = played(RUNNING, VerdictIsKnown(4.0, OTHER, handles_sigterm=True))
+    state, (obeyed,) = played(RUNNING, VerdictIsKnown(4.0, OTHER, may_save=True))
     assert obeyed == [AnnounceEnd(), TellMaySave(), EndWorker(ask=True, within=GRACE)]
     assert (state.phase, state.until) == (Phase.ENDING, 4.0 + looks)
     state, (looked,) = played(state, TimeIsOver(4.0 + looks))
@@ -565,7 +565,7 @@ def test_a_worker_that_handles_sigterm_may_save_until_it_does_nothing() -> None:
 def test_who_failed_or_starts_again_does_not_save_for_longer(
     state: State, terms: VerdictTerms
 ) -> None:
-    handles, (actions,) = played(state, VerdictIsKnown(4.0, terms, handles_sigterm=True))
+    handles, (actions,) = played(state, VerdictIsKnown(4.0, terms, may_save=True))
     assert (handles, [actions]) == played(state, VerdictIsKnown(4.0, terms))
 
 

@@ -33,7 +33,7 @@ say("saved")
 def test_after_the_launchers_signal_a_rank_saves_for_as_long_as_the_user_says(
     tmp_path: Path, signal_grace: int, seconds: int, saved: bool
 ) -> None:
-    options = (f"--signal-grace={signal_grace}", "--grace=0")
+    options = (f"--signal-grace={signal_grace}", "--grace=60")
     with launched(tmp_path, SAVER.format(seconds=seconds), *options) as launcher:
         until(lambda: all((tmp_path / f"is_there.{rank}").exists() for rank in range(3)))
         launcher.send(signal.SIGTERM)
@@ -89,7 +89,7 @@ def victim(rank: int, work: str = "rest()", **how: object) -> str:
     [(NOTE, THEN), ("save", "rest()"), ("lambda *_: sys.exit(save())", "rest()")],
     ids=["a flag", "a save and no end", "a save"],
 )
-def test_a_rank_that_handles_sigterm_saves_when_another_fails(
+def test_a_rank_that_may_save_saves_when_another_fails(
     tmp_path: Path, rank: int, handler: str, work: str
 ) -> None:
     """As its supervisor knows which: the others have no handler, and end at once."""
