@@ -42,7 +42,7 @@ finally:
             for rank in (0, 1)
         ]
         assert ranks[1].stderr is not None
-        lines = []
+        lines: list[str] = []
         while not lines or not lines[-1].startswith("ValueError"):
             lines.append(ranks[1].stderr.readline())
             assert lines[-1], lines
