@@ -119,7 +119,9 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
         key=lambda each: (each.weight, each.rank if each.weight is stopped else 0),
     )
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
-    alike = any(each.weight is failure.weight for each in others)
+    # Failures alike on other nodes make the node of the first one arbitrary; on its own node they
+    # do not.
+    alike = any(each.weight is failure.weight and each.node != failure.node for each in others)
     follows = failure.weight is FailureKind.SECONDARY or (
         failure.weight in (FailureKind.ABORTED, FailureKind.NETWORK) and alike
     )

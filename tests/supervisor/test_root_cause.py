@@ -84,7 +84,9 @@ def test_a_node_counts_as_failed_only_if_its_rank_did_not_fail_for_another() -> 
     assert find_root_cause([ECHO, refused], {}).suspect == "node03"
     assert find_root_cause([ECHO], {}).suspect == ""
     assert find_root_cause(aborts, {}).suspect == ""
-    assert find_root_cause([refused, replace(refused, rank=3)], {}).suspect == ""
+    elsewhere = replace(refused, rank=3, node="node09")
+    assert find_root_cause([refused, elsewhere], {}).suspect == ""
+    assert find_root_cause([refused, replace(refused, rank=3)], {}).suspect == "node03"
     assert find_root_cause([ECHO], {0: "node01"}).suspect == "", "its data were over"
 
 
