@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,12 +68,13 @@ def worker(folder: Path, program: str) -> Iterator[WorkerActivity]:
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
         pass_fds=(page.descriptor, dump.descriptor),
         stdin=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         try:
             until((folder / "ready").exists)
             yield WorkerActivity(process.pid, page.answered_probes, dump)
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # what it has forked, too
 
 
 @pytest.mark.slow
