@@ -4,8 +4,9 @@ A worker that handles SIGTERM may be saving. But Python calls the handler only w
 runs Python again, which it does not while it waits for another rank in a collective or for a GPU.
 From outside the two look alike: both are inside one call of C, and which call that is, is unknown.
 So the supervisor sends a second signal, which Python handles like SIGTERM, and the handler counts
-in shared memory. A main thread that has not handled it runs no Python. If the process writes no
-file either, and the stack shows no function that does, nothing is being saved.
+in shared memory. A main thread that has not handled it runs no Python. If neither the process nor
+one that it has started writes anything, and the stack shows no function that does, nothing is being
+saved.
 """
 
 import contextlib

@@ -55,8 +55,9 @@ class ScriptError:
         traceback: The traceback as Python prints it, or empty.
         weight: How likely the error is the root cause.
         category: What the error means for another start.
-        failed_import: Of an import error, its class and the module: two import errors with the same
-            text here are the same, whatever paths of their nodes they name. Else empty.
+        failed_import: Of an import error, its class and the module, or the cause if it names no
+            module. Two import errors with the same text here are the same, whatever paths of their
+            nodes they name. Else empty.
     """
 
     cause: str

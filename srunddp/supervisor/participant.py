@@ -242,8 +242,8 @@ class Participant(FailureMonitor):
 
     @property
     def _expects_goodbye(self) -> bool:
-        """Whether rank 0 has still to say that the run is over. With spare nodes it is not
-        expected: a rank that is done does not act for rank 0 there.
+        """Whether rank 0 has still to say that the run is over. A rank with a lease does not expect
+        it: another may take over from rank 0, and one that is done has no part in that.
         """
         is_done = self._left and self.root_cause is None
         return is_done and self._hears and not self._run_is_over and self._lease is None

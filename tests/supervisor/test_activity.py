@@ -50,6 +50,7 @@ COMPUTE = "Path('ready').touch()\nwhile True: pass"
 WRITES = "threading.Thread(target=write, daemon=True).start(); block()"
 SAVES = "from torch import serialization; serialization.save(block)"
 FORKS = "if os.fork(): block()\nwhile True: time.sleep(0.01)"
+COMMAND = "os.system('touch ready; while :; do echo; sleep 0.05; done > file')"
 EXECS = "os.execv('/bin/sh', ['sh', '-c', 'touch ready; read line'])"
 
 
@@ -78,7 +79,7 @@ def worker(folder: Path, program: str) -> Iterator[WorkerActivity]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [SLEEP, READ, LOCK, COMPUTE, WRITES, SAVES, EXECS])
+@pytest.mark.parametrize("program", [SLEEP, READ, LOCK, COMPUTE, WRITES, COMMAND, SAVES, EXECS])
 def test_what_runs_python_or_writes_is_active(tmp_path: Path, program: str) -> None:
     """And a program that the script has become cannot be asked."""
     with worker(tmp_path, program) as activity:

@@ -124,6 +124,19 @@ def test_it_keeps_the_0_of_its_worker_where_another_rank_fails_later() -> None:
     assert it.monitor.finished
 
 
+def test_after_a_verdict_it_stays_while_others_may_save() -> None:
+    """Rank 0 sends nothing meanwhile, and closes when all have ended."""
+    it = Scene(1)
+    it.monitor.tick(5.0)
+    it.say(0, Verdict((2,), 9), now=6.0)
+    it.monitor.done()
+    it.monitor.left()
+    it.monitor.tick(6.0 + 10_000.0)
+    assert not it.monitor.finished
+    it.close(0)
+    assert it.monitor.finished
+
+
 def test_it_does_not_stay_for_a_rank_zero_that_is_silent() -> None:
     """As one whose supervisor is stopped."""
     it = Scene(1)
