@@ -14,8 +14,9 @@ Here it works like this:
 3. The first connection makes the supervisor start a process, which takes over the socket and serves
    torch's ``TCPStore`` on it, whoever has connected: if only few ports may be used, that can also
    be a node that tries the network. A run without a connection has no such process.
-4. The process is the supervisor's child, ignores signals, and ends with it. The next start of a run
-   listens on a new socket.
+4. The process is the supervisor's child, ignores signals, and ends with it. Only this process reads
+   the interpreter and torch, so a file system that does not answer holds nobody else up. The next
+   start of a run listens on a new socket.
 """
 
 import contextlib
@@ -23,11 +24,15 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from dataclasses import dataclass
+from typing import NoReturn
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.signals import die_with_parent
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import say
+from srunddp.util.descriptors import close_all
 
 
 @dataclass(eq=False)
@@ -39,7 +44,7 @@ class AgentStore:
         host: The address on which the socket listens.
         port: Its port.
         limits: How long the end of the process may take.
-        process: The process id of the store; None before :meth:`start`, and if that has failed.
+        process: The process id of the store; None before :meth:`start`, and if that could not fork.
     """
 
     listening: socket.socket
@@ -56,37 +61,57 @@ class AgentStore:
         """Start the process that serves the store, and hand the socket over to it.
 
         The process must be started from the supervisor's main thread, with the end of which it
-        ends.
+        ends. It is forked before it becomes another program: the interpreter may be on a file
+        system that does not answer, and in ``posix_spawn`` or ``subprocess`` the supervisor would
+        wait for it.
         """
+        supervisor = os.getpid()
+        try:
+            with warnings.catch_warnings():
+                # Python warns of a fork while other threads run. The child needs no lock of theirs.
+                warnings.simplefilter("ignore")
+                pid = os.fork()
+        except OSError as error:
+            _say_why_there_is_none(error)
+        else:
+            if pid == 0:
+                self._become(supervisor)
+            self.process = pid
+        # In any case: while a copy is open here, clients wait instead of being refused if the
+        # process is gone.
+        self.listening.close()
+
+    def _become(self, supervisor: int) -> NoReturn:
+        """Become the process of the store; called in the child."""
         descriptor = self.listening.fileno()
         code = (
             f"import sys; sys.path[:] = {sys.path}; from srunddp.bootstrap.process_group"
-            f".store_process import main; main({descriptor}, {os.getpid()}, {self.host!r},"
-            f" {self.port})"
+            f".store_process import main; main({descriptor}, {self.host!r}, {self.port})"
         )
         variables = {
             **os.environ,
             "OMP_NUM_THREADS": "1",  # it computes nothing
         }
-        os.set_inheritable(descriptor, True)
         try:
-            # It blocks all signals: launchers send theirs to the whole group or step, and the store
-            # is needed as long as a rank may still be saving.
-            self.process = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-c", code],
-                variables,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
-                    (os.POSIX_SPAWN_DUP2, 0, 1),
-                ],
-                setsigmask=signal.valid_signals(),
-            )
+            # Before the new program, which may not come for long. The kernel keeps this over it.
+            die_with_parent(supervisor)
+            # Launchers send signals to the whole group or step, and the store is needed as long as
+            # a rank may still be saving.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, 0)
+            os.dup2(nothing, 1)
+            # If this process hangs, no rank may miss the end of a connection that it has inherited.
+            # Nor is it for the store what the launcher has opened for its rank, such as a socket of
+            # PMI.
+            opened = map(int, os.listdir("/proc/self/fd"))
+            close_all([each for each in opened if each > 2 and each != descriptor])
+            os.set_inheritable(descriptor, True)
+            os.execve(sys.executable, [sys.executable, "-c", code], variables)
         except OSError as error:
-            say(f"no store at MASTER_PORT for processes that are no ranks: {error}")
-        # In any case: while a copy is open here, clients wait instead of being refused if the
-        # process is gone.
-        self.listening.close()
+            _say_why_there_is_none(error)
+        finally:
+            os._exit(1)
 
     def close(self) -> None:
         """Give the port back: close the socket, or end the process that has it."""
@@ -95,3 +120,7 @@ class AgentStore:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process, signal.SIGKILL)
             wait_for_child(self.process, self.limits.kill_after)
+
+
+def _say_why_there_is_none(error: OSError) -> None:
+    say(f"no store at MASTER_PORT for processes that are no ranks: {error}")

@@ -7,7 +7,14 @@ tests/run/test_agent_store.py.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +22,7 @@ import pytest
 
 from srunddp.bootstrap.rendezvous.protocol import bind_store, listen
 from srunddp.errors import RendezvousError
+from srunddp.supervisor.agent_store import AgentStore
 from tests.support.starting import until, write
 from tests.support.worlds import Ended, is_gone, run, world
 
@@ -125,6 +133,49 @@ def test_it_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         it.wait()
     process = int((tmp_path / "store.0").read_text())
     until(lambda: is_gone(process))
+
+
+@contextmanager
+def does_not_open(file: Path) -> Iterator[None]:
+    """Let whoever opens a file wait, as on a file system that does not answer. It has a lease, for
+    which the kernel waits 45 s by default.
+    """
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel asks for the lease by it
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            pytest.skip(f"no leases on this file system: {error}")
+        yield
+    finally:
+        os.close(descriptor)
+        signal.signal(signal.SIGIO, before)
+
+
+def test_an_interpreter_that_does_not_come_holds_only_the_process_of_the_store_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor goes on, and no connection of its own stays open for that."""
+    interpreter = tmp_path / "python"
+    shutil.copy("/bin/true", interpreter)
+    monkeypatch.setattr("sys.executable", str(interpreter))
+    listening = listen("127.0.0.1", [0])
+    host, port = listening.getsockname()
+    store = AgentStore(listening, host, port)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10.0)
+    with does_not_open(interpreter), ours:
+        began = time.monotonic()
+        store.start()
+        assert time.monotonic() - began < 10.0
+        process = store.process
+        assert process is not None
+        theirs.close()
+        assert ours.recv(1) == b"", "the process of the store has a copy"
+        assert not is_gone(process)
+        store.close()
+        assert is_gone(process)
 
 
 ENDS_FIRST = """

@@ -1,6 +1,5 @@
 """The process that serves the agent store, see :mod:`srunddp.supervisor.agent_store`."""
 
-import os
 import signal
 import sys
 from datetime import timedelta
@@ -8,25 +7,19 @@ from typing import NoReturn
 
 from srunddp.bootstrap.process_group.store import without_reverse_dns
 from srunddp.errors import ConfigError
-from srunddp.supervisor.signals import die_with_parent
 from srunddp.util.console import say
-from srunddp.util.descriptors import close_all
 from srunddp.util.kernel_file import raise_open_files_limit
 
 _TIMEOUT = timedelta(seconds=300)
 
 
-def main(descriptor: int, supervisor: int, host: str, port: int) -> NoReturn:
+def main(descriptor: int, host: str, port: int) -> NoReturn:
     """Serve torch's ``TCPStore`` on a listening socket until this process is killed.
 
     Args:
         descriptor: The socket's.
-        supervisor: The process id of the parent, with which this process ends.
         host, port: Where the socket listens.
     """
-    die_with_parent(supervisor)
-    # What the launcher has opened for its rank, such as a socket of PMI, is not for this process.
-    close_all([fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != descriptor])
     raise_open_files_limit()
     try:
         from torch._C._distributed_c10d import TCPStore
