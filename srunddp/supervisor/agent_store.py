@@ -19,12 +19,16 @@ Here it works like this:
    start of a run listens on a new socket.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -52,10 +56,24 @@ class AgentStore:
     port: int
     limits: Limits = DEFAULT_LIMITS
     process: int | None = None
+    _selector: selectors.BaseSelector | None = None
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the first process has connected."""
         return self.listening.fileno()
+
+    def watch(
+        self, selector: selectors.BaseSelector, on_client: Callable[[AgentStore], None]
+    ) -> None:
+        """Have a selector wait for the first process that connects, until the socket is closed or
+        handed over.
+
+        Args:
+            selector: Where to register this object.
+            on_client: The data of its key, which the caller calls with this object.
+        """
+        selector.register(self, selectors.EVENT_READ, on_client)
+        self._selector = selector
 
     def start(self) -> None:
         """Start the process that serves the store, and hand the socket over to it.
@@ -79,7 +97,7 @@ class AgentStore:
             self.process = pid
         # In any case: while a copy is open here, clients wait instead of being refused if the
         # process is gone.
-        self.listening.close()
+        self._close_socket()
 
     def _become(self, supervisor: int) -> NoReturn:
         """Become the process of the store; called in the child."""
@@ -113,13 +131,32 @@ class AgentStore:
         finally:
             os._exit(1)
 
-    def close(self) -> None:
-        """Give the port back: close the socket, or end the process that has it."""
-        self.listening.close()
-        if self.process is not None:
+    def close(self) -> bool:
+        """Give the port back: close the socket, or end the process that has it. Later calls change
+        nothing.
+
+        Returns:
+            Whether the process, if there was one, has ended in time.
+        """
+        self._close_socket()
+        if self.process is None:
+            return True
+        # It may have been reaped, and then another process may have its id.
+        if wait_for_child(self.process, 0.0) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process, signal.SIGKILL)
-            wait_for_child(self.process, self.limits.kill_after)
+            if wait_for_child(self.process, self.limits.kill_after) is None:
+                return False
+        self.process = None
+        return True
+
+    def _close_socket(self) -> None:
+        # The selector goes by the descriptor's number, which is another file's soon; and the kernel
+        # reports a socket of which a process that was forked meanwhile has a copy.
+        if self._selector is not None:
+            self._selector.unregister(self)
+            self._selector = None
+        self.listening.close()
 
 
 def _say_why_there_is_none(error: OSError) -> None:

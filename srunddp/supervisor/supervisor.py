@@ -174,12 +174,14 @@ class Supervisor:
         Raises:
             SrunddpError: The rendezvous failed. The worker has been ended.
         """
+        unfinished = set[int]()
         try:
             with self._selector:
                 self._loop(self._watch())
+                unfinished = self._close_agent_store()
         finally:
             self.agent.stop_sampler()
-            unfinished = finish_writers(self.limits.files_written_within)
+            unfinished |= finish_writers(self.limits.files_written_within)
             if self.process.given_up:
                 given_up = {self.process.pid}
             else:
@@ -322,7 +324,7 @@ class Supervisor:
         for connection in self._monitor.connections():
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)
         if agent_store := self.agent.agent_store():
-            self._selector.register(agent_store, selectors.EVENT_READ, self._on_agent_store)
+            agent_store.watch(self._selector, self._on_agent_store)
         # This comes before a failure of this rank is told, because there must be no restart if a
         # signal has asked for an end.
         for number in tuple(self.asked):
@@ -339,12 +341,26 @@ class Supervisor:
         """Start the agent store, because a process has connected to it. This is no event, because
         it means the same in all phases.
         """
-        self._selector.unregister(agent_store)
-        # After the root cause nothing new begins.
-        if self._monitor and not self._monitor.root_cause:
-            agent_store.start()
-            if agent_store.process is not None:
-                self.descendants.own.add(agent_store.process)
+        if not self._monitor or self._monitor.root_cause:
+            # After the root cause nothing new begins. Whoever comes is refused, and need not wait
+            # for the end of the run.
+            agent_store.close()
+            return
+        agent_store.start()
+        if agent_store.process is not None:
+            self.descendants.own.add(agent_store.process)
+
+    def _close_agent_store(self) -> set[int]:
+        """Refuse the agent store's clients from now on.
+
+        Returns:
+            The process id of the store if it cannot be killed: it may hang in a file system that
+            does not answer, and has no memory of the worker's.
+        """
+        agent_store = self.agent.agent_store()
+        if agent_store is None or agent_store.close() or agent_store.process is None:
+            return set()
+        return {agent_store.process}
 
     def _on_worker(self, _: socket.socket) -> None:
         """Handle the messages of the worker, once the ranks have met."""

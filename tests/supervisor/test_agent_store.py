@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
+import selectors
 import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ import pytest
 from srunddp.bootstrap.rendezvous.protocol import bind_store, listen
 from srunddp.errors import RendezvousError
 from srunddp.supervisor.agent_store import AgentStore
+from srunddp.supervisor.signals import pidfd_open
 from tests.support.starting import until, write
 from tests.support.worlds import Ended, is_gone, run, world
 
@@ -135,6 +139,13 @@ def test_it_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     until(lambda: is_gone(process))
 
 
+def listens() -> AgentStore:
+    """One that nobody has started."""
+    listening = listen("127.0.0.1", [0])
+    host, port = listening.getsockname()
+    return AgentStore(listening, host, port)
+
+
 @contextmanager
 def does_not_open(file: Path) -> Iterator[None]:
     """Let whoever opens a file wait, as on a file system that does not answer. It has a lease, for
@@ -160,9 +171,7 @@ def test_an_interpreter_that_does_not_come_holds_only_the_process_of_the_store_u
     interpreter = tmp_path / "python"
     shutil.copy("/bin/true", interpreter)
     monkeypatch.setattr("sys.executable", str(interpreter))
-    listening = listen("127.0.0.1", [0])
-    host, port = listening.getsockname()
-    store = AgentStore(listening, host, port)
+    store = listens()
     ours, theirs = socket.socketpair()
     ours.settimeout(10.0)
     with does_not_open(interpreter), ours:
@@ -176,6 +185,59 @@ def test_an_interpreter_that_does_not_come_holds_only_the_process_of_the_store_u
         assert not is_gone(process)
         store.close()
         assert is_gone(process)
+
+
+def test_once_closed_it_is_not_watched_though_a_process_has_a_copy_of_the_socket() -> None:
+    store = listens()
+    with selectors.DefaultSelector() as selector, store.listening.dup() as copy:
+        store.watch(selector, lambda _: None)
+        with socket.create_connection(copy.getsockname()):
+            ((key, _),) = selector.select(10.0)
+            assert key.fileobj is store
+            assert store.close()
+            assert selector.select(0.1) == []
+        with socket.socket() as other:
+            selector.register(other, selectors.EVENT_READ)
+        assert store.close(), "a second time"
+
+
+def test_a_process_that_has_the_id_of_one_that_has_ended_is_not_killed() -> None:
+    store = listens()
+    command = ["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]
+    store.process = int(subprocess.run(command, capture_output=True, check=True).stdout)
+    other = store.process
+    end = pidfd_open(other)
+    try:
+        assert store.close()
+        assert select.select([end], [], [], 0.5)[0] == [], "it has ended"
+    finally:
+        os.close(end)
+        os.kill(other, signal.SIGKILL)
+
+
+AFTER_A_FAILURE = """
+def late(*_):
+    try:
+        ask()
+    except (OSError, ValueError) as error:
+        print(type(error).__name__, flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, late)
+say("handles")
+if RANK == 1:
+    wait_for("handles.0")
+    sys.exit(3)
+rest()
+"""
+
+
+def test_who_comes_first_after_a_root_cause_is_refused(tmp_path: Path) -> None:
+    """It does not wait for a store that nobody starts any more."""
+    ended = ran(tmp_path, AFTER_A_FAILURE)
+    assert ended.codes == [3, 3], ended.text
+    assert ended.printed[0] in ("ConnectionResetError\n", "ConnectionRefusedError\n")
+    assert stores(tmp_path) == []
 
 
 ENDS_FIRST = """

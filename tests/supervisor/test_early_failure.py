@@ -38,6 +38,9 @@ class Agent:
     def stop_sampler(self):
         pass
 
+    def agent_store(self):
+        return None
+
 signals.block()
 worker = subprocess.Popen(["false"])
 ours, theirs = pipe()

@@ -69,7 +69,9 @@ def supervise(worker, agent, ours, limits=Limits(), launcher=Launcher(None)):
         code = supervisor.run()
     except SrunddpError as error:
         code = error.exit_code
-    print(json.dumps({"code": code, "took": clock.now, "turns": clock.turns}))
+    remaining = sorted(supervisor.remaining)
+    said = {"code": code, "took": clock.now, "turns": clock.turns, "remaining": remaining}
+    print(json.dumps(said))
 
 signals.block()
 ours, theirs = pipe()
@@ -166,3 +168,33 @@ def test_whoever_gives_the_rendezvous_up_waits_for_its_worker_at_rest() -> None:
     assert said["code"] == 137
     assert said["took"] > 1.9
     assert said["turns"] < 20
+
+
+STORE_HANGS = """
+from srunddp.supervisor.agent_store import AgentStore
+from srunddp.supervisor.descendants import Descendants
+
+class Store(AgentStore):
+    # As where its kernel call does not return, even after SIGKILL.
+    def close(self):
+        return False
+
+class Kill:
+    def __call__(self, given_up):
+        print(given_up, file=sys.stderr)
+        return given_up | {7}
+
+store = Store(socket.create_server(("127.0.0.1", 0)), "127.0.0.1", 1)
+agent.agent_store = lambda: store
+agent.monitor.root_cause = RootCause((0,), "node01", "no answer", 69)
+Descendants.kill = Kill()
+store.process = 4711
+supervise(subprocess.Popen(["cat"], stdin=-1).pid, agent, ours)
+"""
+
+
+def test_an_agent_store_that_cannot_be_killed_holds_no_end_and_no_restart_up() -> None:
+    """As it has no memory of the worker's, nor a GPU's. What the worker has left does."""
+    said, errors = ran(STORE_HANGS)
+    assert errors == "{4711}\n"
+    assert said["remaining"] == [7]
