@@ -556,10 +556,11 @@ class Coordinator(FailureMonitor):
         """Ask a task on each node to try to reach the others, and begin on this node."""
         self._end_own_probe()
         addresses = self._context.addresses
-        self._network = NetworkProbe(self._probers(), addresses, self._context.port)
+        number = self._network.number + 1 if self._network else 1
+        self._network = NetworkProbe(self._probers(), addresses, self._context.port, number)
         for rank, request in self._network.requests.items():
             if rank == self._context.rank:
-                self._own_probe = NodeProbe(request.source, request.targets, now, self._limits)
+                self._own_probe = NodeProbe(request, now, self._limits)
             else:
                 self._connections[rank].send(request)
 

@@ -181,10 +181,12 @@ class ProbeResult(RankMessage, kind="probe_result"):
     Attributes:
         reached: The ranks whose node has answered, also by refusing the connection.
         missed: The ranks whose node has not answered within 5 s.
+        number: That of the ``probe_wanted``.
     """
 
     reached: tuple[int, ...]
     missed: tuple[int, ...]
+    number: int
 
 
 # From rank 0 to a rank.
@@ -217,10 +219,13 @@ class ProbeWanted(RankMessage, kind="probe_wanted"):
     Attributes:
         source: The address from which to connect.
         targets: A rank, an address and a port on each of these nodes.
+        number: How many times rank 0 has asked in this start, this time included. The answer to an
+            earlier question may still be on the way.
     """
 
     source: str
     targets: tuple[ProbeTarget, ...]
+    number: int
 
     def __post_init__(self) -> None:
         if not all(map(is_numeric, (self.source, *(host for _, host, _ in self.targets)))):

@@ -123,16 +123,25 @@ class NetworkProbe:
 
     Attributes:
         requests: What to ask the lowest rank of each node, rank 0 included.
+        number: The number of this try.
     """
 
-    def __init__(self, probers: Mapping[int, str], addresses: Mapping[int, str], port: int) -> None:
+    def __init__(
+        self,
+        probers: Mapping[int, str],
+        addresses: Mapping[int, str],
+        port: int,
+        number: int = 1,
+    ) -> None:
         """Begin.
 
         Args:
             probers: The lowest rank on each node, with the node, in the order of ranks.
             addresses: The address of each of these ranks.
             port: The port on which rank 0 was reached.
+            number: How many tries there have been in this start, this one included.
         """
+        self.number = number
         self._nodes = dict(probers)
         self._answers = dict[int, ProbeResult]()
         ranks = list(probers)
@@ -140,13 +149,16 @@ class NetworkProbe:
             rank: ProbeWanted(
                 addresses[rank],
                 tuple((ranks[i], addresses[ranks[i]], port) for i in peers_of(index, len(ranks))),
+                number,
             )
             for index, rank in enumerate(ranks)
         }
 
     def add(self, rank: int, result: ProbeResult) -> None:
-        """Note what a rank's node has found; ignored if the rank was not asked."""
-        if rank in self.requests:
+        """Note what a rank's node has found; ignored if the rank was not asked, or if it answers
+        an earlier try.
+        """
+        if rank in self.requests and result.number == self.number:
             self._answers[rank] = result
 
     @property

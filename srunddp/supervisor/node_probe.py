@@ -10,11 +10,11 @@ import contextlib
 import errno
 import select
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
-from srunddp.supervisor.messages import ProbeResult, ProbeTarget
+from srunddp.supervisor.messages import ProbeResult, ProbeTarget, ProbeWanted
 
 _REFUSED = (errno.ECONNREFUSED, errno.ECONNRESET)
 # Linux's IP_RECVERR and IPV6_RECVERR. With it the kernel also says who has sent an ICMP error.
@@ -51,25 +51,18 @@ class NodeProbe:
     for a while misses nobody for that.
     """
 
-    def __init__(
-        self,
-        source: str,
-        targets: Sequence[ProbeTarget],
-        now: float,
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> None:
+    def __init__(self, wanted: ProbeWanted, now: float, limits: Limits = DEFAULT_LIMITS) -> None:
         """Begin.
 
         Args:
-            source: The numeric address of this node's interface, from which to connect.
-            targets: The rank, address and port of each node to reach.
+            wanted: What rank 0 asks.
             now: The time.
             limits: How long the attempts last.
         """
-        self._source = source
+        self._wanted = wanted
         self._limits = limits
         self._began = now
-        self._missing = {target[0]: _Peer(target) for target in targets}
+        self._missing = {target[0]: _Peer(target) for target in wanted.targets}
         self._reached = list[int]()
         self._starts = [now + after for after in limits.probe_attempts]
         self.look(now)
@@ -89,7 +82,7 @@ class NodeProbe:
             return None
         missed = sorted(rank for rank, peer in self._missing.items() if peer.was_tried)
         self.close()
-        return ProbeResult(reached=tuple(sorted(self._reached)), missed=tuple(missed))
+        return ProbeResult(tuple(sorted(self._reached)), tuple(missed), self._wanted.number)
 
     def close(self) -> None:
         """Give up what has not been answered."""
@@ -114,7 +107,7 @@ class NodeProbe:
         connection.setblocking(False)
         try:
             connection.setsockopt(*_RECEIVE_ERRORS[family], 1)
-            connection.bind((self._source, 0))
+            connection.bind((self._wanted.source, 0))
         except OSError:  # the interface has lost its address
             connection.close()
             return None

@@ -126,9 +126,9 @@ class Participant(FailureMonitor):
                 self._asked_by = self._asked_by or message.asked_by
             case StacksWanted():
                 self._connection.send(Stacks(self._context.stacks()))
-            case ProbeWanted(source, targets):
+            case ProbeWanted():
                 self._end_probe()
-                self._probe = NodeProbe(source, targets, now, self._limits)
+                self._probe = NodeProbe(message, now, self._limits)
             case AllScriptsAreOver():
                 self._waits = False
             case RunIsOver():

@@ -58,7 +58,9 @@ def answer(it: Scene, missed: dict[int, set[int]], now: float, *, silent: int = 
             others = {target[0] for target in request.targets}
             gone = missed.get(rank, set())
             if connection.open and rank != silent:
-                it.say(rank, ProbeResult(tuple(others - gone), tuple(gone)), now=now)
+                it.say(
+                    rank, ProbeResult(tuple(others - gone), tuple(gone), request.number), now=now
+                )
     for _ in range(100):  # rank 0's own node has real sockets
         it.monitor.tick(now)
         if it.monitor.root_cause:
@@ -263,6 +265,27 @@ def test_a_step_during_the_try_ends_the_stall_and_the_next_one_is_tried_anew() -
     assert tells(it.root_cause.cause, "all ranks wait in all_reduce")
 
 
+def test_what_is_said_of_an_earlier_try_is_not_taken_for_the_next_one() -> None:
+    """It was on the way when the stall ended, and the network between the nodes was mended."""
+    it = Scene(size=3, **network(3), **STALLS)
+    stalled(it, ALL_REDUCE, ALL_REDUCE)
+    it.say(1, Ping(8), now=4.2)
+    it.monitor.tick(4.2)
+    it.monitor.tick(7.5)
+    for rank in (1, 2):
+        it.say(rank, Stacks(ALL_REDUCE), now=7.6)
+    it.monitor.tick(7.6)
+    late = {rank: it.messages_to(rank, ProbeWanted)[0].number for rank in (1, 2)}
+    it.say(1, ProbeResult((0,), (2,), late[1]), now=7.7)
+    it.say(2, ProbeResult((0,), (1,), late[2]), now=7.7)
+    for _ in range(20):  # rank 0's own node has its answers by then
+        it.monitor.tick(7.7)
+        time.sleep(0.01)
+    assert it.monitor.root_cause is None
+    answer(it, {}, 7.8)
+    assert tells(it.root_cause.cause, "all ranks wait in all_reduce")
+
+
 def test_a_failure_during_the_try_after_a_stall_waits_for_its_cause() -> None:
     it = Scene(size=3, **network(3), **STALLS)
     stalled(it, ALL_REDUCE, ALL_REDUCE)
@@ -350,14 +373,14 @@ def test_a_rank_says_what_its_node_reaches_and_goes_on_with_its_pings_meanwhile(
     with listening("127.0.0.2") as [accepts], silent("127.0.0.3") as full:
         it = Scene(rank=1)
         targets = ((0, *accepts.getsockname()), (2, *full.getsockname()), (3, "127.0.0.4", PORT))
-        it.say(0, ProbeWanted("127.0.0.1", targets), now=100.0)
+        it.say(0, ProbeWanted("127.0.0.1", targets, 1), now=100.0)
         began = time.monotonic()
         assert it.monitor.tick(100.1) <= 0.1
         assert it.messages_to(0, ProbeResult) == []
         assert it.messages_to(0, Ping)
         it.monitor.tick(105.1)
         assert time.monotonic() - began < 1.0, "it never waits"
-        assert it.messages_to(0, ProbeResult) == [ProbeResult((0, 3), (2,))]
+        assert it.messages_to(0, ProbeResult) == [ProbeResult((0, 3), (2,), 1)]
         it.monitor.tick(106.0)
         assert len(it.messages_to(0, ProbeResult)) == 1
 
@@ -366,8 +389,8 @@ def test_a_verdict_ends_what_a_rank_tries() -> None:
     with silent("127.0.0.3") as full:
         it = Scene(rank=1)
         before = len(os.listdir("/proc/self/fd"))
-        it.say(0, ProbeWanted("127.0.0.1", ((2, *full.getsockname()),)), now=100.0)
-        it.say(0, ProbeWanted("127.0.0.1", ((2, *full.getsockname()),)), now=100.1)
+        it.say(0, ProbeWanted("127.0.0.1", ((2, *full.getsockname()),), 1), now=100.0)
+        it.say(0, ProbeWanted("127.0.0.1", ((2, *full.getsockname()),), 2), now=100.1)
         assert len(os.listdir("/proc/self/fd")) == before + 1, "the second takes the first's place"
         it.say(0, Verdict((2,), 1), now=100.2)
         it.monitor.tick(100.3)

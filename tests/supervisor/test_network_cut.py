@@ -97,6 +97,7 @@ def probe_of(case: Case) -> NetworkProbe:
         result = ProbeResult(
             reached=tuple(other for other in others if other not in missed),
             missed=tuple(other for other in others if other in missed),
+            number=request.number,
         )
         probe.add(rank, result)
     return probe
@@ -118,8 +119,8 @@ def test_the_fewest_nodes_that_explain_it_are_named(name: str) -> None:
 def test_what_a_rank_makes_up_is_ignored() -> None:
     """Such as the result of a probe that was not asked for, or of a rank that does not exist."""
     probe = probe_of(CASES["none fails"])
-    probe.add(17, ProbeResult((), (0, 1, 2, 3)))
-    probe.add(1, ProbeResult((0, -1), (99,)))
+    probe.add(17, ProbeResult((), (0, 1, 2, 3), 1))
+    probe.add(1, ProbeResult((0, -1), (99,), 1))
     assert probe.findings({"n1", "n2", "n3", "n4"}, "n1").cuts == ()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.supervisor.limits import Limits
-from srunddp.supervisor.messages import ProbeResult, ProbeTarget
+from srunddp.supervisor.messages import ProbeResult, ProbeTarget, ProbeWanted
 from srunddp.supervisor.node_probe import NodeProbe
 from tests.support.connections import listening, silent
 from tests.support.namespaces import address, rules, two_nodes
@@ -24,12 +24,16 @@ PORT = 24000  # nothing listens there
 SIX = "fd00:201::{}"
 
 
+def wanted(*targets: ProbeTarget) -> ProbeWanted:
+    return ProbeWanted("127.0.0.1", targets, 7)
+
+
 def probed(
     source: str, targets: Sequence[ProbeTarget], limits: Limits = LIMITS
 ) -> tuple[ProbeResult, float]:
     """The result, and after how many seconds it was there."""
     began = time.monotonic()
-    probe = NodeProbe(source, targets, 0.0, limits)
+    probe = NodeProbe(ProbeWanted(source, tuple(targets), 7), 0.0, limits)
     while not (result := probe.look(time.monotonic() - began)):
         time.sleep(0.01)
     return result, time.monotonic() - began
@@ -42,38 +46,38 @@ def test_whoever_accepts_or_refuses_is_reached_at_once_and_who_is_silent_is_miss
         closed.close()
         targets = [(1, *accepts.getsockname()), (2, *refuses)]
         result, took = probed("127.0.0.1", targets)
-        assert result == ProbeResult((1, 2), ())
+        assert result == ProbeResult((1, 2), (), 7)
         assert took < 1.0
         result, took = probed("127.0.0.1", [*targets, (3, *full.getsockname())])
-        assert result == ProbeResult((1, 2), (3,))
+        assert result == ProbeResult((1, 2), (3,), 7)
         assert took >= LIMITS.probe_within
 
 
 def test_a_supervisor_without_processor_time_misses_nobody() -> None:
     """The kernel has made the connection meanwhile."""
     with listening("127.0.0.1") as [accepts]:
-        probe = NodeProbe("127.0.0.1", [(1, *accepts.getsockname())], 0.0, LIMITS)
+        probe = NodeProbe(wanted((1, *accepts.getsockname())), 0.0, LIMITS)
         time.sleep(0.1)
-        assert probe.look(1000.0) == ProbeResult((1,), ())
+        assert probe.look(1000.0) == ProbeResult((1,), (), 7)
 
 
 def test_a_node_that_was_mended_within_the_time_is_reached() -> None:
     """The first attempt to connect is lost, and a later one is not."""
     with silent("127.0.0.2") as full:
-        probe = NodeProbe("127.0.0.1", [(1, *full.getsockname())], 0.0, LIMITS)
+        probe = NodeProbe(wanted((1, *full.getsockname())), 0.0, LIMITS)
         assert probe.look(0.1) is None
         taken, _ = full.accept()
         taken.close()
         assert probe.look(0.6) is None, "an attempt has begun just now"
         time.sleep(0.1)
-        assert probe.look(0.7) == ProbeResult((1,), ())
+        assert probe.look(0.7) == ProbeResult((1,), (), 7)
 
 
 @pytest.mark.parametrize("source", ["198.51.100.1", "::1"])
 def test_a_node_that_cannot_even_try_says_nothing_of_others(source: str) -> None:
     """Its interface has lost its address."""
     result, _ = probed(source, [(1, "127.0.0.1", PORT)], Limits(probe_within=0.2))
-    assert result == ProbeResult((), ())
+    assert result == ProbeResult((), (), 7)
 
 
 def test_too_many_open_files_are_no_evidence_either() -> None:
@@ -93,12 +97,11 @@ def test_too_many_open_files_are_no_evidence_either() -> None:
 def test_nothing_stays_open() -> None:
     with silent("127.0.0.2") as full:
         before = len(os.listdir("/proc/self/fd"))
-        over = NodeProbe(
-            "127.0.0.1", [(1, *full.getsockname()), (2, "127.0.0.3", PORT)], 0.0, LIMITS
-        )
+        both = wanted((1, *full.getsockname()), (2, "127.0.0.3", PORT))
+        over = NodeProbe(both, 0.0, LIMITS)
         assert over.look(0.6) is None
         assert over.look(10.0)
-        probe = NodeProbe("127.0.0.1", [(1, *full.getsockname())], 0.0, LIMITS)
+        probe = NodeProbe(wanted((1, *full.getsockname())), 0.0, LIMITS)
         probe.close()
         assert len(os.listdir("/proc/self/fd")) == before
 
