@@ -12,8 +12,8 @@ Here it works like this:
 2. When all ranks have met, and before any of them learns the port, rank 0's supervisor listens on
    it. The kernel queues who connects, so nobody is refused or has to try again.
 3. The first connection makes the supervisor start a process, which takes over the socket and serves
-   torch's ``TCPStore`` on it, whoever has connected: if only few ports may be used, that can also
-   be a node that tries the network. A run without a connection has no such process.
+   torch's ``TCPStore`` on it, whoever has connected. Nodes that try the network between them do so
+   at another port. A run without a connection has no such process.
 4. The process is the supervisor's child, ignores signals, and ends with it. Only this process reads
    the interpreter and torch, so a file system that does not answer holds nobody else up. The next
    start of a run listens on a new socket.

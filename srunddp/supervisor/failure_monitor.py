@@ -183,7 +183,8 @@ class RankContext:
         stacks: Asks the worker for its stacks, and returns them as text.
         link_is_up: Returns whether this node's interface has a link.
         addresses: On rank 0, the address of each task's interface, as far as it is known.
-        port: On rank 0, the port on which the others have reached it; 0 if it is not known.
+        port: On rank 0, the port at which the nodes may try whether they reach each other; 0 if
+            none is known.
         folder: The folder of the run's logs; None if the run writes none.
         lost_after: Seconds without an answer from another node's kernel after which that node is
             lost.

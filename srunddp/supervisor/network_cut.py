@@ -138,7 +138,7 @@ class NetworkProbe:
         Args:
             probers: The lowest rank on each node, with the node, in the order of ranks.
             addresses: The address of each of these ranks.
-            port: The port on which rank 0 was reached.
+            port: The port to try, as a firewall lets it through.
             number: How many tries there have been in this start, this one included.
         """
         self.number = number

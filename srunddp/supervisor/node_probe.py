@@ -1,9 +1,9 @@
 """Tries whether this node reaches others by TCP, when rank 0 asks for it after a failure.
 
 Any answer of the other node's kernel counts, also one that refuses the connection. So nothing has
-to listen there. The port is the one on which rank 0 was reached, as a firewall that lets the ranks
-meet lets this port through. Nothing here waits: the supervisor goes on to read messages and to send
-pings meanwhile.
+to listen there. The port is one that rank 0 has used, most often for the rendezvous, as a firewall
+that lets the ranks meet lets it through. Nothing here waits: the supervisor goes on to read
+messages and to send pings meanwhile.
 """
 
 import contextlib

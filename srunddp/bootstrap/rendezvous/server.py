@@ -127,7 +127,7 @@ class RendezvousServer:
             connections=dict(self.connections),
             nodes={rank: hello.node for rank, hello in self._here.items()},
             addresses={rank: hello.address for rank, hello in self._here.items()},
-            port=self.held.rendezvous_address.port,
+            port=self.held.port_for_probes(agent_store),
             agent_store=agent_store,
         )
 

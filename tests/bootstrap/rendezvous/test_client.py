@@ -317,6 +317,23 @@ def test_both_sockets_listen_on_one_address_alone() -> None:
                 socket.create_connection(("127.0.0.2", address.port), timeout=LONG)
 
 
+@pytest.mark.parametrize("few", [False, True])
+def test_the_nodes_try_the_network_where_no_agent_store_listens(few: bool) -> None:
+    """Else each try would start one where a firewall leaves two ports."""
+    held = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
+    ports = (held.rendezvous_address.port, held.store_address.port)
+    if few:
+        held = replace(held, ports=ports)
+    with rank_zero(held=held, agent_store=True) as server:
+        meet(server, hello(1))
+        found = server.result()
+        assert found.agent_store is not None
+        with found.agent_store as agent_store:
+            assert found.port in ports
+            assert found.port != agent_store.getsockname()[1]
+            assert (found.port == ports[0]) == (not few)
+
+
 def test_taken_ports_and_foreign_addresses_are_named() -> None:
     with ExitStack() as stack:
         taken = [stack.enter_context(stranger("mute")).address.port for _ in range(3)]
