@@ -57,7 +57,7 @@ class Monitor:
         self._thread: threading.Thread | None = None
         self._sampler: Sampler | None = None
 
-    def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
+    def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> int | None:
         """Fork the node's sampler if this rank is the one that samples its node.
 
         Call it in the supervisor, before the worker is forked.
@@ -67,14 +67,19 @@ class Monitor:
             rank_variable: The environment variable that holds a process's rank.
             launcher: The pid of the process from which all ranks of this node descend; None if
                 unknown.
-        """
-        if self._config and self._config.samples:
-            # Only one rank of each node needs the module.
-            from srunddp.monitor.sampler.process import SamplerConfig, start
 
-            self._sampler = start(
-                SamplerConfig(self._config, interface, rank_variable, os.getpid(), launcher)
-            )
+        Returns:
+            The sampler's process id; None without one.
+        """
+        if not self._config or not self._config.samples:
+            return None
+        # Only one rank of each node needs the module.
+        from srunddp.monitor.sampler.process import SamplerConfig, start
+
+        self._sampler = start(
+            SamplerConfig(self._config, interface, rank_variable, os.getpid(), launcher)
+        )
+        return self._sampler.pid
 
     def export(self) -> None:
         """Set the variable that tells rank 0's script the monitoring folder, before the fork."""

@@ -58,7 +58,7 @@ from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
-from srunddp.util.kernel_file import children_of, raise_open_files_limit
+from srunddp.util.kernel_file import raise_open_files_limit
 
 _OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, its script apart
 _OTHER_FILES = 64  # file descriptors that are not rank connections: output, pipes, sockets, samples
@@ -110,12 +110,11 @@ def launch(
         page=monitor.page,
     )
     earlier = inherited.earlier or Earlier.note()  # 3
-    _start_sampler(monitor, setup, launcher)
-    own = set(earlier.without(children_of(os.getpid())))  # the sampler, if there is one
+    own = _start_sampler(monitor, setup, launcher)
     monitor.export()  # the folder of the samples
     gc.freeze()  # 4
     worker = fork_worker(context, ours, monitor)  # 5
-    earlier = earlier.with_first_fork()
+    earlier = earlier.with_first_fork((*own, worker))
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}  # 6
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
@@ -161,12 +160,14 @@ def _find_launcher(environment: Environment) -> Launcher:
     return signals.find_launcher(rank_variable, slurm=environment.step is not None)
 
 
-def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> None:
+def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> set[int]:
+    """Start this node's sampler if this rank has it, and return its process id, as a set."""
     if setup.environment.world_size > 1:
         rank_variable = setup.environment.rank_variable
     else:
         rank_variable = ""
-    monitor.start_sampler(setup.interface.name, rank_variable, launcher.pid)
+    sampler = monitor.start_sampler(setup.interface.name, rank_variable, launcher.pid)
+    return set() if sampler is None else {sampler}
 
 
 def _give_back_what_is_the_workers(setup: RankSetup) -> None:

@@ -69,16 +69,20 @@ class Earlier:
         found = [_identify(pid) for pid in children_of(os.getpid())]
         return cls(tuple(process for process in found if process))
 
-    def with_first_fork(self) -> Earlier:
+    def with_first_fork(self, forked: Iterable[int]) -> Earlier:
         """Return the same, with the time of the first fork. To be called after the forks of the
-        first start, and before any of the new children is reaped. Later calls change nothing.
+        first start, and before any of these children is reaped. Later calls change nothing.
+
+        Args:
+            forked: The process ids of the children that this process has forked. Others may have
+                come since :meth:`note`: the orphans of a helper that has ended meanwhile.
         """
         if self.first_fork:
             return self
-        found = [_identify(pid) for pid in children_of(os.getpid())]
+        found = [_identify(pid) for pid in forked]
         # The kernel's time of a child of our own, and no clock: it has the same ticks as what it is
         # compared with.
-        times = [each.started for each in found if each and each not in self.processes]
+        times = [each.started for each in found if each]
         return replace(self, first_fork=min(times, default=0))
 
     def without(self, pids: Iterable[int]) -> list[int]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +142,21 @@ def test_a_process_with_the_id_of_an_earlier_one_is_not_spared() -> None:
             assert child.pid in replace(earlier, processes=noted).without([child.pid])
         finally:
             child.kill()
+
+
+def test_a_helpers_orphan_that_has_come_meanwhile_is_not_taken_for_the_first_fork() -> None:
+    """Others of its orphans may be younger than that one, and older than the first fork."""
+    command = ["sleep", "600"]
+    with ExitStack() as stack:
+        children = []
+        for _ in range(4):
+            children.append(stack.enter_context(subprocess.Popen(command)))
+            stack.callback(children[-1].kill)
+            time.sleep(0.03)  # the kernel's times of their starts have ticks of 10 ms
+        pids = [child.pid for child in children]
+        earlier = Earlier().with_first_fork(reversed(pids[2:]))
+        assert earlier.without(pids) == pids[2:]
+        assert earlier.with_first_fork(pids) == earlier, "a later start"
 
 
 def test_a_helper_beside_srunddp_in_a_script_is_no_business_of_it(tmp_path: Path) -> None:
