@@ -199,6 +199,11 @@ class Limits:
     may keep a process from running for many seconds.
     """
 
+    unheard_pings: float = 1.5
+    """After how many pings without an answer a rank cannot tell any more how rank 0 has ended, if
+    its connection is reset then: the end of the run may not have reached it.
+    """
+
     slurm_is_asked_after: float = 10.0
     """How long a node must be silent before rank 0 asks Slurm whether it is down. By default two
     pings are missing then.

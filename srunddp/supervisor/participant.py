@@ -41,13 +41,14 @@ class RankZeroEnd(Enum):
     """
 
     KILLED = "its supervisor has ended, and its kernel has closed or reset the connection"
+    ENDED_UNHEARD = "its supervisor has ended while a node was cut off, and nobody can tell how"
     UNREACHABLE = "its kernel does not answer: ours has given the connection up"
     SILENT = "its kernel answers, but its supervisor does not: it is stopped or starved"
     LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
 
     @property
     def may_go_on(self) -> bool:
-        return self is not RankZeroEnd.KILLED
+        return self not in (RankZeroEnd.KILLED, RankZeroEnd.ENDED_UNHEARD)
 
 
 class Participant(FailureMonitor):
@@ -284,6 +285,8 @@ class Participant(FailureMonitor):
         if not self._connection.open:
             if self._connection.lost or self._rank_zero_was_cut_off():
                 return RankZeroEnd.UNREACHABLE
+            if self._run_may_have_ended_unheard():
+                return RankZeroEnd.ENDED_UNHEARD
             return RankZeroEnd.KILLED
         if self._lease_ends(now) <= self._context.clock():
             return RankZeroEnd.LEASE_OVER
@@ -305,6 +308,19 @@ class Participant(FailureMonitor):
             and self._connection.reset
             and context.node != context.nodes[0]
             and self._silence_before_end > context.lease_may_be_over_after
+        )
+
+    def _run_may_have_ended_unheard(self) -> bool:
+        """Whether the run may have ended in order, and its end did not reach this node because it,
+        or rank 0's, was cut off.
+
+        Pings are answered at once, so a supervisor that was killed was heard from shortly before.
+        """
+        context = self._context
+        return (
+            self._connection.reset
+            and context.node != context.nodes[0]
+            and self._silence_before_end > self._limits.unheard_pings * context.ping_every
         )
 
     def _end_without_rank_zero(self, end: RankZeroEnd, now: float) -> None:
@@ -359,16 +375,24 @@ class Participant(FailureMonitor):
         """Return the root cause as this rank sees it without rank 0.
 
         It is this rank's own failure if the loss of rank 0 cannot have caused that; else the death
-        of rank 0's supervisor if ``end`` is KILLED; else a lost node, rank 0's or this one.
+        of rank 0's supervisor if ``end`` is KILLED; else that a node was cut off, or a lost node,
+        rank 0's or this one.
         """
         context = self._context
         failure = self._failure
         # If rank 0 is lost, the error of a collective follows from that.
-        follows = end.may_go_on and failure is not None and failure.weight is FailureKind.SECONDARY
+        may_follow = end is not RankZeroEnd.KILLED
+        follows = may_follow and failure is not None and failure.weight is FailureKind.SECONDARY
         if failure is not None and not follows:
             return RootCause.of(failure)
-        if not end.may_go_on:
+        if end is RankZeroEnd.KILLED:
             return RootCause.of(of_killed_supervisor(0, context.nodes[0]))
+        if end is RankZeroEnd.ENDED_UNHEARD:
+            cause = (
+                f"{context.node} did not hear of rank 0 on {context.nodes[0]} for"
+                f" {self._silence_before_end:.0f} s, and rank 0 has ended meanwhile"
+            )
+            return RootCause((), context.node, cause, LOST, ending=Ending.LOST)
         rank = 0
         node = context.nodes[0]
         cause = f"no answer for {context.lost_after:g} s"

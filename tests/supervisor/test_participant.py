@@ -102,6 +102,26 @@ def test_it_keeps_its_0_but_says_that_rank_zero_is_gone_before_the_end_of_the_ru
     assert capfd.readouterr().err == (LOST if lost else KILLED)
 
 
+@pytest.mark.parametrize("done", [True, False])
+def test_a_node_that_was_cut_off_while_rank_zero_ended_does_not_say_how(
+    done: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run may have ended in order meanwhile, and nobody could tell this node."""
+    it = Scene(1)
+    it.monitor.tick(5.0)
+    it.say(0, Pong(), now=5.0)
+    it.monitor.fail(Failure(1, "node02", "Gloo: peer", 1, weight=FailureKind.SECONDARY), 6.0)
+    if done:
+        it.monitor.done()
+        it.monitor.left()
+    it.close(0, now=25.0, reset=True)
+    assert it.monitor.finished
+    cause = "node02 did not hear of rank 0 on node01 for 20 s, and rank 0 has ended meanwhile"
+    assert capfd.readouterr().err == f"srunddp: {cause} (exit code 69)\n"
+    if not done:
+        assert (it.root_cause.ranks, it.root_cause.exit_code) == ((), 69)
+
+
 def test_the_launchers_signal_explains_the_end_of_rank_zero_to_one_that_is_done(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
