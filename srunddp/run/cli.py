@@ -164,8 +164,8 @@ def run(**given: Any) -> None:
             explained(given)
         environment = find_environment(command, inherited.rejoin)
         plan = make_plan(command, environment, inherited.rejoin)
-        code = start(plan, inherited)
+        ended = start(plan, inherited)
     except SrunddpError as error:
         leave(error, environment, inherited.rejoin)
     # The supervisor; its worker has become the script in start(), and ends there.
-    exit_without_teardown(code)
+    exit_without_teardown(ended.exit_code, by=ended.ends_by)

@@ -9,11 +9,12 @@ The order of the steps in :func:`launch` matters; exchanging two of them breaks 
    fork, a signal in between would end only the supervisor, and the worker would go on unwatched.
    The previous mask is kept for the script.
 3. **Note the children** that a wrapper has started, before the first fork of the first start: all
-   others are the worker's or our own. **Fork the sampler**, if this rank samples its node. Signals
-   are already blocked, because Slurm sends them to every process of a step, and there are no
-   threads yet (see step 7). The worker, forked later, inherits the supervisor's end of the
-   sampler's socket and closes it, because the sampler stops when that end is closed. **Export the
-   folder of the samples**, which the script inherits with the environment.
+   others are the worker's or our own. **Fork the sentinel**, before the worker: what it has got
+   before that is among the pending signals of step 6. **Fork the sampler**, if this rank samples
+   its node. Signals are already blocked, because Slurm sends them to every process of a step, and
+   there are no threads yet (see step 7). The worker, forked later, inherits the supervisor's ends
+   of the sockets to both and closes them, because the sampler stops when its socket is closed.
+   **Export the folder of the samples**, which the script inherits with the environment.
 4. **Freeze the objects of the garbage collector**: it does not write to them any more, so the two
    processes go on sharing their memory pages. That only helps before the fork.
 5. **Fork the worker.** Each process now has all descriptors and closes those of the other. If an
@@ -53,9 +54,10 @@ from srunddp.run.run_files import write_result
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import signals
 from srunddp.supervisor.descendants import Descendants, Earlier
+from srunddp.supervisor.launcher import Launcher, find_launcher
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
-from srunddp.supervisor.signals import Launcher
+from srunddp.supervisor.sentinel import Sentinel
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
 from srunddp.util.kernel_file import raise_open_files_limit
@@ -74,7 +76,7 @@ def launch(
     on_rendezvous: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
     limits: Limits = DEFAULT_LIMITS,
-) -> int:
+) -> EndedStart:
     """Fork the worker, which becomes the script and never returns from here, and supervise it.
 
     Args:
@@ -89,7 +91,7 @@ def launch(
         limits: The supervisor's time limits.
 
     Returns:
-        The exit code to leave with, in the supervisor.
+        In the supervisor, how the run has ended.
 
     Raises:
         SrunddpError: The ranks did not meet.
@@ -110,10 +112,11 @@ def launch(
         page=monitor.page,
     )
     earlier = inherited.earlier or Earlier.note()  # 3
-    own = _start_sampler(monitor, setup, launcher)
+    sentinel = Sentinel.start()
+    own = {sentinel.pid, *_start_sampler(monitor, setup, launcher)}
     monitor.export()  # the folder of the samples
     gc.freeze()  # 4
-    worker = fork_worker(context, ours, monitor)  # 5
+    worker = fork_worker(context, ours, monitor, sentinel)  # 5
     earlier = earlier.with_first_fork((*own, worker))
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}  # 6
     # What is open here ends with this process, and not before: so the others see its end.
@@ -133,6 +136,7 @@ def launch(
         limits=limits,
         history=inherited.history,
         early=early,
+        sentinel=sentinel,
         descendants=Descendants(earlier, own, limits),
     )
     ended = EndedStart(exit_code=SrunddpError.exit_code)  # unless the supervisor says otherwise
@@ -147,7 +151,7 @@ def launch(
             _conclude(plan, setup, inherited, ended, say)
     if ended.rejoin:
         inherited.execute_next(ended, ended.rejoin, context.mask, earlier)
-    return ended.exit_code
+    return ended
 
 
 def _find_launcher(environment: Environment) -> Launcher:
@@ -157,7 +161,7 @@ def _find_launcher(environment: Environment) -> Launcher:
         rank_variable = ""
     else:
         rank_variable = environment.rank_variable
-    return signals.find_launcher(rank_variable, slurm=environment.step is not None)
+    return find_launcher(rank_variable, slurm=environment.step is not None)
 
 
 def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> set[int]:
@@ -201,7 +205,9 @@ def _conclude(
             write_result(plan.command.result, exit_code=ended.exit_code, restarts=restarts)
 
 
-def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
+def fork_worker(
+    context: WorkerContext, ours: WorkerPipe, monitor: Monitor, sentinel: Sentinel
+) -> int:
     """Fork the worker and return its pid.
 
     In the worker this function does not return: the worker ends like a script, with the script's
@@ -211,6 +217,7 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
         context: What the worker needs.
         ours: The supervisor's end of the pipe, which the worker closes.
         monitor: This rank's monitor; the worker closes those of its files that it does not need.
+        sentinel: The sentinel, whose socket the worker closes.
     """
     supervisor = os.getpid()
     if worker := os.fork():
@@ -221,6 +228,7 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
     # Do this first, so that the kernel kills the worker when the supervisor is killed.
     signals.die_with_parent(supervisor)
     ours.end.close()
+    sentinel.close()
     monitor.in_worker()
     if is_worker_exec(os.environ):
         from srunddp.run.worker_exec import become

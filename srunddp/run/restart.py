@@ -56,6 +56,7 @@ class EndedStart(NamedTuple):
         history: On rank 0, how the starts so far have gone; None if only their number is known.
         remaining: The pids of processes of this start that could not be killed.
         end_requests: Signals that have asked the run to end meanwhile.
+        ends_by: The signal by which this process is to end; 0 for the exit code.
         has_lost_nodes: Whether any node, spare or not, was lost since the run began.
         is_fenced: Whether the others go on without this node.
     """
@@ -65,6 +66,7 @@ class EndedStart(NamedTuple):
     history: Starts | None = None
     remaining: Sequence[int] = ()
     end_requests: Sequence[int] = ()
+    ends_by: int = 0
     has_lost_nodes: bool = False
     is_fenced: bool = False
 

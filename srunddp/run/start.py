@@ -28,7 +28,7 @@ from srunddp.run.launch import (
 )
 from srunddp.run.plan import RunPlan, in_staged_copies, output_outside_copies
 from srunddp.run.read_once import check_readable_again
-from srunddp.run.restart import InheritedStart
+from srunddp.run.restart import EndedStart, InheritedStart
 from srunddp.run.run_files import clear_result
 from srunddp.run.script import check
 from srunddp.stage.offline import contradictions
@@ -40,7 +40,7 @@ from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
 
 
-def start(plan: RunPlan, inherited: InheritedStart) -> int:
+def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
     """Open what this rank needs, and run the script under a supervisor.
 
     Args:
@@ -48,7 +48,7 @@ def start(plan: RunPlan, inherited: InheritedStart) -> int:
         inherited: what the start before has handed over.
 
     Returns:
-        The exit code of this process, in the supervisor; the worker ends in here.
+        In the supervisor, how the run has ended; the worker ends in here.
 
     Raises:
         SrunddpError: the ranks did not meet. An error from before that ends this process here,

@@ -5,10 +5,10 @@ not wait for the import.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
-from signal import Signals
+from signal import SIGINT, Signals
 from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment import mpi
@@ -28,10 +28,11 @@ from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.descendants import Descendants
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
+from srunddp.supervisor.launcher import Launcher
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.restart import RestartPolicy, Starts
-from srunddp.supervisor.signals import Launcher
+from srunddp.supervisor.sentinel import Sentinel
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_messages import MpiHasFailed, MpiHasNoWorld, ReceivedOverMpi
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
@@ -52,6 +53,7 @@ class Agent(RankAgent):
         monitor, say, limits: As for :func:`srunddp.run.launch.launch`.
         report_rendezvous: The ``on_rendezvous`` of that function.
         early: Signals that came before the worker existed.
+        sentinel: Shows which signals reach the worker.
         history: On rank 0, how the previous starts have gone.
         descendants: What the worker leaves behind.
     """
@@ -64,6 +66,7 @@ class Agent(RankAgent):
     say: Callable[[str], None]
     limits: Limits = DEFAULT_LIMITS
     early: set[Signals] = field(default_factory=set)
+    sentinel: Sentinel | None = None
     history: Starts = field(default_factory=Starts)
     descendants: Descendants = field(default_factory=Descendants)
     _policy: RestartPolicy | None = None  # on rank 0
@@ -124,6 +127,7 @@ class Agent(RankAgent):
             grace=None if alone else self.context.command.grace,
             restart_grace=self.context.command.restart_grace,
             launcher=launcher,
+            sentinel=self.sentinel,
             early=self.early,
             descendants=self.descendants,
             limits=self.limits,
@@ -147,9 +151,21 @@ class Agent(RankAgent):
             history=self._policy.history if self._policy else None,
             remaining=tuple(supervisor.remaining),
             end_requests=tuple(supervisor.asked),
+            ends_by=self._ends_by(launcher, supervisor.asked, code),
             has_lost_nodes=self._has_lost_nodes(failure_monitor),
             is_fenced=failure_monitor is not None and failure_monitor.fenced,
         )
+
+    @staticmethod
+    def _ends_by(launcher: Launcher, asked: Collection[int], code: int) -> int:
+        """Return the signal by which this process is to end, 0 for none.
+
+        After Ctrl-C a shell breaks off its script or loop only if it sees that the command has
+        ended by SIGINT, as Python does.
+        """
+        if launcher.pid is None and SIGINT in asked and code == 128 + SIGINT:
+            return SIGINT
+        return 0
 
     def _has_lost_nodes(self, failure_monitor: FailureMonitor | None) -> bool:
         """Tell whether any node, spare or not, was lost since the run began."""

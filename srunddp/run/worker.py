@@ -26,7 +26,7 @@ from srunddp.run import script as user_script
 from srunddp.run import script_end, teardown, torch_import
 from srunddp.run.command import RunCommand
 from srunddp.stage.offline import offline
-from srunddp.supervisor import activity, failure
+from srunddp.supervisor import activity, failure, signals
 from srunddp.supervisor.failure import FailureKind, ScriptError
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
@@ -36,6 +36,7 @@ from srunddp.supervisor.worker_messages import (
     ReceivedOverMpi,
     ScriptHasFailed,
     ScriptIsDone,
+    SignalsHeld,
     StartedMpi,
     WorkerMessage,
 )
@@ -86,7 +87,7 @@ def run_worker(context: WorkerContext) -> int:
     # Ctrl-C ends the wait for the others without a traceback. The script gets the previous handler
     # back.
     interrupt_handler = _end_at(signal.SIGINT)
-    signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, context.mask | {*signals.FOR_HANDLERS})
     # Close the listening sockets, which the supervisor uses. While a copy is open here, a rank that
     # connects after the supervisor's end would wait instead of being refused.
     for listening in (setup.held and setup.held.rendezvous, setup.deputy):
@@ -106,7 +107,33 @@ def run_worker(context: WorkerContext) -> int:
         return _wait_as_spare(context)
     _join_world(context, info, imported_with)
     signal.signal(signal.SIGINT, interrupt_handler)
+    _give_back_held_signals(context)
+    surround_import("torch", lambda _: _holding_signals(context))
     return _become_script(context)
+
+
+@contextlib.contextmanager
+def _holding_signals(context: WorkerContext) -> Iterator[None]:
+    """Hold the signals that scripts handle, which would end a script that cannot do so yet.
+
+    The import of torch takes seconds, and most scripts set their handlers after it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals.FOR_HANDLERS)
+    try:
+        yield
+    finally:
+        _give_back_held_signals(context)
+
+
+def _give_back_held_signals(context: WorkerContext) -> None:
+    """Unblock what was held, and leave to the supervisor what has come: it sends that again when
+    the script can take it.
+    """
+    blocked = {*signals.FOR_HANDLERS} - context.mask
+    held = {received.si_signo for received in signals.read(blocked)}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+    if held:
+        context.supervisor.send(SignalsHeld(tuple(held)))
 
 
 def _become_script(context: WorkerContext) -> int:
@@ -364,10 +391,14 @@ def _exit_fast() -> NoReturn:
     exit_without_teardown(0)
 
 
-def exit_without_teardown(code: int) -> NoReturn:
+def exit_without_teardown(code: int, by: int = 0) -> NoReturn:
     """End this process with Python's usual exit, but without MPI_Finalize and without the teardown.
 
     Threads are waited for, exit handlers run, and standard output and error are flushed.
+
+    Args:
+        code: The exit code.
+        by: The signal by which to end instead, if that is possible; 0 for none.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # private, as is the next; multiprocessing's children end so too
     atexit._run_exitfuncs()
@@ -376,6 +407,8 @@ def exit_without_teardown(code: int) -> NoReturn:
             continue
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    if by:
+        signals.end_by(by)
     os._exit(code)
 
 

@@ -25,8 +25,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from srunddp.supervisor.launcher import REMOTE_STARTERS
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
-from srunddp.supervisor.signals import REMOTE_STARTERS
 from srunddp.util.kernel_file import children_of, stat_fields, text_of
 
 # Where stat_fields() has the session and the start time, which are fields 6 and 22 of the file.
@@ -116,7 +116,7 @@ class Descendants:
     Attributes:
         earlier: The children that are not the worker's.
         own: The process ids of other children that this process has started itself for the whole
-            start: the sampler, the agent store. Only :meth:`kill` kills them.
+            start: the sentinel, the sampler, the agent store. Only :meth:`kill` kills them.
         limits: How long the ends may take.
     """
 
@@ -128,6 +128,11 @@ class Descendants:
     _launchers_end_at: float | None = None
     # Until when tick() looks for what is left; None while it does not.
     _looks_until: float | None = None
+
+    @property
+    def not_of_worker(self) -> set[int]:
+        """The process ids of our children that are not the worker's."""
+        return self.own | {process.pid for process in self.earlier.processes}
 
     def kill(self, given_up: Collection[int] = ()) -> set[int]:
         """Kill and reap every process that the worker has left behind, and every other that this

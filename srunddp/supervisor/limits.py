@@ -96,10 +96,17 @@ class Limits:
     launcher sends it to one process after the other.
     """
 
-    forwards_every: float = 1.0
-    """The shortest time between two times that the supervisor passes on the same signal if it
-    cannot tell whether the launcher's signal reaches the worker too. The worker would handle one
-    signal twice if both arrived at once.
+    signal_settles: float = 0.05
+    """How long after a signal the supervisor asks whether it has reached the worker too. A launcher
+    sends it to one process after the other.
+    """
+
+    sentinel_answers_within: float = 5.0
+    """How long the sentinel may take to answer; only a stopped or killed one needs so long."""
+
+    held_signal_looks: float = 0.1
+    """How often a supervisor looks whether the script can take a signal that came before the script
+    had begun.
     """
 
     stacks_within: float = 1.0

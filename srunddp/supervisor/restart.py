@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from srunddp.errors import SrunddpError
-from srunddp.supervisor import signals
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.failure import FailureCategory
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
@@ -16,7 +15,6 @@ from srunddp.supervisor.root_cause import Ending, RootCause
 # Exit codes of scripts that were started wrongly (argparse's 2, sysexits' EX_CONFIG): another start
 # would end in the same way.
 _WRONG_USE = (2, 78)
-_ASKS = (*signals.ENDING, *signals.URGENT)  # signals by which a user or launcher asks for an end
 
 
 @dataclass(frozen=True)
@@ -207,8 +205,6 @@ class RestartPolicy:
         """
         if self.history.count >= self._most:
             return f"this was restart {self._most} of {self._most}"
-        if cause.exit_code - 128 in _ASKS:
-            return f"{signals.signal_name(cause.exit_code - 128)} asks for an end"
         if cause.category is FailureCategory.FINAL:
             return "after this error the run must not go on"
         # Whatever the other ranks have done meanwhile: they may have made steps without this one.

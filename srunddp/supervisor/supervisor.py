@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,15 +61,19 @@ from srunddp.supervisor.events import (
 )
 from srunddp.supervisor.failure_files import finish_writers, writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
+from srunddp.supervisor.forwarding import HeldSignals, MissedSignal, SignalForwarding
+from srunddp.supervisor.launcher import Launcher
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.phases import Phase, State, Times, advance
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.root_cause import STALLED
+from srunddp.supervisor.sentinel import Sentinel
 from srunddp.supervisor.worker_messages import (
     Leave,
     ScriptHasFailed,
     ScriptIsDone,
+    SignalsHeld,
     StartedMpi,
     WorkerMessage,
 )
@@ -125,6 +130,7 @@ class Supervisor:
             another and handles SIGTERM; None for no limit.
         restart_grace: Seconds that any script may take to end before a restart.
         launcher: The launcher, which sends this rank signals.
+        sentinel: Shows whether a signal has reached the worker too; None for no.
         early: Signals that came before the worker was forked, and that it still has to get.
         descendants: What the worker leaves behind.
         limits: How long the supervisor waits, and how often it looks.
@@ -140,7 +146,8 @@ class Supervisor:
     output: OutputRedirect
     grace: float | None
     restart_grace: float
-    launcher: signals.Launcher
+    launcher: Launcher
+    sentinel: Sentinel | None = None
     early: set[signal.Signals] = field(default_factory=set)
     descendants: Descendants = field(default_factory=Descendants)
     limits: Limits = DEFAULT_LIMITS
@@ -156,10 +163,12 @@ class Supervisor:
     _reads_pipe: bool = False
     _monitor: FailureMonitor | None = None
     _error: BaseException | None = None  # raised at the end of run()
-    # When each signal was last passed on to the worker, by `clock`.
-    _forwarded: dict[int, float] = field(default_factory=dict)
+    # The signals that have come from others than ranks.
+    _got: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._forwarding = SignalForwarding(self.sentinel, self.limits)
+        self._held = HeldSignals(self.process, self.limits)
         self._times = Times(self.grace, self.restart_grace, self.limits)
         self._activity = WorkerActivity(
             self.process.pid, self.agent.answered_probes, self.recorder.dump
@@ -217,6 +226,8 @@ class Supervisor:
         signals_descriptor = signals.descriptor()
         register(signals_descriptor, selectors.EVENT_READ, self._on_signals)
         register(ours, selectors.EVENT_READ, self._on_rendezvous)
+        if self.sentinel:
+            register(self.sentinel, selectors.EVENT_READ, self._on_sentinel)
         if self.launcher.pid:
             # An OSError means that the launcher has ended already, or that the kernel is too old
             # for pidfd_open().
@@ -281,10 +292,14 @@ class Supervisor:
             # Ask again after tick(): it may have found that a lease is over, which no socket
             # reports, and then the worker must be gone within 3 s.
             self._ask_monitor(self._monitor, now)
-        if (wait := self.process.tick(now)) is not None:
-            waits.append(wait)
-        if (wait := self.descendants.tick(writers())) is not None:
-            waits.append(wait)
+        self._pass_on(self._forwarding.tick(now))
+        others = (
+            self._forwarding.next_tick(now),
+            self._held.tick(),
+            self.process.tick(now),
+            self.descendants.tick(writers()),
+        )
+        waits += [wait for wait in others if wait is not None]
         if self.process.given_up and not self._state.worker_has_ended:
             self._handle(WorkerIsGone(now, None))
             return 0.0
@@ -373,6 +388,8 @@ class Supervisor:
                     self._handle(ScriptFailed(now, self.recorder.of_message(message, now)))
                 case StartedMpi():
                     self._monitor.uses_mpi()  # no event: it means the same in all phases
+                case SignalsHeld(numbers):
+                    self._held.add(numbers)  # no event: it means the same in all phases
                 case ScriptIsDone(waits):
                     self._handle(ScriptSucceeded(now, waits))
         if not self.pipe.open:
@@ -401,41 +418,60 @@ class Supervisor:
     def _on_signals(self, _: int) -> None:
         arrived = signals.read()
         for received in arrived:
-            number = received.si_signo
-            if number in signals.ENDING and signal.getsignal(number) is not signal.SIG_IGN:
-                self._ask_for_end(number)
-            if self.launcher.sent(received) and number in signals.ENDING:
-                self.recorder.note_ending_signal(number, self.clock.now)
-            if number == signals.PRINT_STACK:
+            if received.si_signo == signals.PRINT_STACK:
                 if not self.process.ended:
                     self.recorder.print_stack(self.process.pid)
-            elif number != signal.SIGCHLD and self._is_to_forward(received):
-                self.early.discard(signal.Signals(number))
-                self._forwarded[number] = self.clock.now
-                self.process.send(number)
+            elif received.si_signo != signal.SIGCHLD:
+                self._on_signal(received)
         # SIGCHLD is handled after all other signals: one from the launcher explains the worker's
         # end.
         if any(received.si_signo == signal.SIGCHLD for received in arrived):
-            self.process.collect(self.clock.now)
-            if self.process.ended and not self._state.worker_has_ended:
-                self._on_worker_end()
+            self._on_child()
 
-    def _is_to_forward(self, received: signal.struct_siginfo) -> bool:
-        """Return whether to pass a signal on to the worker.
+    def _on_signal(self, received: signal.struct_siginfo) -> None:
+        """Handle a signal that the worker gets too, from its sender or from here."""
+        number = received.si_signo
+        now = self.clock.now
+        of_rank = self.launcher.is_of_rank(received.si_pid, self.descendants.not_of_worker)
+        if not of_rank:
+            self._note_request(number)
+        if self.launcher.sent(received) and number in signals.ENDING:
+            self.recorder.note_ending_signal(number, now)
+        # A signal from before the worker's time cannot have reached it.
+        is_passed_on = number in self.early or self.launcher.spares_the_worker(received)
+        self.early -= {number}
+        if is_passed_on:
+            self.process.send(number)
+        self._forwarding.add(number, now, is_passed_on=is_passed_on, of_rank=of_rank)
 
-        The worker must not get a signal twice, and if it did not get one at all, a checkpoint may
-        be lost.
-        """
-        if received.si_signo in self.early:
-            return True
-        if received.si_signo == signal.SIGCONT and not self.launcher.sent(received):
-            return False  # from a shell, which sends it to the whole process group
-        reached = self.launcher.reached_worker(received)
-        if reached is None:
-            last = self._forwarded.get(received.si_signo)
-            is_new = last is None or self.clock.now >= last + self.limits.forwards_every
-            return received.si_signo in signals.URGENT and is_new
-        return not reached
+    def _note_request(self, number: int) -> None:
+        """Note a signal that no rank has sent to itself."""
+        self._got.add(number)
+        if number in signals.ENDING and signal.getsignal(number) is not signal.SIG_IGN:
+            self._ask_for_end(number)
+
+    def _on_sentinel(self, sentinel: Sentinel) -> None:
+        self._pass_on(self._forwarding.on_answer())
+        if self._forwarding.sentinel is None:
+            self._selector.unregister(sentinel)
+            sentinel.close()
+
+    def _pass_on(self, missed: Iterable[MissedSignal]) -> None:
+        for each in missed:
+            # A script that signals its supervisor alone, asks it as anybody else would.
+            if each.of_rank:
+                self._note_request(each.number)
+            self.process.send(each.number)
+
+    def _on_child(self) -> None:
+        """Handle the stop or the end of the worker, if that is what SIGCHLD has come for."""
+        self.process.collect(self.clock.now)
+        if self.process.ended and not self._state.worker_has_ended:
+            self._on_worker_end()
+        elif self.process.stopped_by in signals.TERMINAL_STOPS and self.launcher.pid is None:
+            # The shell has to see that its job is stopped. Launchers do not look at that, and
+            # other ranks are told by this process if it goes on.
+            signals.stop_by(self.process.stopped_by)
 
     def _on_worker_end(self) -> None:
         now = self.clock.now
@@ -443,8 +479,12 @@ class Supervisor:
         # readable when select() returned, so read it here.
         self._on_worker(self.pipe.end)
         status = self.process.status
+        number = -(status or 0)
+        if number in self._got & {*signals.FOR_HANDLERS}:
+            # Whoever sends such a signal to a script without a handler ends it.
+            self._ask_for_end(number)
         # The launcher's signal may have reached the worker before it reaches this process.
-        by_signal = -(status or 0) in signals.ENDING and self.launcher.pid is not None
+        by_signal = number in signals.ENDING and self.launcher.pid is not None
         late = by_signal and not self.recorder.ending_signal(now)
         self._handle(WorkerIsGone(now, status, signal_may_follow=late))
 

@@ -67,6 +67,17 @@ class StartedMpi(WorkerMessage, kind="started_mpi"):
 
 
 @dataclass(frozen=True)
+class SignalsHeld(WorkerMessage, kind="signals_held"):
+    """Signals have come that the script may handle, but before it could set a handler.
+
+    Attributes:
+        numbers: The signals.
+    """
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ReceivedOverMpi(WorkerMessage, kind="received_over_mpi"):
     """The worker has received rank 0's broadcast over MPI.
 

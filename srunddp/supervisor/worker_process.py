@@ -30,6 +30,7 @@ class WorkerProcess:
         dumped_core: Whether the kernel wrote a core file when the worker ended.
         given_up: Whether the worker has not ended although it was killed.
         limits: How long the worker's end may take.
+        stopped_by: The signal by which the worker is stopped; 0 if it is not.
     """
 
     pid: int
@@ -38,7 +39,7 @@ class WorkerProcess:
     dumped_core: bool = False
     given_up: bool = False
     limits: Limits = DEFAULT_LIMITS
-    _stopped_by: int = 0
+    stopped_by: int = 0
     _stopped_at: float = 0.0
     _kill_at: float | None = None
 
@@ -61,16 +62,16 @@ class WorkerProcess:
 
     def _note(self, status: int, now: float) -> None:
         if os.WIFSTOPPED(status):
-            self._stopped_by = os.WSTOPSIG(status)
+            self.stopped_by = os.WSTOPSIG(status)
             self._stopped_at = now
             if self._kill_at is not None:
                 # A stopped worker does not use the time until SIGKILL: it handles no SIGTERM until
                 # it goes on.
                 self._kill_at = min(self._kill_at, now)
         elif os.WIFCONTINUED(status):
-            self._stopped_by = 0
+            self.stopped_by = 0
         else:
-            self._stopped_by = 0
+            self.stopped_by = 0
             self.status = os.waitstatus_to_exitcode(status)
             self.dumped_core = os.WIFSIGNALED(status) and os.WCOREDUMP(status)
 
@@ -82,13 +83,13 @@ class WorkerProcess:
         if limit is None or self._kill_at is not None or now < limit:
             return None
         return (
-            f"stopped by {signals.signal_name(self._stopped_by)} for {self.stop_limit:g} s",
-            128 + self._stopped_by,
+            f"stopped by {signals.signal_name(self.stopped_by)} for {self.stop_limit:g} s",
+            128 + self.stopped_by,
         )
 
     @property
     def _stop_ends_at(self) -> float | None:
-        if self._stopped_by and self.stop_limit is not None:
+        if self.stopped_by and self.stop_limit is not None:
             return self._stopped_at + self.stop_limit
         return None
 
@@ -103,12 +104,12 @@ class WorkerProcess:
         if self.ended or within is None:
             return
         first = self._kill_at is None
-        kill_at = now if self._stopped_by else now + within
+        kill_at = now if self.stopped_by else now + within
         if self._kill_at is None:
             self._kill_at = kill_at
         else:
             self._kill_at = min(self._kill_at, kill_at)
-        if first and ask and not self._stopped_by:
+        if first and ask and not self.stopped_by:
             self.send(signal.SIGTERM)
 
     def tick(self, now: float) -> float | None:

@@ -44,11 +44,10 @@ import srunddp.train.fit
 import srunddp.train.trainer
 from srunddp.train import Config, DataLoaderConfig
 from srunddp.train.step_timer import StepTimer
-from srunddp.util.kernel_file import children_of
 from tests.benchmarks.benchmark import Case, Limit
 from tests.conftest import ROOT
 from tests.support.cost import cpu_of
-from tests.support.starting import SRUNDDP, bare, slurm
+from tests.support.starting import SRUNDDP, bare, slurm, workers_of
 
 RANKS = 2
 WIDTH = 640
@@ -129,7 +128,7 @@ class Training:
         self._supervisors = supervisors
         self._records = records
         workers = {int(answer(process)["process"]) for process in supervisors}
-        self._samplers = [{*children_of(process.pid)} - workers for process in supervisors]
+        self._samplers = [{*workers_of(process.pid)} - workers for process in supervisors]
         self.window(PAIRED)
         self._step = self.window(PAIRED)[0]["time"] / 1000
 

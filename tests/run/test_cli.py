@@ -12,7 +12,6 @@ from subprocess import CompletedProcess
 import pytest
 
 import srunddp as package
-from srunddp.util.kernel_file import children_of
 from tests.support.facts import tells
 from tests.support.munged import munged
 from tests.support.starting import (
@@ -25,6 +24,7 @@ from tests.support.starting import (
     srunddp,
     started,
     until,
+    workers_of,
     write,
 )
 
@@ -265,9 +265,9 @@ def test_two_ranks_meet_and_rank_zero_speaks_for_both(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_ranks_that_wait_for_each_other(script: Path) -> None:
     with started("--quiet", "train.py", folder=script.parent, **slurm(0)) as process:
-        until(lambda: children_of(process.pid))
+        until(lambda: workers_of(process.pid))
         # The terminal sends it to both; only the worker acts on it.
-        os.kill(children_of(process.pid)[0], signal.SIGINT)
+        os.kill(workers_of(process.pid)[0], signal.SIGINT)
         assert ended(process) == (
             130,
             "",
@@ -333,7 +333,7 @@ def test_a_rank_without_munge_is_refused_where_others_have_it(script: Path) -> N
                 *words, folder=script.parent, **slurm(1, SRUNDDP_MUNGE_SOCKET=nowhere)
             )
             # It would wait for another rank 1.
-            os.kill(children_of(rank_zero.pid)[0], signal.SIGINT)
+            os.kill(workers_of(rank_zero.pid)[0], signal.SIGINT)
             assert "refused rank 1 on " in ended(rank_zero)[2]
         text = one_message(refused, 69)
         assert tells(text, "rank 1", NODE, "rank 0", "refused", "none", "munge", "; expected ")

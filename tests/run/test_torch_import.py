@@ -9,8 +9,7 @@ import pytest
 
 from srunddp.run.script import Script
 from srunddp.run.torch_import import modules_before
-from srunddp.util.kernel_file import children_of
-from tests.support.starting import ended, slurm, started, until, write
+from tests.support.starting import ended, slurm, started, until, workers_of, write
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_a_rank_imports_torch_while_it_waits_if_its_script_does_so_first(
     write(tmp_path / "train.py", f"{first}print(torch.tensor([1, 2]).sum().item())\n")
     command = ("--quiet", "train.py")
     with started(*command, folder=tmp_path, **slurm(0)) as early:
-        (worker,) = until(lambda: children_of(early.pid))
+        (worker,) = until(lambda: workers_of(early.pid))
         if first.startswith("import torch"):
             until(lambda: has_torch(worker))
         else:

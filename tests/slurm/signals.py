@@ -5,6 +5,7 @@ srunddp, in one run.
 from __future__ import annotations
 
 import math
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tests.cluster.slurm import URGENT
 from tests.conftest import ROOT
@@ -37,6 +40,7 @@ FORWARDING = (
 # A batch script that a signal does not end, and its step with it.
 UNMOVED = "trap : USR1\nsrun {command} &\nwait\nwait"
 NEAR_END = ("--time=60",)
+DAEMON = "slurmstepd"
 APART = "node05,node06"  # what is preempted there takes no other job along
 
 SignalAction = Callable[[SlurmJobRunner, Recorded], object]
@@ -80,6 +84,37 @@ def nothing(_: SlurmJobRunner, __: Recorded) -> None:
     return
 
 
+def go(_: SlurmJobRunner, job: Recorded) -> None:
+    """Have the recorder that sends a signal do so."""
+    (job.folder / "go").touch()
+
+
+def kill(number: signal.Signals, *, group: bool) -> SignalAction:
+    """Signal what Slurm has started for each rank, or its process group, as a user on the node
+    may.
+    """
+
+    def act(_: SlurmJobRunner, job: Recorded) -> None:
+        pids = [
+            process.pid
+            for process in processes(job)
+            if (parent := process.parent()) and parent.name() == DAEMON
+        ]
+        for target in {os.getpgid(pid) for pid in pids} if group else pids:
+            (os.killpg if group else os.kill)(target, number)
+
+    return act
+
+
+def processes(job: Recorded) -> list[psutil.Process]:
+    """The processes of a job on its nodes, all of which are on this machine."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "name"])
+        if str(job.folder) in (process.info["cmdline"] or ()) and process.info["name"] != "srun"
+    ]
+
+
 @dataclass(frozen=True)
 class Row:
     """One way in which signals come.
@@ -92,6 +127,7 @@ class Row:
             looks every 30 s whether a time is over, as that of a preempted job.
         ranks: how many.
         wait: seconds after which a row that has got less is repeated.
+        sender: the rank that sends a signal itself.
     """
 
     act: SignalAction
@@ -101,6 +137,7 @@ class Row:
     linger: float = 2.0
     ranks: int = 2
     wait: float = math.inf
+    sender: str = ""
 
 
 ROWS = {
@@ -125,6 +162,13 @@ ROWS = {
         ("--exclude=node[01-04]", "-N1", "--gpus-per-node=8", "--no-requeue"),
         linger=90.0,
     ),
+    "scancel --signal=TSTP": Row(scancel("--signal=TSTP"), 1),
+    "kill PID": Row(kill(signal.SIGUSR1, group=False), 1),
+    "kill -- -PGID": Row(kill(signal.SIGUSR1, group=True), 1),
+    # srun puts all tasks of a node into one group.
+    "killpg(0) by one of two tasks of a node": Row(
+        go, 1, ("-N1",), body="srun -N1 -n2 {command}", sender="0"
+    ),
     "a task of an array": Row(scancel("--signal=USR1"), 1, ("--array=7",)),
     "srun -n1": Row(scancel("--signal=USR2"), 1, body="srun -N1 -n1 {command}", ranks=1),
     "a container without setuid": Row(
@@ -138,7 +182,7 @@ def start(runner: SlurmJobRunner, name: str, row: Row, kind: str) -> Recorded:
         tempfile.mkdtemp(prefix=re.sub(r"\W+", "-", f"{kind} {name} "), dir=runner.cluster.shared)
     )
     folder.chmod(0o755)
-    command = f"{COMMANDS[kind]} {RECORDER} {folder} {row.linger}"
+    command = f"{COMMANDS[kind]} {RECORDER} {folder} {row.linger} {row.sender}"
     environment = {"SRUNDDP_IFACES": str(runner.ifaces), "PYTHONUNBUFFERED": "1"}
     if not row.body:
         job = folder.name

@@ -20,6 +20,7 @@ from tests.cluster.network import tool
 from tests.cluster.nodes import node
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
+from tests.support.starting import workers_of
 
 PROGRAM = str(PROGRAMS / "restarted.py")
 OPTIONS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
@@ -187,7 +188,7 @@ def supervisors(name: str) -> list[int]:
 
 def worker(name: str) -> int:
     """The first rank's on a node."""
-    return psutil.Process(supervisors(name)[0]).children()[0].pid
+    return workers_of(supervisors(name)[0])[0]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -13,14 +14,15 @@ from tests.cluster.cluster import Settings, beside, requirements
 from tests.conftest import missing
 from tests.recorded_signals import Recorded, differences, table
 from tests.slurm.conftest import SlurmJobRunner, data_network
-from tests.slurm.signals import ROWS, record
+from tests.slurm.signals import ROWS, processes, record
+from tests.support.starting import until
 
 pytestmark = pytest.mark.slurm
 
 Jobs = dict[str, dict[str, Recorded]]
 
 
-TRACKINGS = {"cgroup": 11, "linuxproc": 12}  # with the number of its cluster
+TRACKINGS = {"cgroup": 11, "linuxproc": 12, "pgid": 13}  # with the number of its cluster
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,17 @@ def recorded(tracking: str) -> Jobs:
         jobs = record(SlurmJobRunner(cluster))
     print(f"proctrack/{tracking}\n{table(jobs)}")
     return jobs
+
+
+@pytest.mark.parametrize("tracking", TRACKINGS)
+def test_after_scancel_nothing_is_left(tracking: str, tables: dict[str, Future[Jobs]]) -> None:
+    """Of the children of a script, either: some trackings leave them to their process group."""
+    for job in tables[tracking].result()["scancel"].values():
+        until(partial(is_gone, job))
+
+
+def is_gone(job: Recorded) -> bool:
+    return not processes(job)
 
 
 @pytest.mark.parametrize("tracking", TRACKINGS)

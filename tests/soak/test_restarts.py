@@ -24,6 +24,7 @@ from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import submit, until
 from tests.slurm.test_restarts import CAUSES, PROGRAM, TRAINING, trained, weights
 from tests.soak.conftest import Show
+from tests.support.starting import workers_of
 
 pytestmark = pytest.mark.soak
 
@@ -145,8 +146,9 @@ def disturb(run: Run, draw: random.Random) -> tuple[set[int], str]:
         killed |= {*ranks}
         for rank in ranks:
             with suppress(psutil.NoSuchProcess, IndexError):
-                supervisor = psutil.Process(supervisors[rank])
-                (supervisor if kind == "supervisor" else draw.choice(supervisor.children())).kill()
+                supervisor = supervisors[rank]
+                pids = [supervisor] if kind == "supervisor" else workers_of(supervisor)
+                psutil.Process(draw.choice(pids)).kill()
         if kind == "supervisor":
             return killed, kind
     return killed, "worker"

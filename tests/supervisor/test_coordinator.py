@@ -765,20 +765,16 @@ def test_where_a_second_node_cannot_either_the_script_is_wrong() -> None:
     assert it.messages_to(1, Verdict) == [Verdict((1,), 1)]
 
 
-@pytest.mark.parametrize(
-    "final",
-    [
-        replace(BOOM, exit_code=78, category=FailureCategory.FINAL),
-        replace(BOOM, exit_code=143, cause="killed by SIGTERM"),
-    ],
-    ids=["final", "SIGTERM"],
-)
-def test_what_forbids_a_restart_also_forbids_that_others_go_on_without_rank_0(
-    final: Failure,
-) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_forbids_a_restart_also_forbids_that_others_go_on_without_rank_0(asked: bool) -> None:
     """For the second time in a row on rank 0's node, which would else be given up."""
     it = spared(last=replace(HAS_STEPPED, node="node01"))
-    it.monitor.fail(replace(final, rank=0, node="node01"), 1.0)
+    final = replace(BOOM, rank=0, node="node01")
+    if asked:
+        it.monitor.asked("SIGTERM")
+    else:
+        final = replace(final, exit_code=78, category=FailureCategory.FINAL)
+    it.monitor.fail(final, 1.0)
     assert (it.monitor.fenced, it.monitor.restart) == (False, None)
     assert it.messages_to(2, Verdict) == [Verdict((0,), final.exit_code)]
 

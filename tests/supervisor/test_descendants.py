@@ -15,7 +15,7 @@ import pytest
 
 from srunddp.supervisor.descendants import Earlier
 from srunddp.util.kernel_file import children_of
-from tests.support.starting import LONG, SRUNDDP, bare, until, write
+from tests.support.starting import LONG, SRUNDDP, bare, until, workers_of, write
 from tests.support.worlds import World, is_gone, run, world
 
 # What a wrapper does before it becomes srunddp; each helper writes its process id to a file.
@@ -299,7 +299,7 @@ wait_for("go")
         worker = it.worker(0)
         until(lambda: is_gone(worker))
         time.sleep(1.0)  # many looks of the supervisor
-        children = set(children_of(it.ranks[0].pid)) - {worker}
+        children = set(workers_of(it.ranks[0].pid)) - {worker}
         assert len(children) == 2
         assert pid(tmp_path, "helper.0") in children
         (tmp_path / "go").touch()

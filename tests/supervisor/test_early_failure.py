@@ -16,7 +16,7 @@ from srunddp.errors import PeerError
 from srunddp.supervisor import signals
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
-from srunddp.supervisor.signals import Launcher
+from srunddp.supervisor.launcher import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.supervisor import Supervisor
 from srunddp.supervisor.worker_process import WorkerProcess, pipe

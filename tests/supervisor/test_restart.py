@@ -109,17 +109,12 @@ def history(
             False,
             "not restarted: the script would fail again",
         ),
+        # Who has sent it is what counts: see test_signals.py.
         (
             Starts(),
             failure("killed by SIGTERM", code=143),
             True,
-            "not restarted: SIGTERM asks for an end",
-        ),
-        (
-            Starts(),
-            failure("killed by SIGUSR2", code=140),
-            True,
-            "not restarted: SIGUSR2 asks for an end",
+            "restart 1 of 3: all ranks start anew",
         ),
         (Starts(), failure("stopped after step 7", code=143, ending=Ending.STOPPED), True, ""),
     ],

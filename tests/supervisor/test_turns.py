@@ -22,7 +22,7 @@ from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.root_cause import RootCause
-from srunddp.supervisor.signals import Launcher
+from srunddp.supervisor.launcher import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.supervisor import Supervisor
 from srunddp.supervisor.worker_messages import ScriptHasFailed, StartedMpi

@@ -24,10 +24,10 @@ from srunddp.supervisor import signals
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.failure_monitor import RankContext
+from srunddp.supervisor.launcher import Launcher
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.restart import RestartPolicy, Starts
-from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.supervisor import RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import WorkerProcess, pipe

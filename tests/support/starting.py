@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from srunddp.supervisor import sentinel
+from srunddp.util.kernel_file import children_of
 from tests.conftest import ROOT
 
 SRUNDDP = (sys.executable, str(ROOT / "bin" / "srunddp"))
@@ -101,6 +104,19 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Wait for the end: the exit code, and the rest of stdout and stderr."""
     out, errors = process.communicate(timeout=LONG)
     return process.returncode, out, errors
+
+
+def workers_of(supervisor: int) -> list[int]:
+    """Return the process ids of a supervisor's children without its sentinel, which it forks before
+    the others; none until that is there.
+    """
+    names = {}
+    for pid in children_of(supervisor):
+        with contextlib.suppress(OSError):
+            names[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+    if sentinel.NAME not in names.values():
+        return []
+    return [pid for pid, name in names.items() if name != sentinel.NAME]
 
 
 def write(path: Path, text: str) -> Path:

@@ -7,7 +7,7 @@ processes come from the same server, and are to end by a SIGTERM.
 import signal
 from multiprocessing import util
 
-from srunddp.supervisor.signals import FORWARDED
+from srunddp.supervisor.signals import REQUESTS
 
 _is_loader_worker = False
 
@@ -31,4 +31,4 @@ def begin() -> None:
 
 def _unblock_signals(_: object) -> None:
     if not _is_loader_worker:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)

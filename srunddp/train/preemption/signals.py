@@ -25,7 +25,7 @@ from srunddp import telemetry
 from srunddp.bootstrap.environment import child_processes
 from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError, Scope, Stopped
-from srunddp.supervisor.signals import FORWARDED
+from srunddp.supervisor.signals import REQUESTS
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import fork_server
 from srunddp.train.preemption.handlers import RankHandlers
@@ -175,7 +175,7 @@ def numbers(names: Sequence[str]) -> list[signal.Signals]:
     Raises:
         ConfigError: There is no such signal, or it would not reach this rank.
     """
-    known = {each.name.removeprefix("SIG"): each for each in FORWARDED if each != signal.SIGTERM}
+    known = {each.name.removeprefix("SIG"): each for each in REQUESTS if each != signal.SIGTERM}
     for name in names:
         if name not in known:
             nearest = difflib.get_close_matches(

@@ -1,0 +1,121 @@
+"""The sentinel: a small process that shows whether a signal has reached the worker too.
+
+A signal to a rank reaches its supervisor. Whether the worker has got it as well depends on how it
+was sent: to one process id, to the process group, as by a terminal, ``timeout``, ``kill -INT 0`` or
+Open MPI, or to all processes of a job step, as by Slurm with most kinds of process tracking.
+Nothing that comes with a signal tells which. So the supervisor keeps a child of its own in its
+process group, and in its job step, that only notes which signals it gets. What the sentinel has
+got, the worker has got too; what it has not got, the supervisor passes on.
+
+The sentinel is a fork without an ``exec``. It is forked before the worker and before any thread,
+and blocks all signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+from pathlib import Path
+from typing import NoReturn
+
+from srunddp.supervisor import signals
+
+NAME = "srunddp-signals"  # in top and ps; the kernel takes at most 15 letters
+_LONGEST_ANSWER = 128
+_ANSWER = 0  # begins each answer, so that one without signals is not the end of the socket
+
+
+class Sentinel:
+    """The supervisor's side of the sentinel.
+
+    Attributes:
+        pid: The sentinel's process id.
+    """
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        """Take over the supervisor's end of the socket to the sentinel."""
+        self.pid = pid
+        self._socket = connection
+
+    @classmethod
+    def start(cls) -> Sentinel:
+        """Fork the sentinel. Call it with the watched signals blocked and without threads."""
+        parent = os.getpid()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if not pid:
+            _run(theirs.fileno(), parent)
+        theirs.close()
+        ours.setblocking(False)
+        return cls(pid, ours)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, which is readable when there is an answer."""
+        return self._socket.fileno()
+
+    def ask(self) -> bool:
+        """Ask which signals it has got since it was last asked.
+
+        Returns:
+            Whether it is there to answer.
+        """
+        try:
+            self._socket.send(b"?")
+        except OSError:
+            return False
+        return True
+
+    def answer(self) -> frozenset[int] | None:
+        """Return the numbers of these signals; None if the sentinel has ended."""
+        try:
+            data = self._socket.recv(_LONGEST_ANSWER)
+        except BlockingIOError:
+            return frozenset()
+        except OSError:
+            return None
+        return frozenset(data[1:]) if data else None
+
+    def close(self) -> None:
+        """Close the socket, upon which the sentinel ends. The worker does so with its copy."""
+        self._socket.close()
+
+
+def _run(connection: int, parent: int) -> NoReturn:
+    """Note the signals that come, and answer until the supervisor closes its end or ends."""
+    # With all signals blocked, none but SIGKILL and SIGSTOP does anything here.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        signals.die_with_parent(parent)
+        Path("/proc/self/comm").write_text(NAME)
+        _close_all_but(connection)
+        _serve(socket.socket(fileno=connection))
+    finally:
+        # Not sys.exit: the clean-up of everything that this process has inherited is the
+        # supervisor's.
+        os._exit(0)
+
+
+def _close_all_but(connection: int) -> None:
+    """Close what was inherited: an open copy hides from others that the supervisor or the worker
+    has closed its own.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) != connection:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                os.close(int(name))
+
+
+def _serve(connection: socket.socket) -> None:
+    seen = set[int]()
+    watched = signals.descriptor(signal.valid_signals())
+    while True:
+        ready, _, _ = select.select([connection.fileno(), watched], [], [])
+        seen.update(received.si_signo for received in signals.read(signal.valid_signals()))
+        if connection.fileno() in ready:
+            if not connection.recv(1):
+                return
+            connection.send(bytes((_ANSWER, *seen)))
+            seen.clear()
