@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from tests.chaos.plan import HYDRA
 from tests.mpirun.conftest import MPI_NAMES, Mpi, there
 from tests.recorded_signals import LIMIT, RECORDER, Recorded, differences, table
 from tests.slurm.conftest import SRUNDDP
-from tests.support.starting import until
+from tests.support.starting import until, write
+from tests.support.worlds import is_gone
 
 pytestmark = pytest.mark.mpirun
 
@@ -32,10 +34,12 @@ SETTLED = 2.5  # seconds without a signal after which none is expected any more
 Jobs = dict[str, dict[str, Recorded]]
 
 
-def start(mpi: Mpi, name: str, kind: str, folder: Path) -> Recorded:
-    command = [mpi.python] if kind == "plain" else [SRUNDDP, "--quiet"]
-    words = [mpi.mpirun, *mpi.options, "-n", "2", *command, str(RECORDER), str(folder)]
+def start(mpi: Mpi, name: str, kind: str, folder: Path, script: str = "") -> Recorded:
+    """Start two ranks of the recorder, or of a script, with the folder as its argument."""
     folder.mkdir()
+    program = write(folder / "script.py", script) if script else RECORDER
+    command = [mpi.python] if kind == "plain" else [SRUNDDP, "--quiet"]
+    words = [mpi.mpirun, *mpi.options, "-n", "2", *command, str(program), str(folder)]
     null = subprocess.DEVNULL
     job = subprocess.Popen(words, env=mpi.here(), stdin=null, stdout=null, stderr=null, text=True)
     return Recorded(folder, name, job)
@@ -98,3 +102,45 @@ def test_a_script_gets_what_plain_python_gets(row: str, jobs: tuple[str, Jobs]) 
         assert got <= {"ready", "SIGTERM"}
     else:
         assert not differences(rows[row]["plain"], rows[row]["srunddp"])
+
+
+# A script that ignores what asks for an end, and its child, which does so too.
+UNMOVED = """
+import os, signal, sys, time
+from pathlib import Path
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+child = os.fork()
+if child:
+    file = Path(sys.argv[1], f"{child}.new")
+    file.touch()
+    file.rename(file.with_suffix(".child"))
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("mpi", MPI_NAMES)
+def test_no_child_of_a_script_is_left_by_mpirun_s_sigkill(mpi: str, tmp_path: Path) -> None:
+    """Open MPI sends it to what a SIGTERM has not ended, and Hydra when its mpiexec has ended."""
+    number = signal.SIGUSR2 if mpi in ENDS_MPIEXEC else signal.SIGTERM
+    for kind in ("plain", "srunddp"):
+        folder = tmp_path / kind
+        job = start(there(mpi), number.name, kind, folder, UNMOVED)
+        assert job.srun
+        try:
+            children = until(partial(children_in, folder), LIMIT)
+            job.srun.send_signal(number)
+            job.srun.wait(60.0)
+            until(partial(all_gone, children), 60.0, partial(str, kind))
+        finally:
+            job.srun.kill()
+
+
+def children_in(folder: Path) -> list[int]:
+    """The process ids of both children, once they are there."""
+    found = [int(file.stem) for file in folder.glob("*.child")]
+    return found if len(found) == 2 else []
+
+
+def all_gone(pids: list[int]) -> bool:
+    return all(map(is_gone, pids))
