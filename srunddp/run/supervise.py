@@ -5,7 +5,7 @@ not wait for the import.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from signal import SIGINT, Signals
@@ -151,19 +151,20 @@ class Agent(RankAgent):
             history=self._policy.history if self._policy else None,
             remaining=tuple(supervisor.remaining),
             end_requests=tuple(supervisor.asked),
-            ends_by=self._ends_by(launcher, supervisor.asked, code),
+            ends_by=self._ends_by(launcher, supervisor),
             has_lost_nodes=self._has_lost_nodes(failure_monitor),
             is_fenced=failure_monitor is not None and failure_monitor.fenced,
         )
 
     @staticmethod
-    def _ends_by(launcher: Launcher, asked: Collection[int], code: int) -> int:
+    def _ends_by(launcher: Launcher, supervisor: Supervisor) -> int:
         """Return the signal by which this process is to end, 0 for none.
 
         After Ctrl-C a shell breaks off its script or loop only if it sees that the command has
         ended by SIGINT, as Python does.
         """
-        if launcher.pid is None and SIGINT in asked and code == 128 + SIGINT:
+        has_ended_by_it = supervisor.is_interrupted or supervisor.process.status == -SIGINT
+        if launcher.pid is None and SIGINT in supervisor.asked and has_ended_by_it:
             return SIGINT
         return 0
 

@@ -25,6 +25,7 @@ from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
 from srunddp.run import script_end, teardown, torch_import
 from srunddp.run.command import RunCommand
+from srunddp.run.signal_notes import SignalNotes
 from srunddp.stage.offline import offline
 from srunddp.supervisor import activity, failure, signals
 from srunddp.supervisor.failure import FailureKind, ScriptError
@@ -36,7 +37,6 @@ from srunddp.supervisor.worker_messages import (
     ReceivedOverMpi,
     ScriptHasFailed,
     ScriptIsDone,
-    SignalsHeld,
     StartedMpi,
     WorkerMessage,
 )
@@ -87,7 +87,9 @@ def run_worker(context: WorkerContext) -> int:
     # Ctrl-C ends the wait for the others without a traceback. The script gets the previous handler
     # back.
     interrupt_handler = _end_at(signal.SIGINT)
-    signal.pthread_sigmask(signal.SIG_SETMASK, context.mask | {*signals.FOR_HANDLERS})
+    signal_notes = SignalNotes(supervisor)
+    signal_notes.set_handlers()
+    signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
     # Close the listening sockets, which the supervisor uses. While a copy is open here, a rank that
     # connects after the supervisor's end would wait instead of being refused.
     for listening in (setup.held and setup.held.rendezvous, setup.deputy):
@@ -107,33 +109,9 @@ def run_worker(context: WorkerContext) -> int:
         return _wait_as_spare(context)
     _join_world(context, info, imported_with)
     signal.signal(signal.SIGINT, interrupt_handler)
-    _give_back_held_signals(context)
-    surround_import("torch", lambda _: _holding_signals(context))
+    signal_notes.remove_handlers()
+    surround_import("torch", lambda _: signal_notes.around_import())
     return _become_script(context)
-
-
-@contextlib.contextmanager
-def _holding_signals(context: WorkerContext) -> Iterator[None]:
-    """Hold the signals that scripts handle, which would end a script that cannot do so yet.
-
-    The import of torch takes seconds, and most scripts set their handlers after it.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals.FOR_HANDLERS)
-    try:
-        yield
-    finally:
-        _give_back_held_signals(context)
-
-
-def _give_back_held_signals(context: WorkerContext) -> None:
-    """Unblock what was held, and leave to the supervisor what has come: it sends that again when
-    the script can take it.
-    """
-    blocked = {*signals.FOR_HANDLERS} - context.mask
-    held = {received.si_signo for received in signals.read(blocked)}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-    if held:
-        context.supervisor.send(SignalsHeld(tuple(held)))
 
 
 def _become_script(context: WorkerContext) -> int:
@@ -320,6 +298,7 @@ def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, s
             traceback=said.traceback,
             shown=shown,
             failed_import=said.failed_import,
+            is_interrupt=isinstance(result.error, KeyboardInterrupt),
         )
     )
 

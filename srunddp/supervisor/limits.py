@@ -104,10 +104,18 @@ class Limits:
     sentinel_answers_within: float = 5.0
     """How long the sentinel may take to answer; only a stopped or killed one needs so long."""
 
-    held_signal_looks: float = 0.1
-    """How often a supervisor looks whether the script can take a signal that came before the script
-    had begun.
+    marks_count_for: float = 1.0
+    """How long before the supervisor noticed a signal the sentinel may have noticed it. A
+    supervisor that gets no processor time notices late.
     """
+
+    held_signal_looks: float = 0.1
+    """When a supervisor looks for the first time whether the script can take a signal that came
+    before the script could set a handler. Each further wait is twice as long.
+    """
+
+    held_signal_looks_at_least: float = 2.0
+    """The longest of these waits."""
 
     stacks_within: float = 1.0
     """How long a worker may take to write its stacks. It is short because faulthandler needs

@@ -41,7 +41,7 @@ class RankZeroEnd(Enum):
     """
 
     KILLED = "its supervisor has ended, and its kernel has closed or reset the connection"
-    ENDED_UNHEARD = "its supervisor has ended while a node was cut off, and nobody can tell how"
+    ENDED_UNHEARD = "its supervisor has ended some time after it was heard of: nobody can tell how"
     UNREACHABLE = "its kernel does not answer: ours has given the connection up"
     SILENT = "its kernel answers, but its supervisor does not: it is stopped or starved"
     LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
@@ -312,7 +312,7 @@ class Participant(FailureMonitor):
 
     def _run_may_have_ended_unheard(self) -> bool:
         """Whether the run may have ended in order, and its end did not reach this node because it,
-        or rank 0's, was cut off.
+        or rank 0's, was cut off. Rank 0's supervisor may also have been starved and then killed.
 
         Pings are answered at once, so a supervisor that was killed was heard from shortly before.
         """

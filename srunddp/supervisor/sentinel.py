@@ -18,14 +18,30 @@ import os
 import select
 import signal
 import socket
-from pathlib import Path
-from typing import NoReturn
+import struct
+import time
+from collections import deque
+from typing import NamedTuple, NoReturn
 
 from srunddp.supervisor import signals
 
-NAME = "srunddp-signals"  # in top and ps; the kernel takes at most 15 letters
-_LONGEST_ANSWER = 128
-_ANSWER = 0  # begins each answer, so that one without signals is not the end of the socket
+_LONGEST_ANSWER = 1 << 16
+_MARK = struct.Struct("=Bd")  # a signal's number, and the time
+_ANSWER = b"!"  # begins each answer, so that one without signals is not the end of the socket
+# The sentinel keeps no more marks than this, the last ones. Only a flood of signals leaves so many.
+_MOST_MARKS = 1000
+
+
+class Mark(NamedTuple):
+    """That the sentinel has got a signal.
+
+    Attributes:
+        number: The signal.
+        at: When, by the system's monotonic clock.
+    """
+
+    number: int
+    at: float
 
 
 class Sentinel:
@@ -57,10 +73,10 @@ class Sentinel:
         return self._socket.fileno()
 
     def ask(self) -> bool:
-        """Ask which signals it has got since it was last asked.
+        """Ask which signals the sentinel has got since it was last asked.
 
         Returns:
-            Whether it is there to answer.
+            Whether the sentinel is there to answer.
         """
         try:
             self._socket.send(b"?")
@@ -68,15 +84,17 @@ class Sentinel:
             return False
         return True
 
-    def answer(self) -> frozenset[int] | None:
-        """Return the numbers of these signals; None if the sentinel has ended."""
+    def answer(self) -> list[Mark] | None:
+        """Return these signals, in their order; None if the sentinel has ended."""
         try:
             data = self._socket.recv(_LONGEST_ANSWER)
         except BlockingIOError:
-            return frozenset()
+            return []
         except OSError:
             return None
-        return frozenset(data[1:]) if data else None
+        if not data:
+            return None
+        return [Mark(*each) for each in _MARK.iter_unpack(data[len(_ANSWER) :])]
 
     def close(self) -> None:
         """Close the socket, upon which the sentinel ends. The worker does so with its copy."""
@@ -89,7 +107,6 @@ def _run(connection: int, parent: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         signals.die_with_parent(parent)
-        Path("/proc/self/comm").write_text(NAME)
         _close_all_but(connection)
         _serve(socket.socket(fileno=connection))
     finally:
@@ -109,13 +126,14 @@ def _close_all_but(connection: int) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    seen = set[int]()
+    seen = deque[Mark](maxlen=_MOST_MARKS)
     watched = signals.descriptor(signal.valid_signals())
     while True:
         ready, _, _ = select.select([connection.fileno(), watched], [], [])
-        seen.update(received.si_signo for received in signals.read(signal.valid_signals()))
+        for received in signals.read(signal.valid_signals()):
+            seen.append(Mark(received.si_signo, time.monotonic()))
         if connection.fileno() in ready:
             if not connection.recv(1):
                 return
-            connection.send(bytes((_ANSWER, *seen)))
+            connection.send(_ANSWER + b"".join(_MARK.pack(*mark) for mark in seen))
             seen.clear()

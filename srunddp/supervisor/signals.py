@@ -7,7 +7,7 @@ import ctypes
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from srunddp.util.kernel_file import text_of
@@ -21,8 +21,6 @@ REQUESTS = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 FORWARDED = (*REQUESTS, signal.SIGTSTP, signal.SIGCONT)
 # Users send these to ask for a checkpoint. They end a script that has no handler yet.
 FOR_HANDLERS = (signal.SIGUSR1, signal.SIGUSR2)
-# By these a terminal stops the jobs of a shell.
-TERMINAL_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 # On this signal the supervisor prints its worker's stack. Other processes ignore it by default.
 PRINT_STACK = signal.SIGURG
 _WATCHED = frozenset({*FORWARDED, PRINT_STACK, signal.SIGCHLD})
@@ -111,11 +109,11 @@ def handles(pid: int, number: int) -> bool:
     return _is_in_a_set(pid, number, "SigCgt")
 
 
-def handles_or_ignores(pid: int, number: int) -> bool:
-    """Return whether a process has a handler of its own for a signal or ignores it; False if it is
-    gone.
+def is_safe_for(pid: int, number: int) -> bool:
+    """Return whether a process handles, ignores or, in its main thread, blocks a signal; False if
+    it is gone.
     """
-    return _is_in_a_set(pid, number, "SigCgt", "SigIgn")
+    return _is_in_a_set(pid, number, "SigCgt", "SigIgn", "SigBlk")
 
 
 def _is_in_a_set(pid: int, number: int, *names: str) -> bool:
@@ -127,10 +125,19 @@ def _is_in_a_set(pid: int, number: int, *names: str) -> bool:
     return any(int(numbers, 16) >> (number - 1) & 1 for numbers in found)
 
 
-def stop_by(number: int) -> None:
-    """Stop this process by a signal that stops processes by default, and return once it goes on."""
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+def stop_by(number: int, is_wanted: Callable[[], bool]) -> None:
+    """Stop this process by a signal that stops processes by default, and return once it goes on.
+
+    Args:
+        number: The signal, which all threads block.
+        is_wanted: Tells whether the process is still to stop, although a SIGCONT may have come.
+    """
+    # The kernel discards a SIGCONT that is pending now. One that comes later discards this signal.
     os.kill(os.getpid(), number)
+    if not is_wanted():
+        signal.sigtimedwait({number}, 0)
+        return
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -71,9 +71,10 @@ from srunddp.supervisor.root_cause import STALLED
 from srunddp.supervisor.sentinel import Sentinel
 from srunddp.supervisor.worker_messages import (
     Leave,
+    NotesSignals,
     ScriptHasFailed,
     ScriptIsDone,
-    SignalsHeld,
+    SignalsNoted,
     StartedMpi,
     WorkerMessage,
 )
@@ -137,6 +138,7 @@ class Supervisor:
         clock: The clock of these limits.
         remaining: The process ids of descendants that could not be killed.
         asked: The numbers of all signals so far that ask for an end of the run.
+        is_interrupted: Whether the script has ended by a KeyboardInterrupt.
     """
 
     agent: RankAgent
@@ -154,6 +156,7 @@ class Supervisor:
     clock: ActiveClock = field(default_factory=ActiveClock)
     remaining: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
+    is_interrupted: bool = False
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _state: State = field(default_factory=State)
     # The result of the rendezvous. Its thread sets it before it closes its socket, and only then
@@ -163,6 +166,8 @@ class Supervisor:
     _reads_pipe: bool = False
     _monitor: FailureMonitor | None = None
     _error: BaseException | None = None  # raised at the end of run()
+    # Whether SIGTSTP has come and no SIGCONT since, so that this process stops with the worker.
+    _is_to_stop: bool = False
     # The signals that have come from others than ranks.
     _got: set[int] = field(default_factory=set)
 
@@ -295,7 +300,7 @@ class Supervisor:
         self._pass_on(self._forwarding.tick(now))
         others = (
             self._forwarding.next_tick(now),
-            self._held.tick(),
+            self._held.tick(lambda: self._on_worker(self.pipe.end)),
             self.process.tick(now),
             self.descendants.tick(writers()),
         )
@@ -385,11 +390,14 @@ class Supervisor:
         for message in self.pipe.read():
             match message:
                 case ScriptHasFailed():
+                    self.is_interrupted = message.is_interrupt
                     self._handle(ScriptFailed(now, self.recorder.of_message(message, now)))
                 case StartedMpi():
                     self._monitor.uses_mpi()  # no event: it means the same in all phases
-                case SignalsHeld(numbers):
-                    self._held.add(numbers)  # no event: it means the same in all phases
+                case NotesSignals():
+                    self._held.worker_notes = True  # no event: the same in all phases
+                case SignalsNoted(numbers):
+                    self._held.add(numbers)  # no event: the same in all phases
                 case ScriptIsDone(waits):
                     self._handle(ScriptSucceeded(now, waits))
         if not self.pipe.open:
@@ -442,7 +450,10 @@ class Supervisor:
         self.early -= {number}
         if is_passed_on:
             self.process.send(number)
+        if number in (signal.SIGTSTP, signal.SIGCONT):
+            self._is_to_stop = number == signal.SIGTSTP
         self._forwarding.add(number, now, is_passed_on=is_passed_on, of_rank=of_rank)
+        self._stop_with_worker()
 
     def _note_request(self, number: int) -> None:
         """Note a signal that no rank has sent to itself."""
@@ -468,10 +479,19 @@ class Supervisor:
         self.process.collect(self.clock.now)
         if self.process.ended and not self._state.worker_has_ended:
             self._on_worker_end()
-        elif self.process.stopped_by in signals.TERMINAL_STOPS and self.launcher.pid is None:
-            # The shell has to see that its job is stopped. Launchers do not look at that, and
-            # other ranks are told by this process if it goes on.
-            signals.stop_by(self.process.stopped_by)
+        else:
+            self._stop_with_worker()
+
+    def _stop_with_worker(self) -> None:
+        """Stop this process if SIGTSTP has come and has stopped the worker.
+
+        A shell has to see that its job is stopped, and a rank that its launcher has stopped is none
+        that hangs.
+        """
+        if self._is_to_stop and self.process.stopped_by == signal.SIGTSTP:
+            self._is_to_stop = False
+            if signal.SIGCONT not in signal.sigpending():
+                signals.stop_by(signal.SIGTSTP, self.process.is_stopped)
 
     def _on_worker_end(self) -> None:
         now = self.clock.now

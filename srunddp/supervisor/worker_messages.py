@@ -46,6 +46,7 @@ class ScriptHasFailed(WorkerMessage, kind="script_has_failed"):
             names.
         weight: The number of its :class:`FailureKind`.
         category: The value of its :class:`FailureCategory`.
+        is_interrupt: Whether a KeyboardInterrupt has ended the script.
     """
 
     cause: str
@@ -55,6 +56,7 @@ class ScriptHasFailed(WorkerMessage, kind="script_has_failed"):
     traceback: str
     shown: bool
     failed_import: str = ""
+    is_interrupt: bool = False
 
     def __post_init__(self) -> None:
         FailureKind(self.weight)
@@ -67,8 +69,13 @@ class StartedMpi(WorkerMessage, kind="started_mpi"):
 
 
 @dataclass(frozen=True)
-class SignalsHeld(WorkerMessage, kind="signals_held"):
-    """Signals have come that the script may handle, but before it could set a handler.
+class NotesSignals(WorkerMessage, kind="notes_signals"):
+    """The worker is about to note the signals that would end a script without handlers for them."""
+
+
+@dataclass(frozen=True)
+class SignalsNoted(WorkerMessage, kind="signals_noted"):
+    """The worker has stopped noting signals, and these have come meanwhile.
 
     Attributes:
         numbers: The signals.

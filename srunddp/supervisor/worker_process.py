@@ -16,6 +16,7 @@ from srunddp.supervisor import signals
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_messages import Unreadable, WorkerMessage
 from srunddp.util.descriptors import move_high
+from srunddp.util.kernel_file import stat_fields
 
 
 @dataclass
@@ -74,6 +75,12 @@ class WorkerProcess:
             self.stopped_by = 0
             self.status = os.waitstatus_to_exitcode(status)
             self.dumped_core = os.WIFSIGNALED(status) and os.WCOREDUMP(status)
+
+    def is_stopped(self) -> bool:
+        """Return whether the worker is stopped at this moment, as the kernel shows it."""
+        with contextlib.suppress(OSError):
+            return stat_fields(self.pid)[0] == "T"
+        return False
 
     def overdue(self, now: float) -> tuple[str, int] | None:
         """Return cause and exit code of a failure if the worker has been stopped for too long; None

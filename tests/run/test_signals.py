@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.util.kernel_file import children_of, stat_fields
 from tests.conftest import PROGRAMS
 from tests.support.starting import (
     SRUNDDP,
@@ -34,6 +35,7 @@ from tests.support.starting import (
     workers_of,
     write,
 )
+from tests.support.worlds import world
 
 PROGRAM = PROGRAMS / "signalled.py"
 COMMANDS = {"plain": [sys.executable], "srunddp": [*SRUNDDP, "--quiet"]}
@@ -283,6 +285,190 @@ def test_a_request_while_the_ranks_meet_waits_for_the_handler(
             (tmp_path / "end").touch()
             assert (ended(first)[0], ended(second)[0]) == (0, 0)
     assert sorted(lines(tmp_path / "said")) == ["SIGUSR1", "ready", "ready"]
+
+
+SAY = """
+import os, signal, subprocess, threading, time
+def say(what):
+    with open("said", "a") as file:
+        file.write(what + "\\n")
+def until_end():
+    while not os.path.exists("end"):
+        time.sleep(0.02)
+"""
+# What scripts do with USR1 that comes to the group while they import torch, as below plain Python.
+AS_PLAIN = {
+    "handled before the import": (
+        "signal.signal(signal.SIGUSR1, lambda *_: say(f'import over: {os.path.exists(\"go\")}'))\n"
+        "import torch\nuntil_end()\n",
+        ["import over: False"],
+    ),
+    "blocked, with a thread that waits for it": (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+        "threading.Thread(target=lambda: say(f'got {signal.sigwait({signal.SIGUSR1})}')).start()\n"
+        "import torch\nuntil_end()\n"
+        "say(f'blocked: {signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, [])}')\n",
+        ["blocked: True", f"got {int(signal.SIGUSR1)}"],
+    ),
+    "ignored": (
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nimport torch\nuntil_end()\n"
+        "say(f'{signal.getsignal(signal.SIGUSR1)!r}')\n",
+        [f"{signal.SIG_IGN!r}"],
+    ),
+    "imported by a forked process": (
+        "me = os.getpid()\nsignal.signal(signal.SIGUSR1,"
+        " lambda *_: say(f'got by the child: {os.getpid() != me}'))\n"
+        "child = os.fork()\nif not child:\n    import torch\nuntil_end()\n"
+        "child and os.waitpid(child, 0)\n",
+        ["got by the child: False", "got by the child: True"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("way", AS_PLAIN)
+def test_a_script_s_own_way_with_a_signal_is_not_changed_by_the_import_of_torch(
+    way: str, kind: str, tmp_path: Path
+) -> None:
+    text, expected = AS_PLAIN[way]
+    write(tmp_path / "torch.py", STAND_IN)
+    script = write(tmp_path / "train.py", SAY + text)
+    with group("env", "-C", tmp_path, *COMMANDS[kind], script) as process:
+        until((tmp_path / "importing").exists)
+        os.killpg(process.pid, signal.SIGUSR1)
+        time.sleep(SETTLED)
+        (tmp_path / "go").touch()
+        time.sleep(SETTLED)
+        (tmp_path / "end").touch()
+        assert process.wait(60) == 0
+    assert sorted(lines(tmp_path / "said")) == expected
+
+
+def test_a_request_during_the_import_waits_although_other_threads_run(tmp_path: Path) -> None:
+    """As those of NumPy's BLAS do; the kernel may give a signal to any thread."""
+    write(tmp_path / "torch.py", STAND_IN)
+    script = write(
+        tmp_path / "train.py",
+        f"{SAY}threading.Thread(target=until_end).start()\nimport torch\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: say('got'))\nuntil_end()\n",
+    )
+    with group("env", "-C", tmp_path, *SRUNDDP, "--quiet", script) as process:
+        until((tmp_path / "importing").exists)
+        os.killpg(process.pid, signal.SIGUSR1)
+        time.sleep(SETTLED)
+        (tmp_path / "go").touch()
+        until(partial(has_count, tmp_path / "said", "got", 1))
+        (tmp_path / "end").touch()
+        assert process.wait(60) == 0
+    assert lines(tmp_path / "said") == ["got"]
+
+
+def test_what_is_started_during_the_import_has_its_signals(tmp_path: Path) -> None:
+    write(
+        tmp_path / "torch.py",
+        f"import subprocess\nchild = subprocess.Popen(['sleep', '60'])\n{STAND_IN}",
+    )
+    script = write(
+        tmp_path / "train.py",
+        f"{SAY}import torch\ntorch.child.send_signal(signal.SIGUSR1)\n"
+        "say(str(torch.child.wait(30)))\n",
+    )
+    (tmp_path / "go").touch()
+    with group("env", "-C", tmp_path, *SRUNDDP, "--quiet", script) as process:
+        assert process.wait(60) == 0
+    assert lines(tmp_path / "said") == [str(-signal.SIGUSR1)]
+
+
+def test_whoever_signals_all_of_a_name_signals_the_script_once(tmp_path: Path) -> None:
+    """As ``pkill -x`` and ``killall`` do."""
+    file = tmp_path / "file"
+    with group(*SRUNDDP, "--quiet", PROGRAM, "record", file) as process:
+        until(partial(is_ready, file))
+        pids = [process.pid, *children_of(process.pid)]
+        names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in pids}
+        for pid, name in names.items():
+            if name == names[process.pid]:
+                os.kill(pid, signal.SIGUSR1)
+        until(partial(has_count, file, "SIGUSR1", 1))
+        time.sleep(SETTLED)
+        write(tmp_path / "file.end", "")
+        assert process.wait(60) == 0
+    assert lines(file) == ["ready", "SIGUSR1"]
+
+
+def test_a_script_that_handles_ctrl_c_has_its_exit_code(tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "train.py",
+        f"{SAY}try:\n    say('ready')\n    until_end()\n"
+        "except KeyboardInterrupt:\n    raise SystemExit(130)\n",
+    )
+    with group("env", "-C", tmp_path, *SRUNDDP, "--quiet", script) as process:
+        until(partial(is_ready, tmp_path / "said"))
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+# Stops and continuations.
+
+
+@contextmanager
+def job(*command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process group of its own, and in our session: what belongs to no session of a
+    shell is not stopped by SIGTSTP.
+    """
+    null = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, env=bare(), stdin=null, stdout=null, stderr=null, process_group=0
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("to", ["supervisor", "worker", "group"])
+@pytest.mark.parametrize("between", [0.0, 0.02, 0.06, 0.5])
+def test_what_is_continued_after_a_stop_goes_on(to: str, between: float, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with job(*SRUNDDP, "--quiet", PROGRAM, "record", file) as process:
+        until(partial(is_ready, file))
+        (worker,) = workers_of(process.pid)
+        target = {"supervisor": process.pid, "worker": worker, "group": -process.pid}[to]
+        os.kill(target, signal.SIGTSTP)
+        time.sleep(between)
+        os.kill(target, signal.SIGCONT)
+        until(partial(has_count, file, "SIGCONT", 1))
+        time.sleep(SETTLED)
+        write(tmp_path / "file.end", "")
+        assert process.wait(60) == 0
+
+
+# What starts a rank in a process group of its own, as a shell does: SIGTSTP stops no other.
+AS_SHELL = (
+    "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:], process_group=0).wait() % 256)"
+)
+
+
+def test_ranks_that_their_launcher_stops_and_continues_are_not_blamed(tmp_path: Path) -> None:
+    """Before ``scontrol suspend`` stops all processes by SIGSTOP, it sends SIGTSTP."""
+    script = "say('works')\nwait_for('end')\n"
+    below = {rank: [sys.executable, "-c", AS_SHELL] for rank in range(2)}
+    with world(tmp_path, script, size=2, below=below, limits={"stopped_for": 1.0}) as it:
+        workers = it.workers()
+        until(lambda: it.has_said("works.0") and it.has_said("works.1"))
+        for number, state in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "S")):
+            for worker in workers:
+                os.killpg(os.getpgid(worker), number)
+            until(partial(are_in_state, workers, state))
+            time.sleep(4.0)
+        (tmp_path / "end").touch()
+        ended_world = it.wait()
+    assert ended_world.codes == [0, 0], ended_world.text
+
+
+def are_in_state(pids: list[int], state: str) -> bool:
+    return {stat_fields(pid)[0] for pid in pids} == {state}
 
 
 # Terminals.
