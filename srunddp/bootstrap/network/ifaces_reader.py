@@ -20,11 +20,18 @@ from srunddp.bootstrap.network.ifaces_entry import (
     port_range,
 )
 from srunddp.errors import ConfigError, ConfigFileError, Scope, did_you_mean
-from srunddp.util.hostlist import expand
+from srunddp.util.hostlist import expand, shortened
 from srunddp.util.yaml_source import shown, yaml_position
 
 _ENTRY = "write `- nodes: …` and `interface: …`"
 _ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
+# The tags that YAML 1.1 gives to values without one of their own.
+_TAG = "tag:yaml.org,2002:"
+_IMPLICIT = frozenset(
+    _TAG + name for name in ("str", "bool", "int", "float", "null", "timestamp", "merge", "value")
+)
+_TRUE = ("yes", "true", "on")
+_HINT_SCALAR = "write one value, quoted if it has [ or *"
 
 
 class Reader:
@@ -222,6 +229,7 @@ class Reader:
         for name, (key, given) in self._mapping(node, _ENV).items():
             with self._collecting():
                 variables[name] = value = self._scalar(given)
+                self._check_type(name, given)
                 if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
                     raise self._wrong(
                         key, f"env {name!r}: {value!r}", "a variable's name and its text", _ENV
@@ -234,6 +242,36 @@ class Reader:
                         "remove it",
                     )
         return variables
+
+    def _check_type(self, name: str, node: yaml.Node) -> None:
+        """Refuse a variable's value that means one thing in YAML, and another to a program that
+        gets it as text.
+
+        NCCL reads `yes` as 0, and `1_000` as 1.
+
+        Raises:
+            ConfigError: the value is a boolean, or a number in a notation that C does not read.
+        """
+        # A value in quotes is text.
+        if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+            return
+        text = str(node.value)
+        if node.tag == f"{_TAG}bool":
+            number = int(text.lower() in _TRUE)
+            raise self._wrong(
+                node,
+                f"env {name}: {text}, a boolean in YAML",
+                "a number or a text",
+                f'write {name}: {number}, or {name}: "{text}" for the text',
+            )
+        whole = _only_pythons(text)
+        if whole is not None:
+            raise self._wrong(
+                node,
+                f"env {name}: {text}, a number that most programs read as another",
+                "a number as C writes it, or a text",
+                f'write {name}: {whole}, or {name}: "{text}" for the text',
+            )
 
     def _mapping(self, node: yaml.Node, hint: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         if not isinstance(node, yaml.MappingNode):
@@ -251,10 +289,35 @@ class Reader:
 
     def _scalar(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
+            raise self._wrong(node, shown(node), "a single value", _HINT_SCALAR)
+        # Not a text `null` or `~`: it stands for nothing.
+        if node.tag == f"{_TAG}null":
             raise self._wrong(
-                node, shown(node), "a single value", "write one value, quoted if it has [ or *"
+                node,
+                f"{node.value}, which is no value in YAML",
+                "a single value",
+                f'remove the key, or write "{node.value}" in quotes for the text',
+            )
+        if node.tag not in _IMPLICIT:
+            tag = node.tag.replace(_TAG, "!!")
+            raise self._wrong(
+                node, f"a value with the tag {shortened(tag)}", "a plain value", "remove the tag"
             )
         return str(node.value)
+
+
+def _only_pythons(text: str) -> int | None:
+    """Return a whole number that is written as YAML and Python write it, but not C, such as
+    ``1_000``, ``0b11`` or ``0o17``; None for any other text.
+    """
+    # At most 20 letters: int() refuses more than 4,300 digits with an error of its own.
+    if not re.fullmatch(r"[-+]?(0[bo][0-9_]+|[0-9][0-9_]*_[0-9_]*)", text) or len(text) > 20:
+        return None
+    try:
+        # Of 010_000, which is octal in YAML, only the sign that divides the digits is wrong.
+        return int(text, 0 if re.match(r"[-+]?0[bo]", text) else 10)
+    except ValueError:
+        return None
 
 
 def _meant(name: str) -> tuple[str, str]:

@@ -75,12 +75,21 @@ def test_an_entry_has_all_that_the_format_knows() -> None:
 
 
 def test_values_are_text_and_anchors_work() -> None:
-    """YAML would read these as a boolean, a number in base 8 and a number in base 60."""
+    """YAML would read these as a boolean, numbers in base 8, 16 and 60, a date."""
     (entry,) = entries(
-        "- nodes: 010\n  interface: on\n  env: {A: 1_000, B: 12:30:45, C: yes, D: 0o17}\n"
+        "- nodes: 010\n  interface: on\n"
+        "  env: {A: 0x10, B: 12:30:45, C: 010, D: 2026-01-01, E: 1e3}\n"
     )
     assert (entry.nodes, entry.interfaces) == ("010", ("on",))
-    assert entry.env == {"A": "1_000", "B": "12:30:45", "C": "yes", "D": "0o17"}
+    assert entry.env == {
+        "A": "0x10",
+        "B": "12:30:45",
+        "C": "010",
+        "D": "2026-01-01",
+        "E": "1e3",
+    }
+    (entry,) = entries(NODE + 'b\n  env: {A: "yes", B: \'null\', C: "1_000", D: !!str no}\n')
+    assert entry.env == {"A": "yes", "B": "null", "C": "1_000", "D": "no"}
     one, two = entries("- &ib {nodes: a, interface: ib0}\n- *ib\n")
     assert one == two
 
@@ -515,6 +524,48 @@ def test_a_wrong_file_is_told_of_with_its_place(case: str) -> None:
     assert message.startswith(f"ifaces.conf:{place}: ")
     assert found in message.partition("; expected ")[0]
     assert message.partition("; expected ")[2].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        ("yes", "1"),
+        ("True", "1"),
+        ("on", "1"),
+        ("no", "0"),
+        ("FALSE", "0"),
+        ("off", "0"),
+        ("1_000", "1000"),
+        ("-1_0", "-10"),
+        ("0b11", "3"),
+        ("0o17", "15"),
+        ("010_0", "100"),
+    ],
+)
+def test_a_value_that_programs_read_as_another_is_refused(value: str, number: str) -> None:
+    """NCCL takes ``yes`` for 0, and ``1_000`` for 1. Both values of the hint are right."""
+    before = NODE + "b\n  env: {NCCL_IB_DISABLE: "
+    message = refused(f"{before}{value}}}\n")
+    assert message.startswith(f"ifaces.conf:3:26: env NCCL_IB_DISABLE: {value}, a ")
+    assert tells(message.partition(" -> ")[2], number, f'"{value}"')
+    assert entries(f"{before}{number}}}\n")[0].env == {"NCCL_IB_DISABLE": number}
+    assert entries(f'{before}"{value}"}}\n')[0].env == {"NCCL_IB_DISABLE": value}
+
+
+@pytest.mark.parametrize("nothing", ["~", "null", "Null"])
+@pytest.mark.parametrize("line", ["interface: {}", "address: {}", "env: {{A: {}}}", "nodes: {}"])
+def test_no_value_is_not_taken_for_a_text(line: str, nothing: str) -> None:
+    message = refused(f"- {line.format(nothing)}\n")
+    assert message.partition(": ")[2].startswith(f"{nothing}, which is no value in YAML; expected ")
+
+
+@pytest.mark.parametrize(
+    "value", ["!!binary aGk=", "!site x", "!!set x", "!!python/name:os.system x"]
+)
+def test_a_value_with_a_tag_is_refused(value: str) -> None:
+    for line in (f"interface: {value}", f"nodes: {value}", f"env: {{A: {value}}}"):
+        message = refused(f"- {line}\n")
+        assert tells(message, "a value with the tag", value.split()[0], "remove the tag")
 
 
 def test_all_errors_of_a_file_are_told_at_once() -> None:
