@@ -10,6 +10,7 @@ from srunddp.bootstrap.network.ifaces_entry import AUTO, NEAREST, IfacesEntry
 from srunddp.check.finding import FAIL, WARN, Finding
 from srunddp.check.nccl_names import misspelt
 from srunddp.errors import did_you_mean
+from srunddp.util.infiniband import no_interface
 from srunddp.util.slurm_command import output
 
 NAME = "ifaces"
@@ -78,7 +79,7 @@ def evaluate(
     Returns:
         What is wrong, and what is to be noted.
     """
-    findings = []
+    findings = [finding for one in entries for finding in _devices(one)]
     for position, one in enumerate(entries):
         # The first entry that matches a node counts, and no later one.
         taken = [_first(entries[:position], item) for item in one.items]
@@ -96,6 +97,16 @@ def evaluate(
 
 def _first(entries: Sequence[IfacesEntry], item: str) -> IfacesEntry | None:
     return next((entry for entry in entries if entry.matches(item)), None)
+
+
+def _devices(entry: IfacesEntry) -> Iterator[Finding]:
+    """Name interfaces that are most likely devices. Each name is allowed, so that only the node
+    can tell.
+    """
+    for name in entry.interfaces:
+        if hint := no_interface(name):
+            found = f"{entry.where}: interface {name}, which is like the name of a device"
+            yield Finding(WARN, found, "a name as `ip link` shows it", hint)
 
 
 def _unknown(entries: Sequence[IfacesEntry], nodes: set[str]) -> Iterator[Finding]:

@@ -216,6 +216,23 @@ def test_a_misspelt_variable_of_nccl_is_noted(conf: Path, name: str, meant: str)
     assert notes == ([expected] if meant else [])
 
 
+@pytest.mark.parametrize(
+    "name", ["mlx5_0", "mlx5_bond_0", "mlx4_1", "hfi1_0", "bnxt_re0", "rocep65s0f0", "mlx5_*"]
+)
+def test_a_device_for_an_interface_is_found(conf: Path, name: str) -> None:
+    finding = only(checked(conf, f'- nodes: n1\n  interface: ["{name}"]\n', "n1"))
+    assert finding.level is Severity.WARN
+    assert tells(finding.found, f"{conf}:1:3", name, "device")
+    assert f"{{NCCL_IB_HCA: {name.removesuffix('*')}}}" in finding.hint
+
+
+@pytest.mark.parametrize(
+    "name", ["ib0", "ibp65s0", "enp65s0f0np0", "mlnx0", "qib", "ib*", "hsn0", "e*", "auto"]
+)
+def test_an_interface_is_not_taken_for_a_device(conf: Path, name: str) -> None:
+    assert checked(conf, f"- nodes: n1\n  interface: {name}\n", "n1").findings == []
+
+
 # Asking Slurm.
 
 

@@ -222,7 +222,7 @@ def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _
             f"no interface that is up fits {rule} on node {environment.node}, which has"
             f" {_listed(links)}",
             expected="one with an address",
-            hint="correct this entry",
+            hint=_device_of_this_node(rule) or "correct this entry",
             where=source,
             scope=Scope.RANK if len(rules) > 1 else Scope.NODE,
         )
@@ -233,6 +233,17 @@ def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _
         if link.name != best
     )
     return _Choice(best, source, (*passed_over, *others))
+
+
+def _device_of_this_node(name: str) -> str:
+    """Return a hint with this node's interfaces if a name or pattern is that of a device, not of
+    an interface; else an empty text.
+    """
+    from srunddp.util import infiniband  # only for an error
+
+    own = (each for each in infiniband.devices() if fnmatch.fnmatchcase(each.name, name))
+    interfaces = dict.fromkeys(interface for each in own for interface in each.interfaces)
+    return infiniband.no_interface(name, tuple(interfaces))
 
 
 def _within(link: NetworkInterface, network: str) -> tuple[str, ...]:
@@ -479,7 +490,7 @@ def _checked(
     raise ConfigError(
         f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}",
         expected="one that is up and has an address",
-        hint=hint,
+        hint=(not link and _device_of_this_node(name)) or hint,
         where=source,
         scope=scope,
     )

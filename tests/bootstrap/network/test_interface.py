@@ -20,6 +20,7 @@ from srunddp.bootstrap.network.interface import (
     shown_speed,
 )
 from srunddp.errors import ConfigError
+from srunddp.util import infiniband
 from tests.support.facts import tells
 
 
@@ -319,6 +320,29 @@ def test_a_users_interface_not_there_is_refused(
     assert tells(text, f"{name}={value}:", shown, "node07")
     assert "ib0 (10.0.0.7)" in text
     assert text.endswith(f"-> correct {name}")
+
+
+@pytest.mark.parametrize(
+    ("of", "interfaces", "meant"),
+    [
+        ("mlx5_0", ("ib0",), "write ib0;"),
+        ("mlx5_0", (), "/sys/class/infiniband/mlx5_0/device/net"),
+        ("mlx5_*", ("ib0",), "write ib0;"),
+        ("mlx5_1", ("ib0",), "/sys/class/infiniband/mlx5_1/device/net"),
+    ],
+)
+def test_a_device_for_an_interface_is_told_its_interface(
+    monkeypatch: pytest.MonkeyPatch, of: str, interfaces: tuple[str, ...], meant: str
+) -> None:
+    here = infiniband.Device("mlx5_0", "InfiniBand", True, 100_000, interfaces)
+    monkeypatch.setattr(infiniband, "devices", lambda: [here])
+    exported = {} if "*" in of else {"GLOO_SOCKET_IFNAME": of}
+    for text in (refused(entry(of)), refused(entry("ib*"), exported or {"TP_SOCKET_IFNAME": of})):
+        assert tells(text.partition(" -> ")[2], of, "device", "NCCL_IB_HCA")
+    assert meant in refused(entry(of))
+    assert infiniband.no_interface("ib0", interfaces) == ""
+    up = (*LINKS, link("mlx5_0", "10.9.0.7"))
+    assert chosen(entry("mlx5_0"), links=up).name == "mlx5_0"  # the name is allowed
 
 
 # By itself.
