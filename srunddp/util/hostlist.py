@@ -2,6 +2,8 @@
 it is called, because they are used while a rank fails.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 import re
@@ -12,6 +14,7 @@ from typing import TypeVar
 from srunddp.errors import ConfigError, Scope
 
 LONGEST_LIST = 65536  # names; a typo such as node[1-99999999] must not fill the memory
+TOO_MANY = f"more than {LONGEST_LIST} names"
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -106,34 +109,60 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
     Raises:
         ConfigError: Unbalanced brackets, an invalid range, or more than 65,536 names.
     """
-    names: list[str] = []
+    return [name for item in _items(host_list, where) for name in item.names()]
+
+
+def count(host_list: str, *, where: str = "") -> int:
+    """Return how many names :func:`expand` would give, without making one; see there."""
+    return sum(item.size for item in _items(host_list, where))
+
+
+def _items(host_list: str, where: str) -> list[_Item]:
+    """Read the items of a list, between commas, and count the names before any is made."""
+    items: list[_Item] = []
+    names = 0
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", host_list):
         raise _bad_list(host_list, "brackets that do not match", where)
     if host_list:
         # Split at commas outside brackets; the added comma ends the last item.
-        for item in re.findall(r"((?:[^\[\],]|\[[^\[\]]*\])*),", host_list + ","):
-            names.extend(_expand_item(item, host_list, where))
-            if len(names) > LONGEST_LIST:
-                raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
-    return names
+        for text in re.findall(r"((?:[^\[\],]|\[[^\[\]]*\])*),", host_list + ","):
+            item = _read_item(text, host_list, where)
+            names += item.size
+            if names > LONGEST_LIST:
+                raise _bad_list(host_list, TOO_MANY, where)
+            items.append(item)
+    return items
 
 
-def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
+def _read_item(item: str, host_list: str, where: str) -> _Item:
     # The split of rack[1-2]n[03,7] gives "rack", "1-2", "n", "03,7" and "": the bracketed texts are
     # at the odd indices.
     pieces = re.split(r"\[([^\]]*)\]", item)
     if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
-        raise _bad_list(host_list, f"{item!r}", where)
+        raise _bad_list(host_list, f"{shortened(item)!r}", where)
     brackets = [_read_ranges(piece, host_list, where) for piece in pieces[1::2]]
-    # Counted before anything is expanded: a short list may name more than fit in memory.
-    if math.prod(sum(map(len, bracket)) for bracket in brackets) > LONGEST_LIST:
-        raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
-    choices = [[pieces[0]]]
-    for bracket, text_after in zip(brackets, pieces[2::2], strict=True):
-        choices.append([number for each in bracket for number in each])
-        choices.append([text_after])
-    # The last bracket varies fastest, as in Slurm.
-    yield from map("".join, itertools.product(*choices))
+    return _Item(pieces[::2], brackets)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An item of a host list: texts, and the ranges of the brackets between them."""
+
+    texts: list[str]
+    brackets: list[list[_Range]]
+
+    @property
+    def size(self) -> int:
+        """How many names it stands for: more than len() may return, in a list of many brackets."""
+        return math.prod(sum(map(len, bracket)) for bracket in self.brackets)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names; the last bracket varies fastest, as in Slurm."""
+        choices = [[self.texts[0]]]
+        for bracket, text_after in zip(self.brackets, self.texts[1:], strict=True):
+            choices.append([number for each in bracket for number in each])
+            choices.append([text_after])
+        yield from map("".join, itertools.product(*choices))
 
 
 @dataclass(frozen=True)
@@ -157,11 +186,13 @@ def _read_ranges(ranges: str, host_list: str, where: str) -> list[_Range]:
         # At most 18 digits, because int() raises a ValueError for more than 4,300.
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         if not match:
-            raise _bad_list(host_list, f"{part!r} in brackets", where)
+            raise _bad_list(host_list, f"{shortened(part)!r} in brackets", where)
         low = match[1]
         high = match[2] or match[1]
-        if not 0 <= int(high) - int(low) < LONGEST_LIST:
-            raise _bad_list(host_list, f"the range {part}", where)
+        if int(high) < int(low):
+            raise _bad_list(host_list, f"the range {part}, which runs backwards", where)
+        if int(high) - int(low) >= LONGEST_LIST:
+            raise _bad_list(host_list, f"{TOO_MANY}: {part}", where)
         found.append(_Range(int(low), int(high), len(low)))
     return found
 

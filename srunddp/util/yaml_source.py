@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _KNOWN = {
     r"character '\t'": ("a tab", "indent with spaces"),
     "alphabetic or numeric": ("a * or & without quotes", 'quote the whole value: "*"'),
+    "nested deeper": ("too many brackets, braces or `- `, one in another", "close each of them"),
     "undefined alias": ("a * without quotes", "quote the whole value, with the *"),
     "',' or '}', but got '['": ("a [ without quotes", "quote the whole value, with the brackets"),
     "mapping": (
@@ -37,13 +38,16 @@ def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
     Raises:
         ConfigError: The text is not YAML; the error names file, line and column.
     """
-    import yaml  # imported here because most ranks read no YAML
+    # Imported here because most ranks read no YAML.
+    import yaml
+
+    from srunddp.util.yaml_loader import BoundedLoader
 
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as wrong:
+        return yaml.compose(text, Loader=BoundedLoader)
+    except (yaml.YAMLError, ValueError, OverflowError) as wrong:
         problem = getattr(wrong, "problem", None) or getattr(wrong, "reason", None)
-        problem = str(problem or "nested too deeply, or a number too large")
+        problem = str(problem or "a number too large")
         known = (meant for words, meant in _KNOWN.items() if words in problem)
         problem, error["hint"] = next(known, (problem, error.get("hint", "")))
         raise ConfigError(

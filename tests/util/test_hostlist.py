@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
-from srunddp.util.hostlist import expand, fold, fold_ranks, ranges
+from srunddp.util.hostlist import count, expand, fold, fold_ranks, ranges
 from tests.conftest import missing
 from tests.support.host_lists import by_scontrol, host_lists
 
@@ -176,6 +176,7 @@ def test_seeded_host_lists_expand_as_scontrol_expands_them(
 def test_any_text_expands_or_raises_the_one_error(text: str) -> None:
     try:
         names = expand(text)
+        assert count(text) == len(names)
     except ConfigError:
         return
     assert all(name or not text for name in names)

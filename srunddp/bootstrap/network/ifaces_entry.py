@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from srunddp.errors import ConfigError, Scope, UsageError
-from srunddp.util.hostlist import expand
+from srunddp.util.hostlist import expand, shortened
 
 AUTO = "auto"
 NEAREST = "nearest"
@@ -186,7 +186,7 @@ def port_range(text: str, *, where: str) -> range:
             hint = "write a range like 40000-40100"
         kind = UsageError if where == "--port" else ConfigError
         raise kind(
-            f"ports {text!r}",
+            f"ports {shortened(text)!r}",
             expected="two ports or more, from 1024 to 65535",
             hint=hint,
             where=where,

@@ -20,17 +20,20 @@ from srunddp.bootstrap.network.ifaces_entry import (
     port_range,
 )
 from srunddp.errors import ConfigError, ConfigFileError, Scope, did_you_mean
-from srunddp.util.hostlist import expand, shortened
+from srunddp.util.hostlist import LONGEST_LIST, count, shortened
 from srunddp.util.yaml_source import shown, yaml_position
 
 _ENTRY = "write `- nodes: …` and `interface: …`"
 _ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
+# Names of nodes in a whole file: four times as many as one list may have. Every rank looks at them.
+LONGEST_FILE = 4 * LONGEST_LIST
 # The tags that YAML 1.1 gives to values without one of their own.
 _TAG = "tag:yaml.org,2002:"
 _IMPLICIT = frozenset(
     _TAG + name for name in ("str", "bool", "int", "float", "null", "timestamp", "merge", "value")
 )
 _TRUE = ("yes", "true", "on")
+_LONGEST = 200  # letters of what a message says was found
 _HINT_SCALAR = "write one value, quoted if it has [ or *"
 
 
@@ -40,6 +43,7 @@ class Reader:
     def __init__(self, path: str) -> None:
         self._path = path
         self._errors: list[ConfigError] = []
+        self._names = 0  # in the entries so far
         self._variables: dict[int, dict[str, str]] = {}  # by the node that they were read from
         self._keys: dict[str, Callable[[yaml.Node], Any]] = {
             "nodes": self._nodes,
@@ -67,7 +71,14 @@ class Reader:
 
     def _wrong(self, node: yaml.Node, found: str, expected: str, hint: str) -> ConfigError:
         where = yaml_position(self._path, node)
-        return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
+        return ConfigError(
+            # One value of a file that is none of ours may be as long as the file.
+            _readable(found),
+            expected=expected,
+            hint=_readable(hint),
+            where=where,
+            scope=Scope.NODE,
+        )
 
     @contextlib.contextmanager
     def _collecting(self) -> Iterator[None]:
@@ -141,23 +152,37 @@ class Reader:
                 meant = joined
             found = "a list" if listed else f"nodes {nodes!r}"
             raise self._wrong(node, found, "a single value without spaces", f"write nodes: {meant}")
-        if not expand(nodes, where=yaml_position(self._path, node)):
+        names = count(nodes, where=yaml_position(self._path, node))
+        self._bound(names, node)
+        if not names:
             raise self._wrong(
                 node, "an entry for no nodes", "a host list", 'write node[01-04] or "*"'
             )
         return nodes
 
+    def _bound(self, names: int, node: yaml.Node) -> None:
+        """Add to the names of the file.
+
+        Raises:
+            ConfigError: with these the file has too many. It is raised once, not for each further
+                entry.
+        """
+        before = self._names
+        self._names += names
+        if before <= LONGEST_FILE < self._names:
+            raise self._wrong(
+                node,
+                f"more than {LONGEST_FILE} names of nodes in all entries up to this",
+                "fewer",
+                "correct a range, or write a pattern such as gpu*",
+            )
+
     def _interfaces(self, node: yaml.Node) -> tuple[str, ...]:
         children = self._several(node)
         names = tuple(self._scalar(child) for child in children)
         for child, name in zip(children, names, strict=True):
-            # In Linux an interface's name has at most 15 bytes and a zero byte (IFNAMSIZ). A
-            # pattern such as `en[op][0-9]*` may be longer than the names that it matches.
-            length = 60 if is_pattern(name) else 15
-            if (
-                not re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name)
-                or not name.isprintable()
-            ):
+            # An address is allowed as a name, but it is never meant as one.
+            if not _is_interface(name) or _network_of(name):
                 self._errors.append(self._wrong(child, f"interface {name!r}", *_meant(name)))
         if {AUTO, NEAREST} & {*names} and len(names) > 1:
             raise self._wrong(
@@ -306,6 +331,11 @@ class Reader:
         return str(node.value)
 
 
+def _readable(text: str) -> str:
+    """Cut a part of a message that no one would read to its end."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
 def _only_pythons(text: str) -> int | None:
     """Return a whole number that is written as YAML and Python write it, but not C, such as
     ``1_000``, ``0b11`` or ``0o17``; None for any other text.
@@ -327,17 +357,49 @@ def _meant(name: str) -> tuple[str, str]:
             "names to use, not to exclude",
             "write auto, which never takes loopback, bridges or containers' links",
         )
-    if name.startswith("="):
-        return "a plain name", f"write {name[1:]}; srunddp adds the = for NCCL"
-    if re.fullmatch(r"[0-9.]+(/\d+)?|[0-9a-fA-F]*:[0-9a-fA-F:]*(/\d+)?", name):
-        return (
-            "a name as `ip link` shows it",
-            f"for a network write `network: {name}` instead of interface",
-        )
-    parts = re.findall(r"[^\s,]+", name)
+    plain = name.removeprefix("=")
+    parts = re.findall(r"[^\s,]+", plain)
     if len(parts) > 1:
         return (
             "a name as `ip link` shows it",
-            f"for one interface a rank write [{', '.join(parts)}]",
+            f"for one interface a rank write [{shortened(', '.join(parts))}]",
+        )
+    if plain != name and _is_interface(plain):
+        return "a plain name", f"write {plain}; srunddp adds the = for NCCL"
+    if re.fullmatch("[0-9a-fA-F]{1,2}(:[0-9a-fA-F]{1,2}){5,}", name):
+        return (
+            "a name as `ip link` shows it",
+            "`ip -brief link` on the node shows the interface that has this address",
+        )
+    if network := _network_of(name):
+        return (
+            "a name as `ip link` shows it",
+            f"for a network write `network: {network}` instead of interface",
         )
     return "a name as `ip link` shows it", "see `ip -brief address` on the node"
+
+
+def _is_interface(name: str) -> bool:
+    """Return whether Linux allows a text as an interface's name, or may allow one that it matches
+    as a pattern.
+    """
+    # In Linux an interface's name has at most 15 bytes and a zero byte (IFNAMSIZ). A pattern such
+    # as `en[op][0-9]*` may be longer than the names that it matches.
+    length = 60 if is_pattern(name) else 15
+    return name.isprintable() and bool(re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name))
+
+
+def _network_of(text: str) -> str:
+    """Return a network as a text or the address in it gives it; empty if it is neither.
+
+    The length of an address's network is not known. That of most clusters is proposed.
+    """
+    import ipaddress  # only for this message
+
+    try:
+        address, _, length = text.partition("/")
+        if not length:
+            length = "64" if ipaddress.ip_address(address).version == 6 else "16"
+        return str(ipaddress.ip_network(f"{address}/{length}", strict=False))
+    except ValueError:
+        return ""

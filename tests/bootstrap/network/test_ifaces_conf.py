@@ -4,6 +4,7 @@ import os
 import string
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -404,7 +405,24 @@ WRONG = {
         "this is not YAML",
         "YAML",
     ),
-    "nested-too-deep": ("# 1\n" + "[" * 5000, "1:1", "this is not YAML", "YAML"),
+    "nested-too-deep": (
+        "# 1\n" + "[" * 5000,
+        "2:51",
+        "this is not YAML: too many brackets, braces",
+        "YAML",
+    ),
+    "nested-in-braces": (
+        NODE + "b\n  env: " + "{a: " * 5000,
+        "3:197",
+        "this is not YAML: too many brackets, braces",
+        "YAML",
+    ),
+    "nested-and-closed": (
+        NODE + "b\n  env: " + "[" * 60 + "]" * 60,
+        "3:56",
+        "this is not YAML: too many brackets, braces",
+        "YAML",
+    ),
     "entry-is-text": ("- {nodes: a, interface: b}\n- eth0\n", "2:3", "'eth0'", "keys with values"),
     "entry-is-list": ("- [a, b]\n", "1:3", "a list", "keys with values"),
     "unknown-key": (
@@ -566,6 +584,110 @@ def test_a_value_with_a_tag_is_refused(value: str) -> None:
     for line in (f"interface: {value}", f"nodes: {value}", f"env: {{A: {value}}}"):
         message = refused(f"- {line}\n")
         assert tells(message, "a value with the tag", value.split()[0], "remove the tag")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("=ib0", "ib0"),
+        ('"=ib0,ib1"', "[ib0, ib1]"),
+        ("ib0 ib1", "[ib0, ib1]"),
+        ('"ib0,ib1"', "[ib0, ib1]"),
+    ],
+)
+def test_the_hint_for_an_interface_is_right_itself(given: str, meant: str) -> None:
+    hint = refused(f"{NODE}{given}\n").partition(" -> ")[2]
+    assert hint.partition("write ")[2].startswith(meant)
+    entries(f"{NODE}{meant}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "network"),
+    [
+        ("10.20.3.4", "10.20.0.0/16"),
+        ("10.20.3.4/8", "10.0.0.0/8"),
+        ('"fd00:20::9"', "fd00:20::/64"),
+        ("fd00:20::/56", "fd00:20::/56"),
+    ],
+)
+def test_an_address_for_an_interface_is_told_its_network(given: str, network: str) -> None:
+    hint = refused(f"{NODE}{given}\n").partition(" -> ")[2]
+    assert f"`network: {network}`" in hint
+    entries(f"- nodes: a\n  network: {network}\n")
+
+
+@pytest.mark.parametrize(
+    "given", ["00:11:22:33:44:55", "80:00:02:08:fe:80:0:0:0:0:0:0:0:11:22:33:44:55:66:77"]
+)
+def test_a_hardware_address_is_no_network(given: str) -> None:
+    """Of Ethernet, and of InfiniBand with its twenty bytes."""
+    hint = refused(f'{NODE}"{given}"\n').partition(" -> ")[2]
+    assert tells(hint, "ip -brief link")
+    assert "network" not in hint
+
+
+@pytest.mark.parametrize("given", ["0000:41:00.0", "10.0.0.0/99", "a:b", "a/b"])
+def test_what_is_no_network_is_not_proposed_as_one(given: str) -> None:
+    assert "network:" not in refused(f'{NODE}"{given}"\n')
+
+
+@pytest.mark.parametrize("depth", [10_000, 200_000])
+def test_a_file_nested_deeply_is_refused_soon(depth: int) -> None:
+    began = time.process_time()
+    for text in ("[" * depth, "- {nodes: a, env: " + "{a: " * depth, "\n".join("[" * depth)):
+        assert tells(refused(text), "too many brackets")
+    assert time.process_time() - began < 1
+
+
+def test_nesting_is_refused_where_a_file_is_read_deep_in_calls() -> None:
+    """Fifty levels are read, also with few calls of Python left."""
+
+    def deep(levels: int) -> str:
+        return deep(levels - 1) if levels else refused("[" * 5000)
+
+    assert "1:51: " in deep(400)
+    assert tells(refused("[" * 40 + "]" * 40), "a list", "keys with values")
+
+
+def test_a_long_value_is_cut_in_its_message() -> None:
+    long = "x" * 100_000
+    for line in (
+        f"{long}: b",
+        f"interface: {long}",
+        f"network: {long}",
+        f'address: "{{{long}}}"',
+        f"ports: {long}",
+        f"nodes: {long} b",
+        f"nodes: [{', '.join([long] * 3)}]",
+        f"nodes: a[{long}]",
+        f"nodes: {long}+",
+        f'env: {{"{long}-": 1}}',
+        f'env: {{A: "{long}\\0"}}',
+        f"interface: !{long} b",
+        f"{long}: b, {long}: c",
+    ):
+        for message in refused(f"- {{{line}}}\n").splitlines():
+            assert len(message) < 700, line
+
+
+def test_the_names_of_a_whole_file_are_bounded() -> None:
+    """In a list, in all lists together, and if an alias repeats them. Every rank reads the file."""
+    full = "nodes: 'n[1-65536]', interface: ib0"
+    assert len(entries(f"- {{{full}}}\n" * 4)) == 4
+    for text in (f"- {{{full}}}\n" * 5, f"- &a {{{full}}}\n" + "- *a\n" * 4):
+        message = refused(text)
+        assert tells(message, "more than 262144 names", "gpu*")
+    # Not a name of them is made, and one message tells of all.
+    began = time.process_time()
+    assert len(refused(f"- &a {{{full}}}\n" + "- *a\n" * 1000)) < 300
+    assert time.process_time() - began < 1
+    for ranges, why in (
+        ("0-99999999", "more than 65536 names: 0-99999999"),
+        ("1-256]b[1-257", "more than 65536 names"),
+        ("9-1", "the range 9-1, which runs backwards"),
+        ("0-999999999999999999", "more than 65536 names"),
+    ):
+        assert why in refused(f"- nodes: node[{ranges}]\n  interface: b\n")
 
 
 def test_all_errors_of_a_file_are_told_at_once() -> None:

@@ -1,0 +1,35 @@
+"""PyYAML's loader with a limit for how deep a file may be nested. Only :mod:`yaml_source` needs it,
+which imports it when a file is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+DEEPEST = 50  # levels; PyYAML calls itself for each, and Python ends that at about a thousand calls
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Reads no further than to the level :data:`DEEPEST`, and names the place."""
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        """Return the next node, with all that is in it.
+
+        Raises:
+            yaml.MarkedYAMLError: It is nested too deeply.
+        """
+        self._depth += 1
+        if self._depth > DEEPEST:
+            mark: Any = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(
+                problem=f"nested deeper than {DEEPEST} levels", problem_mark=mark
+            )
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
