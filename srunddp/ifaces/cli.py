@@ -19,11 +19,11 @@ from srunddp.bootstrap.network.ifaces_entry import IfacesEntry, port_range
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
-from srunddp.check.finding import context_of
+from srunddp.check.finding import ROWS, context_of
 from srunddp.check.session import CheckSession, come_within, join, open_session
 from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
-from srunddp.ifaces.lint import NAME, LintReport, check_file
+from srunddp.ifaces.lint import NAME, EntryNodes, LintReport, check_file
 from srunddp.ifaces.scan import handle, survey
 from srunddp.util.click_types import FILE, json_option, json_text
 from srunddp.util.console import write_stderr
@@ -250,12 +250,24 @@ def _on_every_node(
 def _print_report(report: render.Report, judged: LintReport | None, *, as_json: bool) -> int:
     """Print the table and the notes, as text or as JSON; return the exit code."""
     notes: Sequence[str] = ()
+    entries: Sequence[EntryNodes] = ()
     if judged:
         report.add(NAME, judged.findings, judged.summary)
         notes = judged.notes
+        entries = judged.entries
     # Notes and warnings tell of what may be intended: they do not fail the check.
     code = _WRONG if report.failed else 0
-    record = {**render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code), "notes": notes}
-    lines = [*render.lines(report), *(f"note: {note}" for note in notes)]
+    record = {
+        **render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code),
+        "notes": notes,
+        "entries": [
+            {"where": one.where, "rule": one.rule, "count": len(one.nodes), "nodes": one.nodes}
+            for one in entries
+        ],
+    }
+    counts = list(map(str, entries[:ROWS]))
+    if entries[ROWS:]:
+        counts.append(f"… and {len(entries) - ROWS} more entries")
+    lines = [*render.lines(report), *counts, *(f"note: {note}" for note in notes)]
     click.echo(json_text(record) if as_json else "\n".join(lines))
     return code

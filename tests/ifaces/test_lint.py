@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.ifaces_entry import IfacesEntry
+from srunddp.bootstrap.network.ifaces_entry import EntryIndex, IfacesEntry
 from srunddp.bootstrap.network.interface import select_interface
 from srunddp.check.finding import Finding, Severity
 from srunddp.ifaces import lint
@@ -122,6 +124,76 @@ def test_a_pattern_is_covered_by_one_that_takes_all_its_names() -> None:
         covered = any("never counts" in finding.found for finding in evaluate(entries, (), "x")[0])
         assert covered <= (fits[inner] <= fits[outer]), (inner, outer)
         assert covered == (fits[inner] <= fits[outer]) or {*"?*"} <= {*outer}, (inner, outer)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "taken"),
+    [
+        ("n[01-03]", "n[03-05]", ("n03",)),
+        ("cpu[001-080]", "cpu[075-090]", tuple(f"cpu{number:03}" for number in range(75, 81))),
+        ("n[1-3],m1", "m[1-2],n2", ("m1", "n2")),
+        ("gpu*", "gpu1,cpu1", ("gpu1",)),
+        ("gpu*", "gpu1*,cpu*", ("gpu1*",)),
+        ("n1,n2", "n2.site.org,n3", ("n2.site.org",)),
+        ("n?,m1", "n[1-2],k1", ("n1", "n2")),
+    ],
+)
+def test_entries_that_overlap_are_found(
+    conf: Path, first: str, second: str, taken: tuple[str, ...]
+) -> None:
+    finding = only(checked(conf, entry("x") + entry(first) + entry(second)))
+    assert (finding.level, finding.nodes) == (Severity.WARN, taken)
+    assert tells(finding.found, f"{conf}:5:3", "does not count", "line 3")
+    assert tells(finding.hint, "line 3")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("n3", "n[1-9]"), ("n[3-4],m1", "n[1-9],m*"), ("n3", "n3.site.org,n*"), ("n1*", "n*,m1")],
+)
+def test_an_exception_before_the_rule_is_not_found(conf: Path, first: str, second: str) -> None:
+    assert checked(conf, entry(first) + entry(second)).findings == []
+
+
+_ITEMS = st.lists(
+    st.sampled_from(["n1", "n2", "n1.a", "n?", "n*", "*1", "?", "m[1-2]", "m1", "m1.b", "n?*"]),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(st.lists(_ITEMS, max_size=5), st.lists(_ITEMS, min_size=1, max_size=1))
+def test_the_index_tells_the_first_entry_that_matches(
+    lists: list[list[str]], asked: list[list[str]]
+) -> None:
+    entries = [IfacesEntry(",".join(items), ("ib0",)) for items in lists]
+    index = EntryIndex()
+    for each in entries:
+        index.add(each)
+    for node in IfacesEntry(",".join(asked[0]), ("ib0",)).items:
+        assert index.first(node) is next((one for one in entries if one.matches(node)), None)
+
+
+def test_the_nodes_of_each_entry_are_told(conf: Path) -> None:
+    text = entry("n[1-2]") + entry("n*") + entry("*")
+    report = checked(conf, text, "n1 n2 n3 n4 m1")
+    assert [one.nodes for one in report.entries] == [("n1", "n2"), ("n3", "n4"), ("m1",)]
+    assert str(report.entries[0]) == f"{conf}:1:3: interface ib0: 2 nodes (n[1-2])"
+    assert str(report.entries[2]) == f"{conf}:5:3: interface ib0: 1 node (m1)"
+    # Without Slurm, those of the file.
+    report = checked(conf, entry("n[1-2]") + entry("n[2-3],g*"))
+    assert [one.nodes for one in report.entries] == [("n1", "n2"), ("n3", "g*")]
+    assert str(report.entries[1]) == f"{conf}:3:3: interface ib0: g*,n3"
+    report = checked(conf, entry("n1") + entry("m*"), "n1")
+    assert str(report.entries[1]) == f"{conf}:3:3: interface ib0: 0 nodes"
+
+
+def test_as_many_names_as_a_file_may_have_are_checked_soon(conf: Path) -> None:
+    """Forty entries took two minutes, as each name was looked for in each entry before."""
+    text = "".join(entry(f"r{number}n[1-6000]") for number in range(40))
+    began = time.process_time()
+    assert checked(conf, text).findings == []
+    assert time.process_time() - began < 10
 
 
 # The cluster's nodes.

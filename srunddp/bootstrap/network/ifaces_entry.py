@@ -92,17 +92,57 @@ class IfacesEntry:
         ``node`` may be a pattern itself, such as ``gpu*``; the entry must then cover every node
         that fits this pattern.
         """
-        names = {node, node.split(".")[0]}
-        # A ? of the entry stands for exactly one letter. So it must not match a * in ``node``,
-        # which may stand for none or several.
-        patterns = [pattern.replace("?", "[!*]") for pattern in self.patterns]
         return any(
-            name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns)
-            for name in names
+            name in self.items or any(_fits(name, each) for each in self.patterns)
+            for name in _names_of(node)
         )
 
 
 Entries = tuple[IfacesEntry, ...]
+
+
+class EntryIndex:
+    """Tells for many nodes which entry counts: the first added whose :meth:`IfacesEntry.matches` is
+    true, without asking each entry.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[IfacesEntry] = []
+        # By name or pattern, the number of the first entry that has it.
+        self._names: dict[str, int] = {}
+        self._patterns: dict[str, int] = {}
+
+    def add(self, entry: IfacesEntry) -> None:
+        """Add an entry after the others."""
+        number = len(self._entries)
+        self._entries.append(entry)
+        for item in entry.items:
+            self._names.setdefault(item, number)
+        for pattern in entry.patterns:
+            self._patterns.setdefault(pattern, number)
+
+    def first(self, node: str) -> IfacesEntry | None:
+        """Return the first entry that matches a node, or a pattern of nodes; None if none does."""
+        names = _names_of(node)
+        numbers = [self._names[name] for name in names if name in self._names]
+        for pattern, number in self._patterns.items():
+            if any(_fits(name, pattern) for name in names):
+                numbers.append(number)
+        return self._entries[min(numbers)] if numbers else None
+
+
+def _names_of(node: str) -> set[str]:
+    """Return the names by which entries may have a node: its whole name, and the part before the
+    first dot.
+    """
+    return {node, node.split(".")[0]}
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether an entry's pattern covers a name, or all names of another pattern."""
+    # A ? of the entry stands for exactly one letter. So it must not match a * in ``name``, which
+    # may stand for none or several.
+    return fnmatch.fnmatchcase(name, pattern.replace("?", "[!*]"))
 
 
 def is_pattern(name: str) -> bool:
