@@ -47,6 +47,7 @@ Launch a PyTorch training script on a Slurm or MPI cluster, one process per GPU:
 Before a job:
   ifaces scan   Draft ifaces.conf from what the nodes reach.
   ifaces check  Validate ifaces.conf.
+  ifaces show   What ifaces.conf gives a node, and why.
   check         Look at all nodes without starting SCRIPT.
   explain       What was chosen on each rank, and why.
 

@@ -125,7 +125,8 @@ def terminal(
     [
         ("che", "check"),
         ("help stag", "help stage"),
-        ("ifaces s", "ifaces scan"),
+        ("ifaces sc", "ifaces scan"),
+        ("ifaces sh", "ifaces show"),
         ("tra", "tra"),  # train.py, traces
         ("trai", "train.py"),
         ("--monitor trai", "--monitor train.py"),

@@ -28,12 +28,10 @@ from srunddp.bootstrap.network.ifaces_entry import (
     later_entries,
 )
 from srunddp.bootstrap.network.interface import (
-    GLOO,
-    NCCL,
-    TENSORPIPE,
+    UNKNOWN,
     Links,
-    NetworkInterface,
     SelectedInterface,
+    select_elsewhere,
     select_interface,
 )
 from srunddp.bootstrap.process_group import numa
@@ -43,7 +41,6 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.stage.offline import contradictions, offline
 from srunddp.stage.paths import VARIABLE, StagedPaths
 
-_UNKNOWN = "?"
 _ELSEWHERE = "not checked, as this is not that node"
 _PTY = "SLURM_PTY_PORT"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -195,7 +192,7 @@ class Explanation:
         first, *others = [*self._set(*THREADS), ""]
         over = [f"{other}: torch reads both" for other in others if other]
         rule = _OFFLINE_RULE if self.asked.offline else _THREADS_RULE
-        yield Row("threads", first.partition("=")[2] or _UNKNOWN, first or rule, over)
+        yield Row("threads", first.partition("=")[2] or UNKNOWN, first or rule, over)
         yield from self._offline_and_staged()
 
     def _set(self, *names: str) -> list[str]:
@@ -234,7 +231,7 @@ class Explanation:
         for name, value in values.items():
             yield Row(
                 name,
-                _UNKNOWN if value is None else str(value),
+                UNKNOWN if value is None else str(value),
                 found.sources.get(name, KNOWN_LATER),
                 found.not_chosen.get(name, ()),
             )
@@ -243,7 +240,7 @@ class Explanation:
         if found.discovery.publishes:
             yield Row("proof", "secret", f"carried over {found.discovery.name}")
         elif found.world_size != 1:
-            kind = _UNKNOWN if self.links is None else auth.choose_authenticator().kind
+            kind = UNKNOWN if self.links is None else auth.choose_authenticator().kind
             yield Row("proof", kind, auth.CHOICE)
 
     def _network(self, found: Environment | None) -> Iterator[Row]:
@@ -272,7 +269,7 @@ class Explanation:
         elif found and not found.node:
             yield Row(
                 "interface",
-                _UNKNOWN,
+                UNKNOWN,
                 f"the node's name decides which entry of {config.path} counts",
             )
         if found and chosen and found.discovery.starts_mpi:
@@ -304,22 +301,7 @@ class Explanation:
             self.errors.append(error)
         if not entry:
             return None, None
-        names = list(entry.interfaces if entry.exact else ())
-        for variable in (GLOO, NCCL, TENSORPIPE):
-            exported = self.variables.get(variable, "")
-            if not exported.startswith("^"):  # ^ excludes interfaces, and names none to use
-                names += [name.lstrip("=") for name in exported.split(",")]
-        # Only the names are known: assume that each of these interfaces is up, with an unknown
-        # address.
-        links = tuple(
-            NetworkInterface(name, True, 0, (_UNKNOWN,), ())
-            for name in dict.fromkeys(names)
-            if name
-        )
-        try:
-            return entry, select_interface((entry,), found, self.variables, links)
-        except ConfigError:
-            return entry, None  # only the node itself can choose the interface
+        return entry, select_elsewhere(entry, found, self.variables)
 
     def _rank_zero(
         self, found: Environment, entries: Entries, chosen: SelectedInterface | None
@@ -345,7 +327,7 @@ class Explanation:
             where = self._addresses_of_rank_zero(found, entries, entry, name, chosen)
         except ConfigError as error:
             self.errors.append(error)
-            yield Row("rank 0", _UNKNOWN, f"not found: {error}")
+            yield Row("rank 0", UNKNOWN, f"not found: {error}")
             return
         yield Row(
             "rank 0",
@@ -379,7 +361,7 @@ class Explanation:
         forced = self.asked.ports
         if self.links is None:
             return [f"{name}:{port}" for port in discovery.rendezvous_ports(found, entry, forced)]
-        interface = chosen if chosen and chosen.address != _UNKNOWN else None
+        interface = chosen if chosen and chosen.address != UNKNOWN else None
         # A start makes the same check, in rank_setup.bind().
         if interface and found.rank == 0 and not found.one_node:
             discovery.check_reachable(found, interface, entry, self.links)
@@ -405,11 +387,11 @@ class Explanation:
                 return self._ports(found, entry)
         if self.asked.ports or not any(each.ports for each in entries):
             return self._ports(found, DEFAULT)
-        return Row("ports", _UNKNOWN, "the entry of rank 0's node is not known")
+        return Row("ports", UNKNOWN, "the entry of rank 0's node is not known")
 
     def _device(self, found: Environment | None) -> Row:
         if _VISIBLE not in self.variables:
-            return Row("device", _UNKNOWN, f"torch counts, as {_VISIBLE} is not set; {_CUDA_RULE}")
+            return Row("device", UNKNOWN, f"torch counts, as {_VISIBLE} is not set; {_CUDA_RULE}")
         shown = self._set(_VISIBLE)[0]
         local_size = found.local_world_size if found else None
         # CUDA ignores all entries after one that names no device.
@@ -418,7 +400,7 @@ class Explanation:
             return Row("device", "cpu", f"{shown}: no GPU")
         why = f"{visible} visible, {shown}, if they are there"
         if found is None or (local_size is None and visible > 1):
-            return Row("device", _UNKNOWN, why)
+            return Row("device", UNKNOWN, why)
         try:
             own = has_own(self.variables, local_size or 1, visible)
             return Row(
@@ -427,7 +409,7 @@ class Explanation:
                 why,
             )
         except ConfigError as error:
-            return Row("device", _UNKNOWN, f"{why}: {error}")
+            return Row("device", UNKNOWN, f"{why}: {error}")
 
     def _binding(self, found: Environment | None) -> Row:
         if self.asked.bind == "none" or found is None or self.links is None:
@@ -468,7 +450,7 @@ def _chosen_interface(
         others: Further entries of ifaces.conf that match the node, and why they do not count.
         unsure: Why the address is unknown, if it is.
     """
-    if chosen.address == _UNKNOWN:
+    if chosen.address == UNKNOWN:
         yield Row(
             "interface",
             chosen.name,

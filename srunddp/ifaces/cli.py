@@ -1,12 +1,12 @@
-"""The commands ``srunddp ifaces scan`` and ``srunddp ifaces check``, for those who write
-ifaces.conf.
+"""The commands ``srunddp ifaces scan``, ``srunddp ifaces check`` and ``srunddp ifaces show``, for
+those who write ifaces.conf.
 """
 
 import datetime
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +23,10 @@ from srunddp.check.finding import ROWS, context_of
 from srunddp.check.session import CheckSession, come_within, join, open_session
 from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
-from srunddp.ifaces.lint import NAME, EntryNodes, LintReport, check_file
+from srunddp.ifaces.lint import NAME, EntryNodes, LintReport, check_file, slurm_nodes
 from srunddp.ifaces.scan import handle, survey
-from srunddp.util.click_types import FILE, json_option, json_text
+from srunddp.ifaces.show import show as show_node
+from srunddp.util.click_types import FILE, ifaces_option, json_option, json_text
 from srunddp.util.console import write_stderr
 
 # Exit codes: those of UnavailableError, as a node is missing, and of ConfigError.
@@ -54,7 +55,7 @@ class _ScanOptions:
 
 @click.group()
 def ifaces() -> None:
-    """Write ifaces.conf, or validate one."""
+    """Write ifaces.conf, validate one, or see what it gives a node."""
 
 
 @ifaces.command(short_help="Draft ifaces.conf from what the nodes reach.")
@@ -222,6 +223,28 @@ def check(file: str | None, *, as_json: bool, timeout: float) -> None:
     if environment.world_size == 1:
         sys.exit(_print_report(render.Report({}), check_file(file, os.environ), as_json=as_json))
     sys.exit(_on_every_node(file, environment, timeout, as_json=as_json))
+
+
+@ifaces.command(short_help="What ifaces.conf gives a node, and why.")
+@click.argument("node")
+@ifaces_option
+@json_option
+def show(node: str, ifaces: str | None, *, as_json: bool) -> None:
+    """Print which entry of ifaces.conf counts for NODE, what its ranks get by it in a job of
+    several nodes, and what was not chosen. Nothing runs on NODE.
+
+    \b
+    srunddp ifaces show gpu130
+    srunddp ifaces show --ifaces draft.conf gpu130
+
+    What is exported here is taken for the job's, as srun and sbatch do. Exit code 78 if no entry
+    matches NODE, or the file is wrong.
+    """
+    report = show_node(node, ifaces, os.environ, slurm_nodes(os.environ))
+    if as_json:
+        click.echo(json_text(asdict(report)))
+    else:
+        click.echo(report.text)
 
 
 def _on_every_node(

@@ -165,7 +165,12 @@ def test_help_lists_the_commands_and_the_options_of_one(capfd: pytest.CaptureFix
     code, page, _ = typed_in(capfd, "--help")
     assert code == 0
     assert max(map(len, page.splitlines())) <= 80
-    for name in ("ifaces scan", "ifaces check", *main.list_commands(click.Context(main))):
+    for name in (
+        "ifaces scan",
+        "ifaces check",
+        "ifaces show",
+        *main.list_commands(click.Context(main)),
+    ):
         assert re.search(rf"^  {name}  +[A-Z]", page, re.MULTILINE) or name == "ifaces", name
         code, page_of_one, _ = typed_in(capfd, *name.split(), "--help")
         assert (code, page_of_one[: len(name) + 16]) == (0, f"Usage: srunddp {name} ")

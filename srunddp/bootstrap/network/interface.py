@@ -28,6 +28,7 @@ from srunddp.errors import ConfigError, Scope
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
 TENSORPIPE = "TP_SOCKET_IFNAME"
+_USERS = "exported"
 # The beginnings of the names of loopback, and of links that containers (docker, podman, cni, lxc,
 # veth), Kubernetes' networks (flannel, calico) and virtual machines (virbr, vnet) make on a node.
 _VIRTUAL = (
@@ -76,6 +77,8 @@ class NetworkInterface:
 
 
 Links = tuple[NetworkInterface, ...]
+UNKNOWN = "?"
+"""The address of an interface that cannot be looked at."""
 
 
 class _Choice(NamedTuple):
@@ -168,6 +171,34 @@ def select_interface(
         scope = Scope.NODE
     link = _checked(choice.name, links, environment, choice.source, scope, "correct this entry")
     return _interface(choice, _address(link, entry, environment), entry, variables)
+
+
+def select_elsewhere(
+    entry: IfacesEntry, environment: Environment, variables: Mapping[str, str]
+) -> SelectedInterface | None:
+    """Choose a rank's interface for a node that cannot be looked at, as if each interface that an
+    entry or a variable names was up, with the address :data:`UNKNOWN`.
+
+    Args:
+        entry: the node's, of ifaces.conf.
+        environment: the rank's.
+        variables: its environment variables.
+
+    Returns:
+        None if only the node itself can choose.
+    """
+    names = list(entry.interfaces if entry.exact else ())
+    for variable in (GLOO, NCCL, TENSORPIPE):
+        exported = variables.get(variable, "")
+        if not exported.startswith("^"):  # ^ excludes interfaces, and names none to use
+            names += [name.lstrip("=") for name in exported.split(",")]
+    links = tuple(
+        NetworkInterface(name, True, 0, (UNKNOWN,), ()) for name in dict.fromkeys(names) if name
+    )
+    try:
+        return select_interface((entry,), environment, variables, links)
+    except ConfigError:
+        return None
 
 
 class _Exported(NamedTuple):
@@ -310,14 +341,8 @@ def _interface(
     # which the ranks met.
     if ":" in address:
         ours["NCCL_SOCKET_FAMILY"] = "AF_INET6"
-    sources = {}
-    for name in ours:
-        if variables.get(name):
-            sources[name] = "exported"
-        elif name in entry.env:
-            sources[name] = entry.where
-        else:
-            sources[name] = choice.source
+    sources = dict.fromkeys(ours, choice.source) | env_sources(entry, variables)
+    sources |= {name: _USERS for name in ours if variables.get(name)}
     passed_over = list(choice.passed_over)
     if variables.get(NCCL, "").startswith("^"):
         passed_over.append(f"{NCCL}={variables[NCCL]}: excludes, and chooses none")
@@ -331,6 +356,13 @@ def _interface(
         passed_over=tuple(passed_over),
         export_sources=sources,
     )
+
+
+def env_sources(entry: IfacesEntry, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return for each variable of an entry's ``env`` what decides its value: the entry, or the user
+    who has exported it.
+    """
+    return {name: _USERS if variables.get(name) else entry.where for name in entry.env}
 
 
 def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
