@@ -1,6 +1,7 @@
 """What is wrong with an ifaces.conf, seen from a login node: by itself and by Slurm's nodes."""
 
 import fnmatch
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from srunddp.util.slurm_command import output
 NAME = "ifaces"
 SINFO = ("sinfo", "--noheader", "--Node", "--format=%N")
 _WITHIN = 10.0
+_HCA = "NCCL_IB_HCA"
+# Not ibp65s0, as a device may have this name, too.
+_INTERFACE = re.compile(r"(ib|eth|bond|hsn)\d+|en[op]\w+")
 
 
 @dataclass(frozen=True)
@@ -179,13 +183,19 @@ def _overlaps(entry: IfacesEntry, taken: Mapping[str, IfacesEntry]) -> Iterator[
 
 
 def _devices(entry: IfacesEntry) -> Iterator[Finding]:
-    """Name interfaces that are most likely devices. Each name is allowed, so that only the node
-    can tell.
+    """Name interfaces that are most likely devices, and the other way round. Each name is allowed,
+    so that only the node can tell.
     """
     for name in entry.interfaces:
         if hint := no_interface(name):
             found = f"{entry.where}: interface {name}, which is like the name of a device"
             yield Finding(WARN, found, "a name as `ip link` shows it", hint)
+    # NCCL takes no device that has another name, and so goes on without InfiniBand.
+    for part in re.split("[,:=^]+", entry.env.get(_HCA, "")):
+        if _INTERFACE.fullmatch(part):
+            found = f"{entry.where}: env {_HCA}: {part}, which is like the name of an interface"
+            hint = f"write the device, such as mlx5_0, that `ibdev2netdev` shows for {part}"
+            yield Finding(WARN, found, "a name in /sys/class/infiniband", hint)
 
 
 def _unknown(entries: Sequence[IfacesEntry], nodes: set[str]) -> Iterator[Finding]:

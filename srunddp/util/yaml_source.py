@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 _KNOWN = {
     r"character '\t'": ("a tab", "indent with spaces"),
     "alphabetic or numeric": ("a * or & without quotes", 'quote the whole value: "*"'),
-    "nested deeper": ("too many brackets, braces or `- `, one in another", "close each of them"),
+    "nested deeper": (
+        "too many brackets, braces or `- `, one in another",
+        "close those that are open, and write fewer levels",
+    ),
     "undefined alias": ("a * without quotes", "quote the whole value, with the *"),
     "',' or '}', but got '['": ("a [ without quotes", "quote the whole value, with the brackets"),
     "mapping": (

@@ -305,6 +305,26 @@ def test_an_interface_is_not_taken_for_a_device(conf: Path, name: str) -> None:
     assert checked(conf, f"- nodes: n1\n  interface: {name}\n", "n1").findings == []
 
 
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        ("ib0", ["ib0"]),
+        ("=mlx5_0,ib1:1", ["ib1"]),
+        ("^enp65s0f0,eth0", ["enp65s0f0", "eth0"]),
+        ("mlx5_0", []),
+        ("=mlx5_0:1,mlx5_1:1", []),
+        ("ibp65s0", []),
+        ("mlx5", []),
+    ],
+)
+def test_an_interface_for_a_device_is_found(conf: Path, value: str, wrong: list[str]) -> None:
+    findings = checked(conf, entry("n1", f'  env: {{NCCL_IB_HCA: "{value}"}}\n'), "n1").findings
+    assert len(findings) == len(wrong)
+    for finding, name in zip(findings, wrong, strict=True):
+        assert finding.level is Severity.WARN
+        assert tells(finding.found, f"{conf}:1:3", "NCCL_IB_HCA", name)
+
+
 # Asking Slurm.
 
 
