@@ -189,7 +189,7 @@ def test_the_nodes_of_each_entry_are_told(conf: Path) -> None:
 
 
 def test_as_many_names_as_a_file_may_have_are_checked_soon(conf: Path) -> None:
-    """Forty entries took two minutes, as each name was looked for in each entry before."""
+    """Each name was looked for in each entry before: forty lists of 65,535 took two minutes."""
     text = "".join(entry(f"r{number}n[1-6000]") for number in range(40))
     began = time.process_time()
     assert checked(conf, text).findings == []
