@@ -1,68 +1,60 @@
-"""``srunddp sbatch --from``: replace the one torchrun or accelerate command of a job script by srun
-and srunddp.
+"""``srunddp sbatch --from``: replace the one torchrun, accelerate or deepspeed command of a job
+script by srun and srunddp.
+
+What the new command cannot do as the old one is refused, with what to write: see ``_obstacle`` and
+``launcher_options``.
 """
 
+import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from srunddp.errors import ConfigError
-from srunddp.sbatch.bash import Command, Word, commands
-from srunddp.util.usage_errors import foreign
+from srunddp.sbatch import launcher_options
+from srunddp.sbatch.bash import commands
+from srunddp.sbatch.bash_variables import names_in, variables
+from srunddp.sbatch.gpus_per_task import GpusPerTask
+from srunddp.sbatch.hidden_launch import HiddenLaunch, find_hidden
+from srunddp.sbatch.launch import NAMED, Launch, find_launches, line_of
+from srunddp.sbatch.step_size import first_option, size_options, without_size
 
-_NAMED = re.compile(r"[^#]*(torchrun|torch\.distributed\.(run|launch)|accelerate launch)")
 # Words before the launcher that have to stay before srun as well.
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
 # Commands before the launcher that srun cannot start, or that may be srun themselves.
 _STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")
 # Programs that start the launcher several times, or without the variables that tell a rank.
 _ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)|--(cleanenv|containall)")
+# Programs that write one file for each process that they start, by default of the same name.
+_PROFILERS = re.compile(r"(.*/)?(nsys|ncu|rocprof.*|py-spy|perf|strace|valgrind|vtune)")
+_OF_A_RANK = re.compile(r".*(%q\{SLURM_PROCID\}|%t|%p|\{pid\}).*")
 _SRUN = re.compile(r"(.*/)?srun")
-# Options of torchrun and accelerate without a value. All others take one.
-_FLAG = re.compile(
-    r"standalone|m|module|no-python|virtual-local-rank|run-path|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
-    r"|enable-cpu-affinity|dynamo-use-.*|downcast-bf16|fp8-use-.*|(no-)?tpu-cluster|tpu-use-.*"
-)
-_SAME = ("m", "module", "q", "quiet", "use-env")  # srunddp has them too, or needs none
-# Options of srun for the size of the step.
-_SIZE = re.compile(r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-node)?|cpus-per-task)(?:=.*)?", re.DOTALL)
-
-
-_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-_PYTHON = re.compile(r"python[\d.]*")
-_TALKERS = ("echo", "printf", "which", "command", "type")  # they only mention a launcher
+_PYTHON = re.compile(r"(.*/)?python[\d.]*")
+# A mask or a list has one entry for each task, of which there was one on a node.
+_MASKS = re.compile(r"--(cpu|mem|gpu)-bind=.*(mask|map|list).*")
+# torchrun takes these variables for options that are not given.
+_PET = re.compile(r"^[^#\n]*?\b(PET_[A-Z_]+)=", re.MULTILINE)
+_ONE_COMMAND = "one command for all ranks"
 
 
 @dataclass(frozen=True)
-class _Launch:
-    """A command that starts torchrun or accelerate.
+class Carried:
+    """What the new command has besides what comes from the job script.
 
     Attributes:
-        words: all words of the command.
-        before: the number of words before the launcher.
-        launcher: the launcher as it is called: ``torchrun``, ``python -m torch.distributed.run``.
-        options: the launcher's options: their values by their names without dashes.
-        script: SCRIPT and all words after it.
-        in_loop: whether the command is in a loop.
+        srun: options of srun.
+        program: the path of srunddp; empty for the one that the script's launcher implies.
+        run: options of ``srunddp run``.
+        env: variables for the ranks, as NAME=VALUE.
     """
 
-    words: Sequence[Word]
-    before: int
-    launcher: str
-    options: dict[str, str]
-    script: Sequence[Word]
-    in_loop: bool
-
-    @property
-    def texts_before(self) -> list[str]:
-        """The words before the launcher, without quotes."""
-        return [word.text for word in self.words[: self.before]]
-
-    def line(self, text: str) -> int:
-        """Return the number of the launcher's line, from 1."""
-        return text.count("\n", 0, self.words[self.before].start) + 1
+    srun: Sequence[str] = ()
+    program: str = ""
+    run: Sequence[str] = ()
+    env: Sequence[str] = ()
 
 
 class _Obstacle(NamedTuple):
@@ -72,11 +64,13 @@ class _Obstacle(NamedTuple):
     hint: str
 
 
-def convert(path: str) -> tuple[str, list[str]]:
-    """Replace the only launch of a job script, and leave all other text as it is.
+def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
+    """Replace the only launch of a job script, and leave all other text as it is, but
+    ``--gpus-per-task`` in its head.
 
     Args:
         path: the path of the script.
+        carried: what the new command has besides.
 
     Returns:
         The new script, and notes for the user.
@@ -85,31 +79,40 @@ def convert(path: str) -> tuple[str, list[str]]:
         ConfigError: the script cannot be read, does not have exactly one launch, or has one that
             srun cannot replace.
     """
+    carried = carried or Carried()
     text = _read(path)
-    launches = [launch for command in commands(text) if (launch := _launch(command))]
-    named = [number for number, line in enumerate(text.splitlines(), 1) if _NAMED.match(line)]
+    launches = find_launches(commands(text))
+    named = [number for number, line in enumerate(text.splitlines(), 1) if NAMED.match(line)]
     if len(launches) != 1:
-        raise _not_one(path, [launch.line(text) for launch in launches], named)
+        raise _not_one(path, text, launches, named, carried)
     launch = launches[0]
     where = f"{path}:{launch.line(text)}"
     if obstacle := _obstacle(text, launch):
         raise ConfigError(
             obstacle.found,
-            expected="one command for all ranks",
+            expected=_ONE_COMMAND,
             hint=obstacle.hint,
             where=where,
         )
-    notes = [f"{where}: {each}" for each in _left_out(launch.options)]
-    if launch.launcher.endswith("torch.distributed.launch") and "use-env" not in launch.options:
-        notes.append(f"{where}: no --local-rank is passed; the script is to read LOCAL_RANK")
+    gpus = GpusPerTask.of(text)
+    notes = [f"{where}: {each}" for each in _notes(launch)]
+    notes += [
+        f"{where}: {each} is left out: the script has its own {each.partition('=')[0]}"
+        for each in carried.srun
+        if _is_given(each, launch)
+    ]
+    if gpus:
+        notes.append(f"{path}:{gpus.line}: {gpus.written} -> {gpus.replacement}")
     notes += [
         f"{path}:{number}: torchrun or accelerate, too; this line is left as it is"
         for number in named
         if number != launch.line(text)
     ]
     begin = text[: launch.words[0].start]
+    if gpus:
+        begin = gpus.replaced(begin)
     end = text[launch.script[0].start :]
-    return f"{begin}{_replacement(text, launch)} {end}", notes
+    return f"{begin}{_replacement(text, launch, carried)} {end}", notes
 
 
 def _read(path: str) -> str:
@@ -123,81 +126,149 @@ def _read(path: str) -> str:
         ) from None
 
 
-def _not_one(path: str, lines: Sequence[int], named: Sequence[int]) -> ConfigError:
+def _not_one(
+    path: str, text: str, launches: Sequence[Launch], named: Sequence[int], carried: Carried
+) -> ConfigError:
     """Make the error for a script that has no launch or several.
 
     Args:
         path: the path of the script.
-        lines: the lines with launches.
+        text: the script.
+        launches: the launches that are commands.
         named: the lines that mention a launcher, whether as a command or not.
+        carried: what the new command has besides.
     """
-    found = f"{path}: {len(lines) or 'no'} commands with torchrun or accelerate"
-    if named and not lines:
-        found += ", but in quotes or the like"
-    found += "".join(f", line {number}" for number in lines or named)
-    return ConfigError(
-        found,
-        expected="one such command",
-        hint=(
-            "replace those in quotes, in variables, or in several commands by hand: srun"
-            " srunddp train.py"
-        ),
+    if launches:
+        lines = [launch.line(text) for launch in launches]
+        written = [
+            f"line {launch.line(text)}: {_whole_line(text, launch, carried)}" for launch in launches
+        ]
+        return ConfigError(
+            f"{path}: {len(lines)} commands with torchrun, accelerate or deepspeed"
+            + "".join(f", line {number}" for number in lines),
+            expected="one such command",
+            hint="write by hand, in " + "; in ".join(written),
+        )
+    if hidden := find_hidden(text):
+        return _hidden_error(path, text, hidden, carried)
+    found = f"{path}: no commands with torchrun, accelerate or deepspeed"
+    if named:
+        found += ", but in quotes or the like" + "".join(f", line {number}" for number in named)
+    return ConfigError(found, expected="one such command", hint=_hint_without_launch(text))
+
+
+def _hint_without_launch(text: str) -> str:
+    """Return a hint for a script whose launch is not found: the line of srun that starts Python, if
+    there is one.
+    """
+    for command in commands(text):
+        sources = [word.source for word in command.words]
+        texts = [word.text for word in command.words]
+        python = next((at for at, each in enumerate(texts) if _PYTHON.fullmatch(each)), 0)
+        if python and any(_SRUN.fullmatch(each) for each in texts[:python]):
+            after = sources[python + 1 :]
+            if "-c" in texts[python + 1 : python + 3]:
+                continue  # a few words of Python, and no script
+            while after and after[0].startswith("-") and after[0] != "-m":
+                after = after[1:]  # python's own options, such as -u
+            line = " ".join([*sources[:python], "srunddp", *after])
+            number = line_of(text, command.words[0])
+            return f"srunddp takes the place of python; write in line {number}: {line}"
+    return (
+        "write one task for each GPU, and srunddp for the launcher: srun --ntasks-per-node=GPUS"
+        ' --cpus-per-task="$((SLURM_CPUS_ON_NODE / GPUS))" srunddp train.py'
     )
 
 
-def _launch(command: Command) -> _Launch | None:
-    """Return the launch in a command; None if the command has no launcher, or no script for it."""
-    words = command.words
-    if words[0].text in _TALKERS:
-        return None
-    for place in range(len(words)):
-        if length := _launcher_words(words[place:]):
-            break
+def _hidden_error(path: str, text: str, hidden: HiddenLaunch, carried: Carried) -> ConfigError:
+    """Make the error for a launch in quotes or in a variable."""
+    launch = hidden.launch
+    if hidden.variable:
+        place = f"in the variable {hidden.variable}"
     else:
-        return None
-    launcher = " ".join(word.text for word in words[place : place + length])
-    options, script = _options(words[place + length :])
-    if not script:
-        return None
-    return _Launch(words, place, launcher, options, script, command.in_loop)
+        place = "in quotes"
+    found = f"{launch.launcher} {place}"
+    if hidden.others:
+        found += ", with " + " and ".join(hidden.others)
+    steps = []
+    if hidden.others:
+        steps.append("move the other commands to a line before: here they would run once a rank")
+    if left := _unreplaced(launch):
+        steps.append(f"{left.found}: {left.hint}")
+    if starter := _other_starter(launch):
+        steps.append(f"srun starts the ranks, not {starter}")
+        launch = replace(launch, words=launch.words[launch.before :], before=0)
+    if hidden.runs_in:
+        steps.append(f"write in line {hidden.runs_in}: {_whole_line(text, launch, carried)}")
+    else:
+        steps.append(f"write as a command: {_whole_line(text, launch, carried)}")
+    return ConfigError(
+        found, expected="a command", hint="; ".join(steps), where=f"{path}:{hidden.line}"
+    )
 
 
-def _launcher_words(words: Sequence[Word]) -> int:
-    """Return how many of the first words are the launcher; 0 if the first word begins none."""
-    first, *rest = words
-    if first.name == "torchrun":
-        return 1
-    if first.name == "accelerate" and rest and rest[0].text == "launch":
-        return 2
-    if _PYTHON.fullmatch(first.name):
-        # In python -u -m torch.distributed.run, the first -m counts.
-        module = next((at for at, word in enumerate(words) if word.text == "-m"), len(words)) + 1
-        if module < len(words) and words[module].text in _MODULES:
-            return module + 1
-    return 0
+def _whole_line(text: str, launch: Launch, carried: Carried) -> str:
+    """Return the command to write for a launch, on one line."""
+    script = [word.source for word in launch.script] or ["SCRIPT", "ARGUMENTS"]
+    words = " ".join([_replacement(text, launch, carried), *script])
+    words = re.sub(r"^((then|do|else|\{) )+", "", words)
+    return re.sub(r"\s*\\?\n\s*", " ", words).strip()
 
 
-def _options(words: Sequence[Word]) -> tuple[dict[str, str], Sequence[Word]]:
-    """Return the launcher's options by their names without dashes, and the words from SCRIPT on."""
-    texts = [word.text for word in words]
-    options = {}
-    at = 0
-    while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
-        name, equals, value = texts[at].lstrip("-").partition("=")
-        # torchrun also accepts --nproc_per_node for --nproc-per-node, and -r and -t for two long
-        # options.
-        name = {"r": "redirects", "t": "tee"}.get(name, name.replace("_", "-"))
-        takes_next = not (equals or _FLAG.fullmatch(name))
-        if takes_next and at + 1 < len(texts):
-            value = texts[at + 1]
-        options[name] = value
-        at += 2 if takes_next else 1
-    if at < len(texts) and texts[at] == "--":
-        at += 1
-    return options, words[at:]
+def _unreplaced(launch: Launch) -> _Obstacle | None:
+    """Return the first option of a launch that neither srun nor srunddp replaces, or what the
+    launcher does without one.
+    """
+    if option := launcher_options.refused(launch.given):
+        return _Obstacle(*option)
+    if launch.passes_local_rank:
+        option_to_add = "--no_local_rank" if launch.is_deepspeed else "--use-env"
+        return _Obstacle(
+            "--local-rank, which the launcher passes to the script",
+            f"let the script read LOCAL_RANK, and add {option_to_add}",
+        )
+    if launch.is_accelerate:
+        return _of_accelerate(launch)
+    return None
 
 
-def _obstacle(text: str, launch: _Launch) -> _Obstacle | None:
+def _of_accelerate(launch: Launch) -> _Obstacle | None:
+    """Return what accelerate launch would do by itself, and no option on this line tells."""
+    processes = launch.given.values.get("num-processes")
+    if processes is None:
+        return _Obstacle(
+            f"{launch.launcher} without --num_processes",
+            "add it, and --num_machines, with accelerate's own numbers",
+        )
+    machines = launch.given.values.get("num-machines", "1")
+    if processes.isdecimal() and machines.isdecimal() and int(processes) % max(int(machines), 1):
+        each = int(processes) // int(machines) + 1
+        return _Obstacle(
+            f"--num_processes={processes} on --num_machines={machines}",
+            f"write --num_processes={each * int(machines)}: all nodes have as many ranks",
+        )
+    if launch.given.has("cpu") and processes != "1":
+        return _Obstacle(
+            "--cpu, with which accelerate starts one process",
+            "write --num_processes=1, or export ACCELERATE_USE_CPU=true in place of --cpu",
+        )
+    default = _default_config()
+    if os.path.isfile(default) and not launch.given.has("cpu"):
+        return _Obstacle(
+            f"{default}, which {launch.launcher} reads",
+            "write its values as options on this line, and rename the file",
+        )
+    return None
+
+
+def _default_config() -> str:
+    """Return the path of the file that ``accelerate config`` writes."""
+    cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    return os.path.join(home, "accelerate", "default_config.yaml")
+
+
+def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
     """Return the first reason why srun cannot replace the launch; None if it can."""
     if launch.in_loop:
         return _Obstacle(
@@ -209,19 +280,18 @@ def _obstacle(text: str, launch: _Launch) -> _Obstacle | None:
             f"{starter} before {launch.launcher}",
             "write this line by hand, so that srun starts the ranks",
         )
-    script = launch.script[0].text
-    if script.startswith(("$", "`")) and _may_hide_options(launch):
+    if by_task := _meant_for_one_task(launch):
+        return by_task
+    if hiding := _hidden_options(text, launch):
+        return hiding
+    if left := _unreplaced(launch):
+        return left
+    if variable := _PET.search(text):
         return _Obstacle(
-            f"{script} before the script may hold options", "write the options out on this line"
+            f"{variable[1]}, which torchrun takes for an option",
+            "write the option on the launcher's line, and remove the variable",
         )
-    if "accelerate" in launch.launcher and "num-processes" not in launch.options:
-        return _Obstacle(
-            f"{launch.launcher} without --num_processes",
-            "add it, and --num_machines, with accelerate's own numbers",
-        )
-    if "no-python" in launch.options:
-        return _Obstacle("--no-python", "replace it by hand: srunddp runs a Python script")
-    if _has_gpus_per_task(text, launch):
+    if GpusPerTask.is_unclear(text, launch.texts_before):
         return _Obstacle(
             "--gpus-per-task, of which there are more tasks now",
             "write --gpus-per-node in its place first",
@@ -229,7 +299,7 @@ def _obstacle(text: str, launch: _Launch) -> _Obstacle | None:
     return None
 
 
-def _other_starter(launch: _Launch) -> str:
+def _other_starter(launch: Launch) -> str:
     """Return a word before the launcher that starts it in another way than srun would; empty if
     there is none.
     """
@@ -241,120 +311,118 @@ def _other_starter(launch: _Launch) -> str:
     return command if _STARTS_IT.fullmatch(command) else ""
 
 
-def _may_hide_options(launch: _Launch) -> bool:
-    """Tell whether a variable in the place of SCRIPT may hold options, with SCRIPT after them."""
-    if not launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}:
+def _meant_for_one_task(launch: Launch) -> _Obstacle | None:
+    """Return words before the launcher that are right for one task on a node only."""
+    before = launch.texts_before
+    for each in before:
+        if _MASKS.fullmatch(each):
+            return _Obstacle(
+                f"{each}, written for one task on a node",
+                "remove it, and add one for each rank in the script that is written",
+            )
+        if _PROFILERS.fullmatch(each) and not any(map(_OF_A_RANK.fullmatch, before)):
+            return _Obstacle(
+                f"{each}, whose file all ranks of a node would write",
+                "put the rank into the file's name, such as %q{SLURM_PROCID} of nsys and ncu",
+            )
+    return None
+
+
+def _hidden_options(text: str, launch: Launch) -> _Obstacle | None:
+    """Return why a variable in the place of SCRIPT may be options; None if it is not."""
+    script = launch.script[0].text
+    if not script.startswith(("$", "`")):
+        return None
+    names = names_in(script)
+    known = variables(commands(text))
+    if names and names[0] in known:
+        value = known[names[0]]
+        if value.value.lstrip().startswith(("-", "(")):
+            line = line_of(text, value.word)
+            return _Obstacle(
+                f"{script} before the script, set to options in line {line}",
+                f"write the options of line {line} out on this line",
+            )
+    if _may_hide_options(launch, is_known=bool(names and names[0] in known)):
+        return _Obstacle(
+            f"{script} before the script may hold options", "write the options out on this line"
+        )
+    return None
+
+
+def _may_hide_options(launch: Launch, *, is_known: bool) -> bool:
+    """Tell whether a variable in the place of SCRIPT may hold options, with SCRIPT after them.
+
+    Args:
+        launch: the launch.
+        is_known: whether the script sets the variable, to something else than options.
+    """
+    if not launch.given.values.keys() & {"nnodes", "nproc-per-node", "num-processes", "num-gpus"}:
         return True
-    rest = (word.text for word in launch.script[1:])
-    return any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest)
+    rest = [word.text for word in launch.script[1:]]
+    if any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest):
+        return True
+    # $A $B may be a script and its arguments, or options and a script.
+    return not is_known and bool(rest) and rest[0].startswith("$") and rest[0] not in ("$@", "$*")
 
 
-def _has_gpus_per_task(text: str, launch: _Launch) -> bool:
-    in_header = re.findall(r"^#SBATCH\s.*", text, re.MULTILINE)
-    words = " ".join([*in_header, *launch.texts_before])
-    return bool(re.search(r"--gpus-per-task|--tres-per-task[ =]\S*gpu", words))
+def _notes(launch: Launch) -> Iterator[str]:
+    """Yield what is different for the ranks, though they train the same."""
+    yield from launcher_options.notes(launch.given)
+    least, _, most = launch.given.values.get("nnodes", "").partition(":")
+    if most and least != most:
+        yield f"--nnodes={least}:{most}: the ranks are those of all nodes, and do not change"
+    wrapper = next(iter(_wrapper(launch)), "")
+    if wrapper:
+        yield f"{wrapper} is started once for each rank, not once for each node"
 
 
-def _left_out(options: dict[str, str]) -> Iterator[str]:
-    """Yield a note for each option that is dropped and that neither srun nor srunddp replaces."""
-    for name, value in options.items():
-        answer = (foreign(f"--{name}") or ("", "see srunddp run --help"))[1]
-        if (
-            name not in _SAME
-            and value != "0"
-            and not answer.startswith(("leave it out", "srun's --n"))
-        ):
-            yield f"--{name} is left out; here: {answer}"
+def _wrapper(launch: Launch) -> Sequence[str]:
+    """Return the words between srun with its options and the launcher: a container, or conda."""
+    before = launch.texts_before
+    srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
+    if srun is None:
+        return [each for each in before if not _BEFORE.fullmatch(each)]
+    rest = before[srun + 1 :]
+    while rest and rest[0].startswith("-"):
+        _, rest = first_option(rest)
+    return rest
 
 
-def _replacement(text: str, launch: _Launch) -> str:
+def _replacement(text: str, launch: Launch, carried: Carried) -> str:
     """Return the text that replaces the command up to SCRIPT."""
     before = [word.source for word in launch.words[: launch.before]]
-    step = _step(text, launch.options)
+    step = [
+        *size_options(text, launch),
+        *(each for each in carried.srun if not _is_given(each, launch)),
+    ]
     srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
     if srun is not None:
-        made = [*before[:srun], before[srun], *step, *_without_size(before[srun + 1 :])]
+        made = [*before[:srun], before[srun], *step, *without_size(before[srun + 1 :])]
     else:
         # Assignments and the like stay in front of srun.
         place = 0
         while place < len(before) and _BEFORE.fullmatch(before[place]):
             place += 1
         made = [*before[:place], "srun", *step, *before[place:]]
-    made.append("srunddp")
-    if {"m", "module"} & launch.options.keys():
+    program = shlex.quote(carried.program) if carried.program else launch.program
+    exports = [*map(_assignment, carried.env), *launcher_options.exports(launch.given)]
+    # By env, not by export: it is right wherever the command stands, and inside a container.
+    made += [f"\\\n    {each}" for each in (["env", *exports] if exports else [])]
+    made.append(("\\\n    " if exports else "") + program)
+    options = [*launcher_options.run_options(launch.given), *carried.run]
+    made += options
+    if launch.is_module:
         made.append("-m")
     return " ".join(made)
 
 
-def _without_size(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words after srun without options for the step's size. srun's command begins at the
-    first word that is no option.
-    """
-    left = list(words)
-    while left and left[0].startswith("-"):
-        option = [left.pop(0)]
-        if re.fullmatch(r"-\w|--[\w-]+", option[0]) and left and not left[0].startswith("-"):
-            option.append(left.pop(0))  # it may be the option's value
-        if not _SIZE.fullmatch(option[0]):
-            yield from option
-    yield from left
+def _assignment(variable: str) -> str:
+    name, _, value = variable.partition("=")
+    return f"{name}={shlex.quote(value)}"
 
 
-def _step(text: str, options: dict[str, str]) -> list[str]:
-    """Return srun's options for as many tasks as torchrun or accelerate would start processes."""
-    nodes = options.get("nnodes") or options.get("num-machines") or "1"
-    if ":" in nodes:  # a range from the least to the most nodes; Slurm gives one number in it
-        nodes = "$SLURM_NNODES"
-    # accelerate counts the processes on all nodes, torchrun those on one node.
-    total = options.get("num-processes")
-    if total:
-        each = _calculated(f"{total} / {nodes}")
-    else:
-        each = _processes_per_node(options.get("nproc-per-node", "1"))
-    size = {
-        "nodes": nodes,
-        "ntasks": total or _calculated(f"{nodes} * {each}"),
-        "ntasks-per-node": each,
-        # Slurm has divided the node's CPUs among the tasks of the job, of which there was often
-        # only one per node.
-        "cpus-per-task": _calculated(f"$SLURM_CPUS_ON_NODE / {each}"),
-    }
-    words = [f"--{name}={_quoted(value)}" for name, value in size.items()]
-    # As under torchrun, the first process that fails ends all others.
-    words.append("--kill-on-bad-exit=1")
-    if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE):
-        # As under torchrun, each process sees all GPUs of its node.
-        words.append("--gpu-bind=none")
-    return words
-
-
-def _processes_per_node(each: str) -> str:
-    """Return the number of processes that ``--nproc-per-node`` means, or a variable that bash
-    replaces by it.
-    """
-    if each.isdecimal() or each.startswith(("$", "`")):
-        return each
-    if each == "cpu":
-        return "$SLURM_CPUS_ON_NODE"
-    return "$SLURM_GPUS_ON_NODE"  # for the values gpu and auto
-
-
-def _quoted(value: str) -> str:
-    return f'"{value}"' if re.search("[$`]", value) else value
-
-
-def _calculated(product: str) -> str:
-    """Return a product or a quotient: calculated here if both sides are numbers, else as an
-    expression that bash calculates when the job starts.
-    """
-    if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
-        left = int(found[1])
-        right = int(found[3])
-        if found[2] == "*":
-            return str(left * right)
-        return str(left // max(right, 1))
-    if not re.search(r"[$][(]|`", product):
-        # In bash's arithmetic a variable's name needs no $. Inside $(…) or backticks it does, so
-        # leave these alone.
-        product = re.sub("[$](?=[A-Za-z_])", "", product)
-    return f"$(({product}))"
+def _is_given(option: str, launch: Launch) -> bool:
+    """Tell whether the script itself gives an option of srun, which then wins."""
+    names = {each.partition("=")[0] for each in launch.texts_before}
+    return option.partition("=")[0] in names

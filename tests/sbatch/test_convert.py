@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.sbatch.convert import convert
+from srunddp.sbatch.convert import Carried, convert
+from tests.conftest import ROOT
 from tests.support.facts import tells
 
 HEAD = (
@@ -78,9 +80,24 @@ def test_the_launch_is_replaced_and_every_other_byte_stays(
         for number, line in enumerate(BODY.splitlines(), 1)
         if "torchrun" in line.partition("#")[0]
     ]
-    assert [note.split(":")[1:] for note in notes] == [
+    others = [note for note in notes if not note.endswith("not once for each node")]
+    assert [note.split(":")[1:] for note in others] == [
         [str(HEAD.count("\n") + number), said] for number in left
     ]
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "srun nsys profile -o p_%q{SLURM_PROCID} torchrun t.py",
+        "TRAIN=t.py; torchrun --nproc-per-node=2 $TRAIN $ARGS",
+        'torchrun --nproc-per-node=2 $1 "$@"',
+        "torchrun --nproc-per-node=2 $SCRIPT --lr 1",
+    ],
+)
+def test_what_only_looks_like_an_obstacle_is_converted(launch: str, tmp_path: Path) -> None:
+    made, _ = converted(tmp_path, f"{launch}\n")
+    assert " srunddp " in made
 
 
 @pytest.mark.parametrize(
@@ -127,62 +144,182 @@ def test_sizes_of_variables_are_left_to_bash(launch: str, size: str, tmp_path: P
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_option_that_gets_lost_is_noted(tmp_path: Path) -> None:
-    launch = "torchrun -t 3 --nproc-per-node=2 --max_restarts=0 --log_dir=x --rdzv-id=1 t.py\n"
-    tee, log_dir = converted(tmp_path, launch)[1]
-    options = ("--log-dir logs", "--show-ranks all", "--prefix")
-    assert tells(tee, f"{tmp_path}/job.sh:1", "--tee", "left out", *options)
-    assert tells(log_dir, f"{tmp_path}/job.sh:1", "--log-dir", "left out")
-
-
 def test_what_the_script_has_to_know_is_noted(tmp_path: Path) -> None:
     text = (
-        'bash -c "\ntorchrun a.py\n"\n/usr/bin/srun -n1 python -m torch.distributed.launch'
-        " --nproc_per_node=2 t.py\n"
+        'bash -c "\ntorchrun a.py\n"\n/usr/bin/srun -n1 -u apptainer exec x.sif torchrun'
+        " --nnodes=1:4 --role=a --local-addr=h t.py\n"
     )
     made, notes = converted(tmp_path, text)
-    assert made.splitlines()[3].startswith("/usr/bin/srun --nodes=1 --ntasks=2 ")
-    no_option, other = notes
-    assert tells(no_option, f"{tmp_path}/job.sh:4", "--local-rank", "LOCAL_RANK")
+    assert made.splitlines()[3].startswith('/usr/bin/srun --nodes="$SLURM_NNODES" ')
+    address, role, elastic, wrapper, other = notes
+    assert tells(address, f"{tmp_path}/job.sh:4", "--local-addr", "--ifaces")
+    assert tells(role, f"{tmp_path}/job.sh:4", "--role", "ROLE_NAME")
+    assert tells(elastic, f"{tmp_path}/job.sh:4", "--nnodes=1:4", "ranks")
+    assert tells(wrapper, f"{tmp_path}/job.sh:4", "apptainer", "each rank")
     assert tells(other, f"{tmp_path}/job.sh:2", "torchrun", "left as it is")
 
 
-@pytest.mark.slow
-def test_the_options_without_a_value_are_those_of_torchrun(tmp_path: Path) -> None:
-    # Not at the top: each process that collects tests would import torch.
-    from torch.distributed.run import get_args_parser
+@pytest.mark.parametrize(
+    ("launch", "program"),
+    [
+        ("/opt/x/bin/torchrun t.py", "/opt/x/bin/srunddp"),
+        ('"$VENV/bin/python3" -u -m torch.distributed.run t.py', '"$VENV/bin/srunddp"'),
+        ("$VENV/bin/accelerate launch --num_processes=1 t.py", "$VENV/bin/srunddp"),
+        ("uv run torchrun t.py", "uv run srunddp"),
+    ],
+)
+def test_srunddp_is_that_of_the_launchers_environment(
+    launch: str, program: str, tmp_path: Path
+) -> None:
+    made, _ = converted(tmp_path, f"{launch}\n")
+    assert made.endswith(f"--kill-on-bad-exit=1 {program} t.py\n")
 
-    options = {
-        name: each.nargs == 0 for each in get_args_parser()._actions for name in each.option_strings
-    }
-    assert len(options) > 50
-    # With these, torchrun starts no Python script.
-    for name in ("-h", "--help", "--no-python", "--no_python"):
-        assert options.pop(name)
-    wrong = []
-    for name, is_flag in options.items():
-        made, _ = converted(tmp_path, f"torchrun {name} 2 train.py\n")
-        if made.endswith(" 2 train.py\n") is not is_flag:
-            wrong.append(name)
-    assert wrong == []
+
+@pytest.mark.parametrize(
+    ("head", "gpus"),
+    [
+        ("--nodes=4\n#SBATCH --ntasks=4\n#SBATCH --gpus-per-task=8", "--gpus-per-node=8"),
+        ("-N 4 -n 8 --gpus-per-task a100:2", "--gpus-per-node=a100:4"),
+        ("--ntasks-per-node=2 --gpus-per-task=1", "--gpus-per-node=2"),
+    ],
+)
+def test_gpus_of_a_task_become_gpus_of_a_node(head: str, gpus: str, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n# --gpus-per-task=8\n#SBATCH {head}\nsrun torchrun t.py\n"
+    made, notes = converted(tmp_path, text)
+    assert f"\n# --gpus-per-task=8\n#SBATCH {head.partition('--gpus-per-task')[0]}{gpus}\n" in made
+    assert " --gpu-bind=none srunddp t.py\n" in made
+    line = text[: text.rindex("--gpus-per-task")].count("\n") + 1
+    assert tells(notes[0], f"{tmp_path}/job.sh:{line}", "--gpus-per-task", gpus)
+
+
+def test_options_of_site_and_user_are_carried(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(
+        "srun --mpi=pmix accelerate launch --num_processes=2 --mixed_precision=bf16"
+        " --max_restarts=1 -m pkg.train\n"
+    )
+    carried = Carried(
+        srun=["--mpi=pmi2", "--label"],
+        program="/opt/a b/srunddp",
+        run=["--ifaces=/etc/ifaces.conf"],
+        env=["NCCL_DEBUG=$WARN"],
+    )
+    made, notes = convert(str(tmp_path / "job.sh"), carried)
+    step = '--nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task="$((SLURM_CPUS_ON_NODE / 2))"'
+    assert made == (
+        f"srun {step} --kill-on-bad-exit=1 --label --mpi=pmix \\\n    env \\\n"
+        "    NCCL_DEBUG='$WARN' \\\n    ACCELERATE_MIXED_PRECISION=bf16 \\\n"
+        "    '/opt/a b/srunddp' --restarts=1 --ifaces=/etc/ifaces.conf -m pkg.train\n"
+    )
+    assert tells(notes[0], "--mpi=pmi2", "left out", "--mpi")
+
+
+STEP = '--nodes={} --ntasks={} --ntasks-per-node={} --cpus-per-task="$((SLURM_CPUS_ON_NODE / {}))"'
+LAUNCHER = """export LAUNCHER="python -u -m torch.distributed.run \\
+    --nproc_per_node $GPUS --nnodes 2 \\
+    --node_rank \\$SLURM_PROCID --tee 3"
+"""
+ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-bad-exit=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "written"),
+    [
+        (
+            f'{LAUNCHER}PROGRAM="train.py --lr 1"\nexport CMD="$LAUNCHER $PROGRAM"\necho $CMD\n'
+            'srun $ARGS --jobid $J bash -c "$CMD" 2>&1 | tee log\n',
+            "job.sh:1: python -u -m torch.distributed.run in the variable LAUNCHER",
+            f"write in line 7: srun {ON_ALL} $ARGS --jobid $J srunddp --prefix $PROGRAM",
+        ),
+        (
+            f'{LAUNCHER}srun bash -c "rm -rf /tmp/x && $LAUNCHER --role a: $CMD"\n',
+            "in the variable LAUNCHER, with rm -rf /tmp/x",
+            f"once a rank; write in line 4: srun {ON_ALL} srunddp --prefix $CMD",
+        ),
+        (
+            f"{LAUNCHER}srun ${{LAUNCHER}} train.py --lr 1\n",
+            "in the variable LAUNCHER",
+            f"write in line 4: srun {ON_ALL} srunddp --prefix train.py --lr 1",
+        ),
+        (
+            f'{LAUNCHER}if [ $R ]; then\n  LAUNCHER="${{LAUNCHER}} --max_restarts $R"\nfi\n'
+            "srun $LAUNCHER train.py\n",
+            "job.sh:1: python -u -m torch.distributed.run in the variable LAUNCHER",
+            f'write in line 7: srun {ON_ALL} srunddp --restarts="$R" --prefix train.py',
+        ),
+        (
+            f'{LAUNCHER}eval "$LAUNCHER train.py"\n',
+            "in the variable LAUNCHER",
+            f"write in line 4: srun {ON_ALL} srunddp --prefix train.py",
+        ),
+        (
+            LAUNCHER,
+            "in the variable LAUNCHER",
+            f"write as a command: srun {ON_ALL} srunddp --prefix SCRIPT ARGUMENTS",
+        ),
+        (
+            "#SBATCH --gres=gpu:8\nsrun singularity run $SIF bash -c 'A=1 torchrun"
+            " --nproc_per_node=8 t.py'\n",
+            "job.sh:2: torchrun in quotes; expected a command",
+            f"in line 2: A=1 srun {STEP.format(1, 8, 8, 8)} --kill-on-bad-exit=1 --gpu-bind=none"
+            " singularity run $SIF srunddp t.py",
+        ),
+        (
+            'RUN="accelerate launch --config_file=c.yaml --num_processes 8 t.py"\n'
+            'srun bash -c "$RUN"\n',
+            "job.sh:1: accelerate launch in the variable RUN",
+            f"which become variables; write in line 2: srun {STEP.format(1, 8, 8, 8)}"
+            " --kill-on-bad-exit=1 srunddp t.py",
+        ),
+        (
+            "if a; then torchrun a.py; else torchrun --nproc-per-node=2 b.py; fi\n",
+            "2 commands with",
+            f"in line 1: srun {STEP.format(1, 2, 2, 2)} --kill-on-bad-exit=1 srunddp b.py",
+        ),
+        (
+            "srun -n8 python -u train.py --lr 1\n",
+            "no commands with torchrun, accelerate or deepspeed",
+            "in line 1: srun -n8 srunddp train.py --lr 1",
+        ),
+        (
+            "srun python -c 'import torch' && srun -n 4 python -m pkg.train\n",
+            "no commands with",
+            "in line 1: srun -n 4 srunddp -m pkg.train",
+        ),
+        (
+            "ssh $H 'exec torchrun --nproc-per-node=2 t.py'\n",
+            "job.sh:1: torchrun in quotes",
+            f"not ssh; write in line 1: srun {STEP.format(1, 2, 2, 2)} --kill-on-bad-exit=1"
+            " srunddp t.py",
+        ),
+        (
+            "#SBATCH --gres=gpu:8\nsrun hostname\n",
+            "no commands with",
+            "srun --ntasks-per-node=GPUS",
+        ),
+    ],
+)
+def test_a_refusal_has_the_line_to_write(
+    text: str, found: str, written: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, text)
+    assert found in str(error.value)
+    assert error.value.hint.endswith(written) or written in error.value.hint
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", "no commands with torchrun or accelerate; expected one such command -> "),
+        ("", "no commands with torchrun, accelerate or deepspeed; expected one such command -> "),
         ("python train.py\n", "no commands"),
-        (
-            'srun bash -c "\ntorchrun t.py\n"\n',
-            "no commands with torchrun or accelerate, but in quotes or the like, line 2",
-        ),
+        ('srun bash -c "\ntorchrun t.py\n"\n', "job.sh:1: torchrun in quotes; "),
         (
             "# torchrun\nA=(torchrun t.py)\ncat <<E\ntorchrun t.py\nE\n",
-            "but in quotes or the like, line 2, line 4; ",
+            "job.sh:2: torchrun in the variable A; ",
         ),
         (
             "torchrun a.py\ntorchrun b.py\n",
-            "2 commands with torchrun or accelerate, line 1, line 2; ",
+            "2 commands with torchrun, accelerate or deepspeed, line 1, line 2; ",
         ),
         ("for i in 1 2; do\n  torchrun t.py &\ndone\n", "job.sh:2: a launch in a loop"),
         (
@@ -203,10 +340,22 @@ def test_the_options_without_a_value_are_those_of_torchrun(tmp_path: Path) -> No
         ("#SBATCH --tres-per-task=gres/gpu:4\ntorchrun t.py\n", "job.sh:2: --gpus-per-task"),
         ("$SRUN torchrun t.py\n", "job.sh:1: $SRUN before torchrun; "),
         ("time ssh n1 torchrun t.py\n", "job.sh:1: ssh before torchrun; "),
+        ("accelerate launch t.py\n", "job.sh:1: accelerate launch without --num_processes; "),
         (
-            "accelerate launch --config_file=c t.py\n",
-            "job.sh:1: accelerate launch without --num_processes; ",
+            "torchrun --nproc-per-node=2 $A $B\n",
+            "job.sh:1: $A before the script may hold options",
         ),
+        (
+            "A='--tee 3'\ntorchrun --nproc-per-node=2 $A t\n",
+            "job.sh:2: $A before the script, set to options in line 1",
+        ),
+        ("export PET_NNODES=2\ntorchrun t.py\n", "job.sh:2: PET_NNODES, which torchrun takes"),
+        ("srun nsys profile -o a torchrun t.py\n", "job.sh:1: nsys, whose file all ranks"),
+        (
+            "srun --cpu-bind=mask_cpu:0x1 torchrun t.py\n",
+            "job.sh:1: --cpu-bind=mask_cpu:0x1, written for one task",
+        ),
+        ("pip install deepspeed\npython t.py --deepspeed d.json\n", "no commands with"),
     ],
 )
 def test_what_is_not_one_launch_is_refused(text: str, found: str, tmp_path: Path) -> None:
@@ -223,3 +372,31 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_bytes(b"torchrun \xff")
     with pytest.raises(ConfigError, match="no text in UTF-8"):
         convert(str(tmp_path / "job.sh"))
+
+
+def test_a_variable_that_doubles_itself_does_not_take_for_ever(tmp_path: Path) -> None:
+    doubling = 'A="torchrun $A ${A} t.py"\n' * 40
+    with pytest.raises(ConfigError, match="torchrun in the variable A"):
+        converted(tmp_path, f'{doubling}srun bash -c "$A"\n')
+
+
+PAGE = (ROOT / "docs" / "coming-from" / "torchrun.md").read_text()
+SECTION = PAGE.split("\n## A job script\n")[1].split("\n## ")[0]
+BLOCKS = re.findall(r"^```bash\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("before", "after"), [*zip(BLOCKS[::2], BLOCKS[1::2], strict=True)])
+def test_the_examples_of_the_page_are_what_is_written(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    if "LAUNCHER=" not in before:
+        assert converted(tmp_path, before)[0] == after
+        return
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, before)
+    assert tells(error.value.found, "job.sh:2", "LAUNCHER", after.splitlines()[1])
+    assert error.value.hint.endswith(f"write in line 3: {after.splitlines()[-1]}")
+
+
+def test_the_page_has_an_example_of_each_form() -> None:
+    assert len(BLOCKS) == 2 * 6

@@ -1,0 +1,104 @@
+"""The variables that a job script sets, as far as its text tells."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from srunddp.sbatch.bash import Command, Word
+
+_SETS = ("export", "declare", "local", "readonly", "typeset", "-x")
+_ASSIGNED = re.compile(r"(\w+)=(.*)", re.DOTALL)
+_DEEPEST = 5  # variables in variables
+_LONGEST = 10_000  # characters of a value that is still looked at
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What a variable is set to.
+
+    Attributes:
+        name: its name.
+        value: its value without quotes; variables in it are not replaced.
+        word: the word that sets it.
+    """
+
+    name: str
+    value: str
+    word: Word
+
+
+_QUOTES = re.compile(r""""(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'""", re.DOTALL)
+
+
+def unquoted(source: str) -> str:
+    """Return a word's text without quotes, and without backslashes that only protect.
+
+    Args:
+        source: the word as the script has it.
+    """
+
+    def inside(found: re.Match[str]) -> str:
+        if found["single"] is not None:
+            return found["single"]
+        joined = re.sub(r"\\\n", " ", found["double"])
+        return re.sub(r'\\(["$`\\])', r"\1", joined)
+
+    return _QUOTES.sub(inside, source)
+
+
+def is_assignment(command: Command) -> bool:
+    """Tell whether a command only sets variables."""
+    return all(word.text in _SETS or _ASSIGNED.fullmatch(word.source) for word in command.words)
+
+
+def variables(found: Iterable[Command]) -> dict[str, Variable]:
+    """Return the variables that commands set, by name.
+
+    Of several values the last one counts; one that adds to the variable's own value is added.
+    """
+    made: dict[str, Variable] = {}
+    for command in found:
+        if is_assignment(command):
+            for word in command.words:
+                if assigned := _ASSIGNED.fullmatch(word.source):
+                    new = Variable(assigned[1], unquoted(assigned[2]), word)
+                    old = made.get(new.name)
+                    if old and len(old.value) > _LONGEST:
+                        continue
+                    if old and new.name in names_in(new.value):
+                        value = _replaced(new.value, {old.name: old}, [old.name])
+                        new = replace(old, value=value)
+                    made[new.name] = new
+    return made
+
+
+def names_in(source: str) -> list[str]:
+    """Return the names of the variables in a text of a script."""
+    return re.findall(r"\$\{?(\w+)", source)
+
+
+def expanded(source: str, values: Mapping[str, Variable], names: Sequence[str]) -> str:
+    """Replace some variables in a text by their values, also in the values.
+
+    Args:
+        source: a text of a script.
+        values: the variables of the script.
+        names: those to replace; the others stay.
+    """
+    for _ in range(_DEEPEST):
+        source = _replaced(source, values, names)
+    return source
+
+
+def _replaced(source: str, values: Mapping[str, Variable], names: Sequence[str]) -> str:
+    """Replace variables once. A text that has become too long, by a variable in itself, stays."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name in names:
+            return values[name].value
+        return found[0]
+
+    if len(source) > _LONGEST:
+        return source
+    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, source)

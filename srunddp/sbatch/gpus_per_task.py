@@ -1,0 +1,86 @@
+"""``--gpus-per-task`` in the head of a job script: with a task for each GPU it means another number
+of GPUs, so ``--gpus-per-node`` takes its place.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_WRITTEN = re.compile(
+    r"^(?P<before>#SBATCH\s[^\n]*?)(?P<written>--gpus-per-task(?:=|[ \t]+)"
+    r"(?P<type>[\w.-]+:)?(?P<number>\d+))(?=\s|$)",
+    re.MULTILINE,
+)
+_ANY = re.compile(r"--gpus-per-task|--tres-per-task[ =]\S*gpu")
+_HEAD = re.compile(r"^#SBATCH\s.*", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class GpusPerTask:
+    """The option, and what replaces it.
+
+    Attributes:
+        line: the number of its line, from 1.
+        written: the option as the script has it.
+        replacement: ``--gpus-per-node`` with as many GPUs.
+    """
+
+    line: int
+    written: str
+    replacement: str
+
+    @classmethod
+    def of(cls, text: str) -> "GpusPerTask | None":
+        """Find the option in the head of a script.
+
+        Args:
+            text: the script.
+
+        Returns:
+            None if it is not there, or if the head does not tell how many tasks a node has.
+        """
+        found = _WRITTEN.search(text)
+        tasks = _tasks_per_node(text)
+        if not found or not tasks:
+            return None
+        gpus = tasks * int(found["number"])
+        return cls(
+            line=text.count("\n", 0, found.start()) + 1,
+            written=found["written"],
+            replacement=f"--gpus-per-node={found['type'] or ''}{gpus}",
+        )
+
+    @classmethod
+    def is_unclear(cls, text: str, before: Sequence[str]) -> bool:
+        """Tell whether the option is there, and cannot be replaced.
+
+        Args:
+            text: the script.
+            before: the words before the launcher, where srun may have the option.
+        """
+        if _ANY.search(" ".join(before)):
+            return True
+        in_head = _ANY.findall(" ".join(_HEAD.findall(text)))
+        return bool(in_head) and (len(in_head) > 1 or cls.of(text) is None)
+
+    def replaced(self, text: str) -> str:
+        """Return a script with the replacement in place of the option."""
+        return _WRITTEN.sub(lambda found: found["before"] + self.replacement, text, count=1)
+
+
+def _tasks_per_node(text: str) -> int:
+    """Return how many tasks the head of a script asks for on each node; 0 if it does not tell."""
+    head = " ".join(_HEAD.findall(text))
+    per_node = _number(head, r"--n?tasks-per-node")
+    if per_node:
+        return per_node
+    tasks = _number(head, r"--ntasks|-n")
+    nodes = _number(head, r"--nodes|-N")
+    if tasks and nodes and tasks % nodes == 0:
+        return tasks // nodes
+    return 0
+
+
+def _number(head: str, names: str) -> int:
+    found = re.search(rf"(?<!\S)(?:{names})(?:=|\s*)(\d+)(?!\S)", head)
+    return int(found[1]) if found else 0

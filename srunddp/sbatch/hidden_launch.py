@@ -1,0 +1,139 @@
+"""Launches that are no commands of their own: in quotes, or in variables.
+
+They are not converted: what else is in the quotes would run once for each rank. But the srun line
+that is to be written by hand is made from them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from srunddp.sbatch.bash import Command, Word, commands
+from srunddp.sbatch.bash_variables import (
+    Variable,
+    expanded,
+    is_assignment,
+    names_in,
+    unquoted,
+    variables,
+)
+from srunddp.sbatch.launch import TALKERS, Launch, find_launch, line_of
+
+_SHELLS = ("bash", "sh")
+
+
+@dataclass(frozen=True)
+class HiddenLaunch:
+    """A launch in quotes or in a variable.
+
+    Attributes:
+        variable: the name of the variable; empty if the launch is only in quotes.
+        line: the number of the line that sets the variable, or has the quotes, from 1.
+        runs_in: the number of the line whose command runs it; 0 if none is found.
+        launch: the command to write: what is before the quotes, and the launch in them.
+        others: the other commands in the quotes.
+    """
+
+    variable: str
+    line: int
+    runs_in: int
+    launch: Launch
+    others: Sequence[str]
+
+
+def find_hidden(text: str) -> HiddenLaunch | None:
+    """Find the first launch that is in quotes or in a variable.
+
+    Args:
+        text: a job script without a launch as a command.
+
+    Returns:
+        None if there is none, as in a here-document.
+    """
+    found = list(commands(text))
+    values = variables(found)
+    holder = next((each for each in values.values() if _launch_in(each.value)), None)
+    names = _holding(holder, values) if holder else []
+    for command in found:
+        if is_assignment(command) or command.words[0].text in TALKERS:
+            continue
+        for place, word in enumerate(command.words):
+            inside = expanded(unquoted(word.source), values, names)
+            holds = holder and not {*names}.isdisjoint(names_in(word.source))
+            if holds or (word.source != word.text and _launch_in(inside)):
+                return _hidden(text, command, place, holder, names, values)
+    if holder:
+        line = line_of(text, holder.word)
+        if launch := _launch_in(holder.value):
+            return HiddenLaunch(holder.name, line, 0, launch, ())
+    return None
+
+
+def _launch_in(value: str) -> Launch | None:
+    for command in commands(value):
+        if launch := find_launch(command, without_script=True):
+            return launch
+    return None
+
+
+def _holding(holder: Variable, values: dict[str, Variable]) -> list[str]:
+    """Return the names of a variable and of all others whose values have one of these in them."""
+    names = [holder.name]
+    for each in values.values():
+        if each.name not in names and not {*names}.isdisjoint(names_in(each.value)):
+            names.append(each.name)
+    return names
+
+
+def _hidden(
+    text: str,
+    command: Command,
+    place: int,
+    holder: Variable | None,
+    names: Sequence[str],
+    values: dict[str, Variable],
+) -> HiddenLaunch | None:
+    """Put a command and the launch in one of its words together.
+
+    Args:
+        text: the script.
+        command: the command that runs the launch.
+        place: the place of the word that has the launch in it.
+        holder: the variable that has the launcher; None if the word itself has it.
+        names: the variables to replace by their values.
+        values: the variables of the script.
+    """
+    words = command.words
+    before = list(words[:place])
+    if len(before) > 1 and before[-1].text.endswith("c") and before[-2].name in _SHELLS:
+        inside = unquoted(words[place].source)  # bash -c "…": its other words are no arguments
+        before = before[:-2]
+    else:
+        inside = " ".join([unquoted(words[place].source), *(w.source for w in words[place + 1 :])])
+        if before and before[-1].text == "eval":
+            before = before[:-1]
+    inner = list(commands(expanded(inside, values, names)))
+    launches = [launch for each in inner if (launch := find_launch(each, without_script=True))]
+    if not launches:
+        return None
+    launch = launches[0]
+    others = [
+        " ".join(word.source for word in each.words)
+        for each in inner
+        if not find_launch(each, without_script=True)
+    ]
+    own = list(launch.words[: launch.before])
+    assignments = [word for word in own if "=" in word.text and not word.text.startswith("-")]
+    own = [word for word in own if word not in assignments and word.text != "exec"]
+    all_before: list[Word] = [*assignments, *before, *own]
+    return HiddenLaunch(
+        holder.name if holder else "",
+        line_of(text, holder.word if holder else words[place]),
+        line_of(text, words[0]),
+        replace(
+            launch,
+            words=[*all_before, *launch.words[launch.before :]],
+            before=len(all_before),
+            in_loop=command.in_loop,
+        ),
+        others,
+    )

@@ -1,0 +1,116 @@
+"""srun's options for a step that has one task for each rank of a launch."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from srunddp.sbatch.launch import Launch
+
+# Options of srun for the size of the step.
+_SIZE = re.compile(
+    r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-(?:node|gpu|core|socket))?|cpus-per-(?:task|gpu))(?:=.*)?",
+    re.DOTALL,
+)
+# Options of srun without a value, which are often written before a command.
+_FLAGS = re.compile(
+    r"-[luKkvQsEOX]|--(label|unbuffered|no-kill|verbose|quiet|exclusive|overlap|oversubscribe|exact"
+    r"|pty|kill-on-bad-exit|contiguous)"
+)
+
+
+def size_options(text: str, launch: Launch) -> list[str]:
+    """Return srun's options for as many tasks as the launcher would start processes."""
+    values = launch.given.values
+    nodes = _nodes(launch)
+    # accelerate counts the processes on all nodes, the others those on one node.
+    total = values.get("num-processes")
+    if total:
+        each = total if nodes == "1" else _calculated(f"{total} / {nodes}")
+    elif launch.is_deepspeed:
+        each = _processes_per_node(values.get("num-gpus", "gpu"))
+    elif launch.is_accelerate:
+        # Only in a hint: the number is the first thing to add.
+        each = "GPUS"
+    else:
+        each = _processes_per_node(values.get("nproc-per-node", "1"))
+    size = {
+        "nodes": nodes,
+        "ntasks": total or _calculated(f"{nodes} * {each}"),
+        "ntasks-per-node": each,
+        # Slurm has divided the node's CPUs among the tasks of the job, of which there was often
+        # only one per node.
+        "cpus-per-task": _calculated(f"$SLURM_CPUS_ON_NODE / {each}"),
+    }
+    words = [f"--{name}={_quoted(value)}" for name, value in size.items()]
+    # As under torchrun, the first process that fails ends all others.
+    words.append("--kill-on-bad-exit=1")
+    if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE):
+        # As under torchrun, each process sees all GPUs of its node.
+        words.append("--gpu-bind=none")
+    return words
+
+
+def _nodes(launch: Launch) -> str:
+    """Return the number of nodes, or a variable that bash replaces by it."""
+    values = launch.given.values
+    nodes = values.get("nnodes") or values.get("num-machines") or values.get("num-nodes")
+    if not nodes:
+        # deepspeed takes all nodes of its file.
+        return "$SLURM_NNODES" if "hostfile" in values else "1"
+    least, _, most = nodes.partition(":")
+    if most and least != most:
+        return "$SLURM_NNODES"  # a range; Slurm gives one number in it
+    return least
+
+
+def _processes_per_node(each: str) -> str:
+    """Return the number of processes that ``--nproc-per-node`` means, or a variable that bash
+    replaces by it.
+    """
+    if each.isdecimal() or each.startswith(("$", "`")):
+        return each
+    if each == "cpu":
+        return "$SLURM_CPUS_ON_NODE"
+    return "$SLURM_GPUS_ON_NODE"  # for the values gpu and auto
+
+
+def _quoted(value: str) -> str:
+    return f'"{value}"' if re.search("[$`]", value) else value
+
+
+def _calculated(product: str) -> str:
+    """Return a product or a quotient: calculated here if both sides are numbers, else as an
+    expression that bash calculates when the job starts.
+    """
+    if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
+        left = int(found[1])
+        right = int(found[3])
+        if found[2] == "*":
+            return str(left * right)
+        return str(left // max(right, 1))
+    if not re.search(r"[$][(]|`", product):
+        # In bash's arithmetic a variable's name needs no $. Inside $(…) or backticks it does, so
+        # leave these alone.
+        product = re.sub("[$](?=[A-Za-z_])", "", product)
+    return f"$(({product}))"
+
+
+def first_option(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the first option, with its value, from the words after srun."""
+    option = [words[0]]
+    left = list(words[1:])
+    takes_value = re.fullmatch(r"-\w|--[\w-]+", option[0]) and not _FLAGS.fullmatch(option[0])
+    if takes_value and left and not left[0].startswith("-"):
+        option.append(left.pop(0))  # it may be the option's value
+    return option, left
+
+
+def without_size(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words after srun without options for the step's size. srun's command begins at the
+    first word that is no option.
+    """
+    left = list(words)
+    while left and left[0].startswith("-"):
+        option, left = first_option(left)
+        if not _SIZE.fullmatch(option[0]):
+            yield from option
+    yield from left
