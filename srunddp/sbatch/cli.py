@@ -16,10 +16,10 @@ import yaml
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.config.parse import Setting, parse_values
 from srunddp.config.schema import NULLS, ConfigField, build, fields_of, scalar_node, text_of
-from srunddp.errors import ConfigError, UsageError, file_errors
+from srunddp.errors import ConfigError, UsageError, file_errors, one_of
 from srunddp.sbatch import convert, slurm_options, validate
 from srunddp.sbatch import submit as slurm
-from srunddp.sbatch.render import render, salloc_options
+from srunddp.sbatch.render import render, run_options, salloc_options, step_options
 from srunddp.sbatch.spec import SlurmJob
 from srunddp.util import slurm_command
 from srunddp.util.atomic_file import replace_file
@@ -29,6 +29,9 @@ from srunddp.util.option_groups import GroupedCommand, after_script
 
 # The defaults of a site, and those of a user, which win.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
+# The keys that --from also takes, from options and from files of defaults: they concern the command
+# that is replaced. All others concern what a job script has already.
+CARRIED = ("backend", "ifaces", "mpi", "env", "offline", "run_options", "srun_arg", "srunddp")
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 
 
@@ -268,7 +271,10 @@ def _help(key: ConfigField) -> str:
 @_job_options
 @click.option("--config", type=FILE, help="YAML with these keys; the command line wins over it.")
 @click.option(
-    "--from", "source", type=FILE, help="Convert a job script that starts torchrun or accelerate."
+    "--from",
+    "source",
+    type=FILE,
+    help="Convert a job script that starts torchrun, accelerate or deepspeed.",
 )
 @click.option("--write", type=FILE, help="Write the script to FILE, and make the log folder.")
 @click.option(
@@ -300,16 +306,12 @@ def sbatch(
             expected="one of them",
             hint="write --write=FILE in the place of --submit, then bash FILE",
         )
-    if source and (salloc or any(value not in (None, ()) for value in given.values())):
-        raise UsageError(
-            "--from with SCRIPT or options of the job",
-            expected="--from without them",
-            hint="remove them, and change the file that is written",
-        )
+    if source:
+        _check_with_source(given, salloc=salloc)
     with answering():
         if source:
             job = SlurmJob(log_dir="")  # with no log folder to make
-            text, notes = convert.convert(source)
+            text, notes = convert.convert(source, _carried(given))
             _note(notes)
             _note(["srunddp has to be in PATH there: install it in the environment of the script"])
         else:
@@ -332,6 +334,55 @@ def sbatch(
             sys.exit(code)
 
 
+def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:
+    """Refuse options that --from does not take.
+
+    Args:
+        given: the values of the options, by key.
+        salloc: whether --salloc is given.
+    """
+    others = [
+        "SCRIPT" if name in ("script", "arguments") else validate.option(name)
+        for name, value in given.items()
+        if value not in (None, ()) and name not in CARRIED
+    ]
+    if salloc:
+        others.append("--salloc")
+    if others:
+        takes = ", ".join(validate.option(name) for name in CARRIED)
+        raise UsageError(
+            f"--from with {one_of(dict.fromkeys(others), 'and')}",
+            expected=f"--from, with no options of the job but {takes}",
+            hint="remove it, and change the #SBATCH lines of the file that is written",
+        )
+
+
+def _carried(given: Mapping[str, Any]) -> convert.Carried:
+    """Return what options and files of defaults add to a converted command, with notes on the
+    files.
+    """
+    settings, paths = _settings(given)
+    for path in paths:
+        of_path = [name for name, setting in settings.items() if setting.path == path]
+        used = [f"{name}={text_of(settings[name].value)}" for name in of_path if name in CARRIED]
+        unused = [name for name in of_path if name not in CARRIED]
+        if used:
+            _note([f"{path}: {', '.join(used)}"])
+        if unused:
+            _note([f"{path}: not used, as the job script has its own: {', '.join(unused)}"])
+    job = job_of({name: settings[name] for name in settings if name in CARRIED})
+    validate.check_texts(job)
+    return convert.Carried(
+        srun=step_options(job), program=job.srunddp or "", run=run_options(job), env=job.env
+    )
+
+
+def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Setting], list[str]]:
+    """Return the settings by options and files of defaults, and the paths of these files."""
+    paths = [path for path in map(os.path.expanduser, DEFAULTS) if os.path.exists(path)]
+    return parse_settings(given, ["srunddp", *sys.argv[1:]], paths), paths
+
+
 def _job(given: Mapping[str, Any], *, interactive: bool, has_to_be_seen: bool) -> SlurmJob:
     """Make the job from the options and files, check it, and print all notes on it.
 
@@ -341,8 +392,7 @@ def _job(given: Mapping[str, Any], *, interactive: bool, has_to_be_seen: bool) -
         has_to_be_seen: refuse a script that this node does not see, because the job is submitted at
             once.
     """
-    paths = [path for path in map(os.path.expanduser, DEFAULTS) if os.path.exists(path)]
-    settings = parse_settings(given, ["srunddp", *sys.argv[1:]], paths)
+    settings, paths = _settings(given)
     for path in paths:
         of_path = [
             f"{name}={text_of(value)}"

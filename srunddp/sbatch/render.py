@@ -156,6 +156,17 @@ def salloc_options(job: SlurmJob) -> list[str]:
     return _words(_requested(job))
 
 
+def step_options(job: SlurmJob) -> list[str]:
+    """Return the options of srun that come from the site or the user, as words of bash."""
+    return [word(each) for each in (*_words([("mpi", job.mpi)]), *job.srun_arg)]
+
+
+def run_options(job: SlurmJob) -> list[str]:
+    """Return the options of ``srunddp run`` that need no folder or other step, as words of bash."""
+    offline = _words([("offline", job.offline)])
+    return [word(each) for each in (*_common_options(job), *offline, *job.run_options)]
+
+
 def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
     """Collect the options for both sbatch and salloc, the job's own and the passed-on ones."""
     requested = [

@@ -72,6 +72,20 @@ def check(job: SlurmJob, *, interactive: bool = False) -> None:
             raise ConfigError(found, expected=expected, hint=hint)
 
 
+def check_texts(job: SlurmJob) -> None:
+    """Refuse texts and variables that no script can have, whatever job it is for.
+
+    Args:
+        job: the job, of which only some keys are used.
+
+    Raises:
+        ConfigError: the first problem that is found.
+    """
+    for is_there, found, expected, hint in chain(_of_texts(job), _of_variables(job)):
+        if is_there:
+            raise ConfigError(found, expected=expected, hint=hint)
+
+
 def check_printable(name: str, text: str) -> None:
     """Refuse a text that could end a line of the script, or control a terminal that shows it.
 

@@ -314,6 +314,45 @@ def test_defaults_of_site_and_user_give_way_and_are_told(
     assert called("train.py").exit_code == 78
 
 
+def test_a_conversion_takes_what_concerns_the_ranks_command(
+    called: Callable[..., Result], tmp_path: Path
+) -> None:
+    write(tmp_path / "job.sh", "srun torchrun --nproc-per-node=2 train.py\n")
+    write(tmp_path / "site.yaml", "ifaces: /etc/ifaces.conf\npartition: gpu\nmpi: pmi2\n")
+    done = called("--from=job.sh", "--backend=gloo", "--env=A=b c", "--run-options=--restarts=1")
+    assert done.exit_code == 0
+    assert " --mpi=pmi2 \\\n    env \\\n    A='b c' \\\n" in done.stdout
+    assert done.stdout.endswith(
+        " srunddp --backend=gloo --ifaces=/etc/ifaces.conf --restarts=1 train.py\n"
+    )
+    used, unused = [line for line in done.stderr.splitlines() if "site.yaml" in line]
+    assert tells(used, f"{tmp_path}/site.yaml", "ifaces=/etc/ifaces.conf, mpi=pmi2")
+    assert tells(unused, f"{tmp_path}/site.yaml", "not used", "partition")
+    assert called("--from=job.sh", "--ifaces=mine.conf").stdout.endswith(
+        " srunddp --ifaces=mine.conf train.py\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--nodes=2"], ["--nodes"]),
+        (["--preflight", "--time=4"], ["--preflight", "--time"]),
+        (["train.py", "--lr=1"], ["SCRIPT"]),
+        (["--salloc"], ["--salloc"]),
+        (["--env=SLURM_A=1"], ["--env", "SLURM_A"]),
+    ],
+)
+def test_a_conversion_refuses_what_the_job_script_has_itself(
+    words: list[str], named: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path / "job.sh", "srun torchrun --nproc-per-node=2 train.py\n")
+    done = srunddp("sbatch", "--from=job.sh", *words, folder=tmp_path)
+    assert done.returncode == (78 if words[0].startswith("--env") else 2)
+    assert done.stdout == ""
+    assert tells(done.stderr, "error", *named)
+
+
 def test_an_option_after_the_script_is_noted(called: Callable[..., Result]) -> None:
     assert "--submit stands after SCRIPT" in called("train.py", "--submit").stderr
     assert "after SCRIPT" not in called("train.py", "--lr=1").stderr
