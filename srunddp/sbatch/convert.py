@@ -195,6 +195,10 @@ def _hidden_error(path: str, text: str, hidden: HiddenLaunch, carried: Carried) 
         steps.append("move the other commands to a line before: here they would run once a rank")
     if left := _unreplaced(launch):
         steps.append(f"{left.found}: {left.hint}")
+    if gpus := GpusPerTask.of(text):
+        steps.append(f"write {gpus.replacement} for {gpus.written} in line {gpus.line}")
+    elif GpusPerTask.is_unclear(text, launch.texts_before):
+        steps.append("write --gpus-per-node for --gpus-per-task")
     if starter := _other_starter(launch):
         steps.append(f"srun starts the ranks, not {starter}")
         launch = replace(launch, words=launch.words[launch.before :], before=0)

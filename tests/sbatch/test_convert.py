@@ -286,6 +286,17 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             "in line 1: srun -n 4 srunddp -m pkg.train",
         ),
         (
+            "#SBATCH --nodes=2 --ntasks=2 --gpus-per-task=4\nsrun bash -c 'torchrun --nnodes=2"
+            " --nproc-per-node=4 t.py'\n",
+            "job.sh:2: torchrun in quotes",
+            "write --gpus-per-node=4 for --gpus-per-task=4 in line 1; write in line 2: srun ",
+        ),
+        (
+            "#SBATCH --gpus-per-task=4\nsrun bash -c 'torchrun t.py'\n",
+            "job.sh:2: torchrun in quotes",
+            "write --gpus-per-node for --gpus-per-task; write in line 2: srun ",
+        ),
+        (
             "ssh $H 'exec torchrun --nproc-per-node=2 t.py'\n",
             "job.sh:1: torchrun in quotes",
             f"not ssh; write in line 1: srun {STEP.format(1, 2, 2, 2)} --kill-on-bad-exit=1"
