@@ -15,8 +15,15 @@ from tests.support.worlds import is_gone
 
 pytestmark = pytest.mark.mpirun
 
+# MPICH 4.0 leaves pipes of its own open in the ranks, and its mpirun waits until nobody has them.
 WRAPPER = """#!/bin/bash
-sleep 600 < /dev/null > /dev/null 2>&1 &
+(
+    for descriptor in /proc/self/fd/*; do
+        descriptor=${descriptor##*/}
+        [[ $descriptor -gt 2 ]] && eval "exec $descriptor>&-"
+    done
+    exec sleep 600
+) < /dev/null > /dev/null 2>&1 &
 echo $! > "$FOLDER/helper.$$"
 exec "$@"
 """
