@@ -159,8 +159,11 @@ def with_torch(site: Site) -> Path:
     (packages,) = env.glob("lib/python3*/site-packages")
     for name in TORCH.split():
         for found in ours.glob(name):
-            copy = shutil.copytree if found.is_dir() else shutil.copy2
-            copy(found, packages / found.name)
+            # The light one has some of these, as srunddp needs them itself.
+            if found.is_dir():
+                shutil.copytree(found, packages / found.name, dirs_exist_ok=True)
+            else:
+                shutil.copy2(found, packages / found.name)
     return env
 
 
