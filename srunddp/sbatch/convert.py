@@ -195,6 +195,8 @@ def _hidden_error(path: str, text: str, hidden: HiddenLaunch, carried: Carried) 
         steps.append("move the other commands to a line before: here they would run once a rank")
     if left := _unreplaced(launch):
         steps.append(f"{left.found}: {left.hint}")
+    if GpusPerTask.is_read(text):
+        steps.append("write the number for SLURM_GPUS_PER_TASK")
     if gpus := GpusPerTask.of(text):
         steps.append(f"write {gpus.replacement} for {gpus.written} in line {gpus.line}")
     elif GpusPerTask.is_unclear(text, launch.texts_before):
@@ -294,6 +296,11 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
         return _Obstacle(
             f"{variable[1]}, which torchrun takes for an option",
             "write the option on the launcher's line, and remove the variable",
+        )
+    if GpusPerTask.is_read(text):
+        return _Obstacle(
+            "SLURM_GPUS_PER_TASK, which Slurm sets for --gpus-per-task only",
+            "write the number in its place first",
         )
     if GpusPerTask.is_unclear(text, launch.texts_before):
         return _Obstacle(

@@ -63,6 +63,13 @@ class GpusPerTask:
         in_head = _ANY.findall(" ".join(_HEAD.findall(text)))
         return bool(in_head) and (len(in_head) > 1 or cls.of(text) is None)
 
+    @classmethod
+    def is_read(cls, text: str) -> bool:
+        """Tell whether a script reads the option's variable, which Slurm does not set without the
+        option.
+        """
+        return "SLURM_GPUS_PER_TASK" in text
+
     def replaced(self, text: str) -> str:
         """Return a script with the replacement in place of the option."""
         return _WRITTEN.sub(lambda found: found["before"] + self.replacement, text, count=1)

@@ -292,6 +292,11 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             "write --gpus-per-node=4 for --gpus-per-task=4 in line 1; write in line 2: srun ",
         ),
         (
+            "D=$SLURM_GPUS_PER_TASK\nsrun bash -c 'torchrun --nproc-per-node=$D t.py'\n",
+            "job.sh:2: torchrun in quotes",
+            "write the number for SLURM_GPUS_PER_TASK; write in line 2: srun ",
+        ),
+        (
             "#SBATCH --gpus-per-task=4\nsrun bash -c 'torchrun t.py'\n",
             "job.sh:2: torchrun in quotes",
             "write --gpus-per-node for --gpus-per-task; write in line 2: srun ",
@@ -349,6 +354,11 @@ def test_a_refusal_has_the_line_to_write(
         ("#SBATCH --gpus-per-task=4\ntorchrun t.py\n", "job.sh:2: --gpus-per-task"),
         ("srun --gpus-per-task=4 torchrun t.py\n", "job.sh:1: --gpus-per-task"),
         ("#SBATCH --tres-per-task=gres/gpu:4\ntorchrun t.py\n", "job.sh:2: --gpus-per-task"),
+        (
+            "#SBATCH --nodes=1 --ntasks=1 --gpus-per-task=4\n"
+            "torchrun --nproc-per-node=$SLURM_GPUS_PER_TASK t.py\n",
+            "job.sh:2: SLURM_GPUS_PER_TASK, which Slurm sets for --gpus-per-task only; ",
+        ),
         ("$SRUN torchrun t.py\n", "job.sh:1: $SRUN before torchrun; "),
         ("time ssh n1 torchrun t.py\n", "job.sh:1: ssh before torchrun; "),
         ("accelerate launch t.py\n", "job.sh:1: accelerate launch without --num_processes; "),
