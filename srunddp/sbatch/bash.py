@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 _NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # parentheses, nested at most three deep
+# The same without anything that quotes.
+NESTED_WITHOUT_QUOTES = _NESTED.replace("[^()", r"[^()\"'\\")
 _BEFORE_LOOPS = ("then", "do", "else", "{", "time")
 _LOOPS = ("for", "while", "until")
 
@@ -39,7 +41,8 @@ _PATTERNS = {
         r"(?:"
         rf"(?:\$|(?<==)){_NESTED}"  # $(command), and the values of an array behind its =
         r"|`[^`]*`"
-        r'|"(?:[^"\\]|\\.)*"'
+        # Quotes inside "$(…)" do not end the outer ones.
+        rf'|"(?>\${_NESTED}|[^"\\]|\\.)*"'
         r"|'[^']*'"
         r"|\\."
         r"""|[^\s"'`\\;&|()<>]"""

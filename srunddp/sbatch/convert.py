@@ -225,7 +225,8 @@ def _unreplaced(launch: Launch) -> _Obstacle | None:
     """Return the first option of a launch that neither srun nor srunddp replaces, or what the
     launcher does without one.
     """
-    if option := launcher_options.refused(launch.given):
+    given = launch.given
+    if option := launcher_options.refused(given) or launcher_options.needs_quotes(given):
         return _Obstacle(*option)
     if launch.passes_local_rank:
         option_to_add = "--no_local_rank" if launch.is_deepspeed else "--use-env"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from srunddp.sbatch.bash import Command, Word
+from srunddp.sbatch.bash import NESTED_WITHOUT_QUOTES, Command, Word
 from srunddp.sbatch.launcher_options import (
     ACCELERATE,
     DEEPSPEED,
@@ -28,6 +28,13 @@ _MODULES = {
     "deepspeed.launcher.runner": DEEPSPEED,
 }
 _PYTHON = re.compile(r"python[\d.]*")
+# Values that stay the same when all quotes are dropped and new ones are put around them.
+_INNER = r"\$(?:\w++|[#?@*!$-]|\{[^{}\"'\\]*\}|NESTED)|`[^`\"'\\]*`"
+_PLAIN = re.compile(
+    rf"(?:{_INNER}|\"(?:{_INNER}|[^\"'\\`$])*\"|'[^'\"\\`$]*'|[^\"'\\`$~])*".replace(
+        "NESTED", NESTED_WITHOUT_QUOTES
+    )
+)
 TALKERS = ("echo", "printf", "which", "command", "type")  # they only mention a launcher
 # Behind these words deepspeed is a package's name.
 _INSTALLERS = {"install", "uninstall", "add", "load", "show", "list", "import"}
@@ -159,6 +166,7 @@ def _options(words: Sequence[Word], table: Sequence[Option]) -> tuple[Given, Seq
     """Return the launcher's options, and the words from SCRIPT on."""
     texts = [word.text for word in words]
     values: dict[str, str] = {}
+    unclear: dict[str, str] = {}
     at = 0
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
@@ -170,12 +178,16 @@ def _options(words: Sequence[Word], table: Sequence[Option]) -> tuple[Given, Seq
             equals = "="
             value = texts[at][2:]
         if not option:
-            return Given(table, values, texts[at]), words[at + 1 :]
+            return Given(table, values, texts[at], unclear), words[at + 1 :]
         takes_next = not (equals or option.flag)
         if takes_next and at + 1 < len(texts):
             value = texts[at + 1]
         values[option.name] = value
+        given = words[at : at + 2] if takes_next else words[at : at + 1]
+        unclear.pop(option.name, None)
+        if not all(_PLAIN.fullmatch(word.source) for word in given):
+            unclear[option.name] = " ".join(word.source for word in given)
         at += 2 if takes_next else 1
     if at < len(texts) and texts[at] == "--":
         at += 1
-    return Given(table, values), words[at:]
+    return Given(table, values, unclear=unclear), words[at:]

@@ -8,7 +8,7 @@ refused. The tests compare the table with the launchers' own parsers.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -418,11 +418,14 @@ class Given:
         table: the options that the launcher has.
         values: those that are given, by name; empty for a flag.
         unknown: the first one that the launcher does not have, as it is written; empty for none.
+        unclear: those whose values would change without their quotes, as they are written, by
+            name.
     """
 
     table: Sequence[Option]
     values: Mapping[str, str]
     unknown: str = ""
+    unclear: Mapping[str, str] = field(default_factory=dict)
 
     def acting(self) -> list[tuple[Option, str]]:
         """Return the given options that do something, with their values."""
@@ -461,6 +464,18 @@ def refused(given: Given) -> tuple[str, str] | None:
             case Exported(without=value_refused) if value_refused and value == value_refused:
                 hint = _TO_ACCELERATOR.format("kwargs_handlers=[FP8RecipeKwargs(…)]")
                 return shown, hint
+    return None
+
+
+def needs_quotes(given: Given) -> tuple[str, str] | None:
+    """Return the first option whose value would change where it is written anew, and a hint."""
+    for option, _ in given.acting():
+        is_written_anew = isinstance(option.meaning, Size | RunOption | Output | Exported)
+        if is_written_anew and option.name in given.unclear:
+            return (
+                f"{given.unclear[option.name]}, with quotes, a backslash or ~ in its value",
+                "set a variable to the value in a line before, and write the variable here",
+            )
     return None
 
 

@@ -386,6 +386,43 @@ def test_what_is_not_one_launch_is_refused(text: str, found: str, tmp_path: Path
     assert error.value.hint
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--nproc_per_node=$(echo $CUDA_VISIBLE_DEVICES | tr ',' '\\n' | wc -l)",
+        "--nproc-per-node $(python -c 'import torch; print(torch.cuda.device_count())')",
+        '--nproc-per-node="$(nvidia-smi -L | grep -c "GPU ")"',
+        "--nproc-per-node=\"`grep -c 'GPU' list`\"",
+        "--tee=3 --log-dir ~/logs",
+        "--tee=3 --log-dir /x/my\\ logs",
+        "--tee=3 --log-dir='$HOME/logs'",
+        '--tee=3 --log-dir="it\'s"',
+    ],
+)
+def test_a_value_that_needs_its_quotes_is_refused(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="with quotes, a backslash or ~ in its value") as error:
+        converted(tmp_path, f"torchrun {option} t.py\n")
+    assert option.removeprefix("--tee=3 ") in error.value.found
+    assert error.value.hint.startswith("set a variable")
+
+
+@pytest.mark.parametrize(
+    ("option", "made"),
+    [
+        ('--rdzv-endpoint="$(scontrol show hostnames "$L" | awk "{print $1}")":1', ""),
+        ("--rdzv-endpoint $(f | awk '{print $1}'):1", ""),
+        ("--tee=3 --log-dir='my logs'", "--log-dir='my logs' --show-ranks=all --prefix "),
+        ('--tee=3 --log-dir "$D/${E:-x}/$(f $(g))"', '--log-dir="$D/${E:-x}/$(f $(g))" '),
+    ],
+)
+def test_a_value_that_is_clear_or_left_out_is_converted(
+    option: str, made: str, tmp_path: Path
+) -> None:
+    text, _ = converted(tmp_path, f"torchrun {option} t.py\n")
+    assert f"--kill-on-bad-exit=1 srunddp {made}" in text
+    assert text.endswith(" t.py\n")
+
+
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone"):
         with pytest.raises(ConfigError, match="expected a job script -> correct --from"):
