@@ -37,6 +37,11 @@ _PYTHON = re.compile(r"(.*/)?python[\d.]*")
 _MASKS = re.compile(r"--(cpu|mem|gpu)-bind=.*(mask|map|list).*")
 # torchrun takes these variables for options that are not given.
 _PET = re.compile(r"^[^#\n]*?\b(PET_[A-Z_]+)=", re.MULTILINE)
+# Variables that srun sets anew in each task, to the GPUs of the step.
+_DEVICES = re.compile(
+    r"(CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK|GPU_DEVICE_ORDINAL)=.*",
+    re.DOTALL,
+)
 _ONE_COMMAND = "one command for all ranks"
 
 
@@ -193,8 +198,8 @@ def _hidden_error(path: str, text: str, hidden: HiddenLaunch, carried: Carried) 
     steps = []
     if hidden.others:
         steps.append("move the other commands to a line before: here they would run once a rank")
-    if left := _unreplaced(launch):
-        steps.append(f"{left.found}: {left.hint}")
+    lost = [_unreplaced(launch), _chosen_gpus(text, launch)]
+    steps += [f"{each.found}: {each.hint}" for each in lost if each]
     if GpusPerTask.is_read(text):
         steps.append("write the number for SLURM_GPUS_PER_TASK")
     if gpus := GpusPerTask.of(text):
@@ -289,8 +294,8 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
         )
     if by_task := _meant_for_one_task(launch):
         return by_task
-    if hiding := _hidden_options(text, launch):
-        return hiding
+    if chosen := _chosen_gpus(text, launch) or _hidden_options(text, launch):
+        return chosen
     if left := _unreplaced(launch):
         return left
     if variable := _PET.search(text):
@@ -338,6 +343,35 @@ def _meant_for_one_task(launch: Launch) -> _Obstacle | None:
                 "put the rank into the file's name, such as %q{SLURM_PROCID} of nsys and ncu",
             )
     return None
+
+
+def _chosen_gpus(text: str, launch: Launch) -> _Obstacle | None:
+    """Return a choice of GPUs that reaches the launcher without srun, and would not reach ranks."""
+    before = launch.texts_before
+    if any(_SRUN.fullmatch(each) for each in before):
+        return None
+    if chosen := next((each for each in _leading(before) if _DEVICES.fullmatch(each)), ""):
+        return _Obstacle(
+            f"{chosen} before {launch.launcher}, which srun sets anew",
+            f"write it by env, which comes behind srun: env {chosen} {launch.launcher}",
+        )
+    for name, variable in variables(commands(text)).items():
+        chosen = f"{name}={variable.value}"
+        if _DEVICES.fullmatch(chosen):
+            return _Obstacle(
+                f"{chosen} in line {line_of(text, variable.word)}, which srun sets anew",
+                "remove it if these are all GPUs of the job; else move it to the launcher, by"
+                f" env: env {chosen} {launch.launcher}",
+            )
+    return None
+
+
+def _leading(before: Sequence[str]) -> Sequence[str]:
+    """Return the words that stay in front of srun if there is none yet."""
+    place = 0
+    while place < len(before) and _BEFORE.fullmatch(before[place]):
+        place += 1
+    return before[:place]
 
 
 def _hidden_options(text: str, launch: Launch) -> _Obstacle | None:
@@ -413,9 +447,7 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
         made = [*before[:srun], before[srun], *step, *without_size(before[srun + 1 :])]
     else:
         # Assignments and the like stay in front of srun.
-        place = 0
-        while place < len(before) and _BEFORE.fullmatch(before[place]):
-            place += 1
+        place = len(_leading(before))
         made = [*before[:place], "srun", *step, *before[place:]]
     program = shlex.quote(carried.program) if carried.program else launch.program
     exports = [*map(_assignment, carried.env), *launcher_options.exports(launch.given)]

@@ -93,6 +93,8 @@ def test_the_launch_is_replaced_and_every_other_byte_stays(
         "TRAIN=t.py; torchrun --nproc-per-node=2 $TRAIN $ARGS",
         'torchrun --nproc-per-node=2 $1 "$@"',
         "torchrun --nproc-per-node=2 $SCRIPT --lr 1",
+        "env CUDA_VISIBLE_DEVICES=1,2 torchrun t.py",
+        "export CUDA_VISIBLE_DEVICES=1,2; srun torchrun t.py",
     ],
 )
 def test_what_only_looks_like_an_obstacle_is_converted(launch: str, tmp_path: Path) -> None:
@@ -358,6 +360,14 @@ def test_a_refusal_has_the_line_to_write(
             "#SBATCH --nodes=1 --ntasks=1 --gpus-per-task=4\n"
             "torchrun --nproc-per-node=$SLURM_GPUS_PER_TASK t.py\n",
             "job.sh:2: SLURM_GPUS_PER_TASK, which Slurm sets for --gpus-per-task only; ",
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES=1,2 torchrun t.py\n",
+            "job.sh:1: CUDA_VISIBLE_DEVICES=1,2 before torchrun, which srun sets anew; ",
+        ),
+        (
+            "export CUDA_VISIBLE_DEVICES=1,2\n\ntorchrun t.py\n",
+            "job.sh:3: CUDA_VISIBLE_DEVICES=1,2 in line 1, which srun sets anew; ",
         ),
         ("$SRUN torchrun t.py\n", "job.sh:1: $SRUN before torchrun; "),
         ("time ssh n1 torchrun t.py\n", "job.sh:1: ssh before torchrun; "),
