@@ -27,7 +27,14 @@ _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
 # Commands before the launcher that srun cannot start, or that may be srun themselves.
 _STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")
 # Programs that start the launcher several times, or without the variables that tell a rank.
-_ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)|--(cleanenv|containall)")
+_ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)")
+# Programs with an option that removes the variables that tell a rank.
+_EMPTIES = {
+    re.compile(r"(.*/)?(singularity|apptainer)"): re.compile(
+        r"--(cleanenv|containall)|-[cCefuw]*[eC][cCefuw]*"
+    ),
+    re.compile(r"(.*/)?env"): re.compile(r"--ignore-environment|-|-[0v]*i.*"),
+}
 # Programs that write one file for each process that they start, by default of the same name.
 _PROFILERS = re.compile(r"(.*/)?(nsys|ncu|rocprof.*|py-spy|perf|strace|valgrind|vtune)")
 _OF_A_RANK = re.compile(r".*(%q\{SLURM_PROCID\}|%t|%p|\{pid\}).*")
@@ -198,7 +205,7 @@ def _hidden_error(path: str, text: str, hidden: HiddenLaunch, carried: Carried) 
     steps = []
     if hidden.others:
         steps.append("move the other commands to a line before: here they would run once a rank")
-    lost = [_unreplaced(launch), _chosen_gpus(text, launch)]
+    lost = [_unreplaced(launch), _emptied(launch), _chosen_gpus(text, launch)]
     steps += [f"{each.found}: {each.hint}" for each in lost if each]
     if GpusPerTask.is_read(text):
         steps.append("write the number for SLURM_GPUS_PER_TASK")
@@ -292,7 +299,7 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
             f"{starter} before {launch.launcher}",
             "write this line by hand, so that srun starts the ranks",
         )
-    if by_task := _meant_for_one_task(launch):
+    if by_task := _emptied(launch) or _meant_for_one_task(launch):
         return by_task
     if chosen := _chosen_gpus(text, launch) or _hidden_options(text, launch):
         return chosen
@@ -326,6 +333,20 @@ def _other_starter(launch: Launch) -> str:
             return each
     command = next((each for each in before if not _BEFORE.fullmatch(each)), "")
     return command if _STARTS_IT.fullmatch(command) else ""
+
+
+def _emptied(launch: Launch) -> _Obstacle | None:
+    """Return an option with which a rank would not see the variables of srun."""
+    before = launch.texts_before
+    for at, program in enumerate(before):
+        for name, option in _EMPTIES.items():
+            found = [each for each in before[at + 1 :] if option.fullmatch(each)]
+            if name.fullmatch(program) and found:
+                return _Obstacle(
+                    f"{found[0]} of {program}, which removes the variables of srun",
+                    "remove it, and unset single variables by env -u NAME",
+                )
+    return None
 
 
 def _meant_for_one_task(launch: Launch) -> _Obstacle | None:

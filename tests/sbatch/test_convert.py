@@ -94,6 +94,7 @@ def test_the_launch_is_replaced_and_every_other_byte_stays(
         'torchrun --nproc-per-node=2 $1 "$@"',
         "torchrun --nproc-per-node=2 $SCRIPT --lr 1",
         "env CUDA_VISIBLE_DEVICES=1,2 torchrun t.py",
+        "srun -e err apptainer exec --nv -B /scratch/e:/e x.sif torchrun t.py",
         "export CUDA_VISIBLE_DEVICES=1,2; srun torchrun t.py",
     ],
 )
@@ -431,6 +432,28 @@ def test_a_value_that_is_clear_or_left_out_is_converted(
     text, _ = converted(tmp_path, f"torchrun {option} t.py\n")
     assert f"--kill-on-bad-exit=1 srunddp {made}" in text
     assert text.endswith(" t.py\n")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "singularity exec --cleanenv",
+        "singularity exec --nv -e",
+        "apptainer exec -C",
+        "/opt/bin/apptainer exec -ce",
+        "env -i",
+        "/usr/bin/env -",
+        "env --ignore-environment",
+    ],
+)
+def test_an_option_that_removes_the_variables_of_srun_is_refused(
+    before: str, tmp_path: Path
+) -> None:
+    program, *_, option = before.split()
+    found = f"{option} of {program}, which removes the variables of srun"
+    with pytest.raises(ConfigError, match=re.escape(found)) as error:
+        converted(tmp_path, f"srun -l {before} PATH=$PATH torchrun t.py\n")
+    assert error.value.hint.startswith("remove it")
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
