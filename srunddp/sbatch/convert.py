@@ -40,6 +40,10 @@ _PROFILERS = re.compile(r"(.*/)?(nsys|ncu|rocprof.*|py-spy|perf|strace|valgrind|
 _OF_A_RANK = re.compile(r".*(%q\{SLURM_PROCID\}|%t|%p|\{pid\}).*")
 _SRUN = re.compile(r"(.*/)?srun")
 _PYTHON = re.compile(r"(.*/)?python[\d.]*")
+# A launcher that bash finds, as in python $(which torchrun).
+_LAUNCHER_OF_PATH = re.compile(
+    r".*[$`].*(torchrun|accelerate|deepspeed).*(?<!\.py)", re.DOTALL | re.IGNORECASE
+)
 # A mask or a list has one entry for each task, of which there was one on a node.
 _MASKS = re.compile(r"--(cpu|mem|gpu)-bind=.*(mask|map|list).*")
 # torchrun takes these variables for options that are not given.
@@ -183,6 +187,8 @@ def _hint_without_launch(text: str) -> str:
                 continue  # a few words of Python, and no script
             while after and after[0].startswith("-") and after[0] != "-m":
                 after = after[1:]  # python's own options, such as -u
+            if after and _LAUNCHER_OF_PATH.fullmatch(after[0]):
+                continue  # it is no script of a rank
             line = " ".join([*sources[:python], "srunddp", *after])
             number = line_of(text, command.words[0])
             return f"srunddp takes the place of python; write in line {number}: {line}"

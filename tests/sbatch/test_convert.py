@@ -311,6 +311,11 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             " srunddp t.py",
         ),
         (
+            "srun python $(which torchrun) --nproc-per-node=2 t.py\n",
+            "no commands with",
+            "write one task for each GPU, and srunddp for the launcher: ",
+        ),
+        (
             "#SBATCH --gres=gpu:8\nsrun hostname\n",
             "no commands with",
             "srun --ntasks-per-node=GPUS",
