@@ -45,7 +45,8 @@ _LAUNCHER_OF_PATH = re.compile(
     r".*[$`].*(torchrun|accelerate|deepspeed).*(?<!\.py)", re.DOTALL | re.IGNORECASE
 )
 # A mask or a list has one entry for each task, of which there was one on a node.
-_MASKS = re.compile(r"--(cpu|mem|gpu)-bind=.*(mask|map|list).*")
+_MASKS = re.compile(r"--(cpu|mem)-bind=.*(mask|map|list).*")
+_NO_GPU_BIND = re.compile(r"--gpu-bind[= ]((v|verbose),)?none")
 # torchrun takes these variables for options that are not given.
 _PET = re.compile(r"^[^#\n]*?\b(PET_[A-Z_]+)=", re.MULTILINE)
 # Variables that srun sets anew in each task, to the GPUs of the step.
@@ -358,7 +359,13 @@ def _emptied(launch: Launch) -> _Obstacle | None:
 def _meant_for_one_task(launch: Launch) -> _Obstacle | None:
     """Return words before the launcher that are right for one task on a node only."""
     before = launch.texts_before
-    for each in before:
+    for at, each in enumerate(before):
+        bind = f"{each} {before[at + 1]}" if each == "--gpu-bind" and before[at + 1 :] else each
+        if bind.startswith("--gpu-bind") and not _NO_GPU_BIND.fullmatch(bind):
+            return _Obstacle(
+                f"{bind}, with which a rank does not see all GPUs of its node",
+                "remove it: as under torchrun, each rank selects its own GPU",
+            )
         if _MASKS.fullmatch(each):
             return _Obstacle(
                 f"{each}, written for one task on a node",

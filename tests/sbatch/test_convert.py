@@ -94,6 +94,7 @@ def test_the_launch_is_replaced_and_every_other_byte_stays(
         'torchrun --nproc-per-node=2 $1 "$@"',
         "torchrun --nproc-per-node=2 $SCRIPT --lr 1",
         "env CUDA_VISIBLE_DEVICES=1,2 torchrun t.py",
+        "srun --gpu-bind=none torchrun t.py",
         "srun -e err apptainer exec --nv -B /scratch/e:/e x.sif torchrun t.py",
         "export CUDA_VISIBLE_DEVICES=1,2; srun torchrun t.py",
     ],
@@ -392,6 +393,11 @@ def test_a_refusal_has_the_line_to_write(
             "srun --cpu-bind=mask_cpu:0x1 torchrun t.py\n",
             "job.sh:1: --cpu-bind=mask_cpu:0x1, written for one task",
         ),
+        (
+            "srun --gpu-bind=closest torchrun t.py\n",
+            "job.sh:1: --gpu-bind=closest, with which a rank does not see all GPUs",
+        ),
+        ("srun --gpu-bind map_gpu:0 torchrun t.py\n", "job.sh:1: --gpu-bind map_gpu:0, with"),
         ("pip install deepspeed\npython t.py --deepspeed d.json\n", "no commands with"),
     ],
 )
