@@ -54,6 +54,7 @@ _DEVICES = re.compile(
     r"(CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK|GPU_DEVICE_ORDINAL)=.*",
     re.DOTALL,
 )
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _ONE_COMMAND = "one command for all ranks"
 
 
@@ -112,7 +113,7 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
             where=where,
         )
     gpus = GpusPerTask.of(text)
-    notes = [f"{where}: {each}" for each in _notes(launch)]
+    notes = [f"{where}: {each}" for each in _notes(text, launch)]
     notes += [
         f"{where}: {each} is left out: the script has its own {each.partition('=')[0]}"
         for each in carried.srun
@@ -212,7 +213,7 @@ def _hidden_error(path: str, text: str, hidden: HiddenLaunch, carried: Carried) 
     steps = []
     if hidden.others:
         steps.append("move the other commands to a line before: here they would run once a rank")
-    lost = [_unreplaced(launch), _emptied(launch), _chosen_gpus(text, launch)]
+    lost = [_unreplaced(text, launch), _emptied(launch), _chosen_gpus(text, launch)]
     steps += [f"{each.found}: {each.hint}" for each in lost if each]
     if GpusPerTask.is_read(text):
         steps.append("write the number for SLURM_GPUS_PER_TASK")
@@ -240,7 +241,7 @@ def _whole_line(text: str, launch: Launch, carried: Carried) -> str:
     return re.sub(r"\s*\\?\n\s*", " ", words).strip()
 
 
-def _unreplaced(launch: Launch) -> _Obstacle | None:
+def _unreplaced(text: str, launch: Launch) -> _Obstacle | None:
     """Return the first option of a launch that neither srun nor srunddp replaces, or what the
     launcher does without one.
     """
@@ -254,11 +255,11 @@ def _unreplaced(launch: Launch) -> _Obstacle | None:
             f"let the script read LOCAL_RANK, and add {option_to_add}",
         )
     if launch.is_accelerate:
-        return _of_accelerate(launch)
+        return _of_accelerate(text, launch)
     return None
 
 
-def _of_accelerate(launch: Launch) -> _Obstacle | None:
+def _of_accelerate(text: str, launch: Launch) -> _Obstacle | None:
     """Return what accelerate launch would do by itself, and no option on this line tells."""
     processes = launch.given.values.get("num-processes")
     if processes is None:
@@ -278,7 +279,7 @@ def _of_accelerate(launch: Launch) -> _Obstacle | None:
             "--cpu, with which accelerate starts one process",
             "write --num_processes=1, or export ACCELERATE_USE_CPU=true in place of --cpu",
         )
-    default = _default_config()
+    default = _default_config(text, launch)
     if os.path.isfile(default) and not launch.given.has("cpu"):
         return _Obstacle(
             f"{default}, which {launch.launcher} reads",
@@ -287,11 +288,15 @@ def _of_accelerate(launch: Launch) -> _Obstacle | None:
     return None
 
 
-def _default_config() -> str:
-    """Return the path of the file that ``accelerate config`` writes."""
-    cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
-    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
-    return os.path.join(home, "accelerate", "default_config.yaml")
+def _default_config(text: str, launch: Launch) -> str:
+    """Return the path of the file that ``accelerate config`` writes, as the job would find it."""
+    known = dict(os.environ)
+    known.update((name, each.value) for name, each in variables(commands(text)).items())
+    assigned = [each.partition("=") for each in launch.texts_before if _ASSIGNED.fullmatch(each)]
+    known.update((name, value) for name, _, value in assigned)
+    cache = known.get("XDG_CACHE_HOME", "~/.cache")
+    home = known.get("HF_HOME", os.path.join(cache, "huggingface"))
+    return os.path.expanduser(os.path.join(home, "accelerate", "default_config.yaml"))
 
 
 def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
@@ -310,7 +315,7 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
         return by_task
     if chosen := _chosen_gpus(text, launch) or _hidden_options(text, launch):
         return chosen
-    if left := _unreplaced(launch):
+    if left := _unreplaced(text, launch):
         return left
     if variable := _PET.search(text):
         return _Obstacle(
@@ -446,9 +451,12 @@ def _may_hide_options(launch: Launch, *, is_known: bool) -> bool:
     return not is_known and bool(rest) and rest[0].startswith("$") and rest[0] not in ("$@", "$*")
 
 
-def _notes(launch: Launch) -> Iterator[str]:
+def _notes(text: str, launch: Launch) -> Iterator[str]:
     """Yield what is different for the ranks, though they train the same."""
     yield from launcher_options.notes(launch.given)
+    default = _default_config(text, launch)
+    if launch.is_accelerate and re.search("[$`]", default):
+        yield f"{default} is not read any more: if it is there, write its values as options"
     least, _, most = launch.given.values.get("nnodes", "").partition(":")
     if most and least != most:
         yield f"--nnodes={least}:{most}: the ranks are those of all nodes, and do not change"

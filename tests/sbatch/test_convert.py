@@ -467,6 +467,34 @@ def test_an_option_that_removes_the_variables_of_srun_is_refused(
     assert error.value.hint.startswith("remove it")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export HF_HOME={0}/huggingface\n{1}",
+        "export XDG_CACHE_HOME='{0}'\n{1}",
+        "HF_HOME={0}/huggingface {1}",
+        "unused=1\nsrun env HF_HOME={0}/huggingface {1}",
+    ],
+)
+def test_the_default_config_is_that_of_the_job(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HOME", raising=False)
+    default = tmp_path / "huggingface" / "accelerate" / "default_config.yaml"
+    default.parent.mkdir(parents=True)
+    default.touch()
+    launch = "accelerate launch --num_processes=2 t.py\n"
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, text.format(tmp_path, launch))
+    assert tells(error.value.found, str(default), "accelerate launch reads")
+
+
+def test_a_default_config_behind_a_variable_is_noted(tmp_path: Path) -> None:
+    launch = "accelerate launch --num_processes=2 t.py\n"
+    _, notes = converted(tmp_path, f"export HF_HOME=$SCRATCH/hf\n{launch}")
+    assert tells(notes[0], "$SCRATCH/hf/accelerate/default_config.yaml", "not read", "options")
+
+
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone"):
         with pytest.raises(ConfigError, match="expected a job script -> correct --from"):
