@@ -55,6 +55,8 @@ _DEVICES = re.compile(
     re.DOTALL,
 )
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# In quotes a variable is one word, but the arguments or an array are as many as they have.
+_IS_ONE_WORD = re.compile(r'"[^"@]*"|.*\.py"?', re.DOTALL)
 _ONE_COMMAND = "one command for all ranks"
 
 
@@ -442,6 +444,8 @@ def _may_hide_options(launch: Launch, *, is_known: bool) -> bool:
         launch: the launch.
         is_known: whether the script sets the variable, to something else than options.
     """
+    if _IS_ONE_WORD.fullmatch(launch.script[0].source):
+        return False
     if not launch.given.values.keys() & {"nnodes", "nproc-per-node", "num-processes", "num-gpus"}:
         return True
     rest = [word.text for word in launch.script[1:]]

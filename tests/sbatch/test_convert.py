@@ -94,6 +94,10 @@ def test_the_launch_is_replaced_and_every_other_byte_stays(
         'torchrun --nproc-per-node=2 $1 "$@"',
         "torchrun --nproc-per-node=2 $SCRIPT --lr 1",
         "env CUDA_VISIBLE_DEVICES=1,2 torchrun t.py",
+        'torchrun --nproc-per-node=2 "$1" "${@:2}"',
+        'torchrun "$SCRIPT" "${ARGS[@]}"',
+        "torchrun $DIR/train.py --data x.py",
+        'torchrun "$DIR/train.py" $ARGS',
         "srun --gpu-bind=none torchrun t.py",
         "srun -e err apptainer exec --nv -B /scratch/e:/e x.sif torchrun t.py",
         "export CUDA_VISIBLE_DEVICES=1,2; srun torchrun t.py",
@@ -352,6 +356,7 @@ def test_a_refusal_has_the_line_to_write(
             "job.sh:2: a launch in a loop",
         ),
         ('torchrun "${ARGS[@]}" t.py\n', "${ARGS[@]} before the script may hold options"),
+        ('torchrun "$@"\n', "$@ before the script may hold options"),
         ('torchrun "${ARGS[@]}" "$@"\n', "${ARGS[@]} before the script may hold options"),
         (
             "torchrun --nproc-per-node 4 `# all` --nnodes 2 t.py\n",
