@@ -25,7 +25,8 @@ def fold(names: Iterable[str]) -> str:
     Names that differ only in the last number before the first dot share one item. :func:`expand` is
     the inverse.
     """
-    numbers: dict[tuple[str, str], list[str]] = {}
+    # A name without a number stands alone: Slurm has no notation for it beside gpu1.
+    numbers: dict[tuple[str, str, bool], list[str]] = {}
     for name in sorted(set(names)):
         host, dot, domain = name.partition(".")
         before = host
@@ -34,9 +35,9 @@ def fold(names: Iterable[str]) -> str:
         # [0-9], because \d would also match digits of other scripts, which expand() does not read.
         if found := re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", host, re.DOTALL):
             before, number, after = found.groups()
-        numbers.setdefault((before, after + dot + domain), []).append(number)
+        numbers.setdefault((before, after + dot + domain, bool(number)), []).append(number)
     items = []
-    for (before, after), each in numbers.items():
+    for (before, after, _), each in numbers.items():
         folded = each[0] if len(each) == 1 else f"[{_ranges(each)}]"
         items.append(before + folded + after)
     return ",".join(items)

@@ -180,3 +180,9 @@ def test_any_text_expands_or_raises_the_one_error(text: str) -> None:
     except ConfigError:
         return
     assert all(name or not text for name in names)
+
+
+def test_a_name_without_a_number_stands_beside_those_with_one() -> None:
+    names = {"gpu-a", "gpu-a1", "gpu-a2"}
+    assert fold(names) == "gpu-a,gpu-a[1-2]"
+    assert set(expand(fold(names))) == names
