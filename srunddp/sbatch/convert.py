@@ -498,8 +498,10 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
     program = shlex.quote(carried.program) if carried.program else launch.program
     exports = [*map(_assignment, carried.env), *launcher_options.exports(launch.given)]
     # By env, not by export: it is right wherever the command stands, and inside a container.
-    made += [f"\\\n    {each}" for each in (["env", *exports] if exports else [])]
-    made.append(("\\\n    " if exports else "") + program)
+    if exports:
+        made += [f"\\\n    {each}" for each in ("env", *exports, program)]
+    else:
+        made.append(program)
     options = [*launcher_options.run_options(launch.given), *carried.run]
     made += options
     if launch.is_module:

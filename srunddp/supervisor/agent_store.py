@@ -36,7 +36,7 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.signals import die_with_parent
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import say
-from srunddp.util.descriptors import close_all
+from srunddp.util.descriptors import close_all, opened
 
 
 @dataclass(eq=False)
@@ -122,8 +122,7 @@ class AgentStore:
             # If this process hangs, no rank may miss the end of a connection that it has inherited.
             # Nor is it for the store what the launcher has opened for its rank, such as a socket of
             # PMI.
-            opened = map(int, os.listdir("/proc/self/fd"))
-            close_all([each for each in opened if each > 2 and each != descriptor])
+            close_all([each for each in opened() if each > 2 and each != descriptor])
             os.set_inheritable(descriptor, True)
             os.execve(sys.executable, [sys.executable, "-c", code], variables)
         except OSError as error:

@@ -15,7 +15,7 @@ from srunddp.supervisor.sentinel import Mark, Sentinel
 from srunddp.supervisor.worker_process import WorkerProcess
 
 # Of each of these signals the kernel discards what is pending when the other one comes.
-_OPPOSITE = {signal.SIGTSTP: signal.SIGCONT, signal.SIGCONT: signal.SIGTSTP}
+_OPPOSITE: dict[int, int] = {signal.SIGTSTP: signal.SIGCONT, signal.SIGCONT: signal.SIGTSTP}
 
 
 @dataclass
@@ -90,7 +90,7 @@ class SignalForwarding:
             of_rank: Whether a process of a worker has sent it.
         """
         at = self.monotonic()
-        opposite = _OPPOSITE.get(signal.Signals(number))
+        opposite = _OPPOSITE.get(number)
         # As the kernel does. A worker that was continued must not be stopped afterwards by an
         # earlier signal.
         self._questions = [each for each in self._questions if each.number != opposite]

@@ -13,7 +13,6 @@ and blocks all signals.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -24,6 +23,7 @@ from collections import deque
 from typing import NamedTuple, NoReturn
 
 from srunddp.supervisor import signals
+from srunddp.util.descriptors import close_all, opened
 
 _LONGEST_ANSWER = 1 << 16
 _MARK = struct.Struct("=Bd")  # a signal's number, and the time
@@ -107,7 +107,9 @@ def _run(connection: int, parent: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         signals.die_with_parent(parent)
-        _close_all_but(connection)
+        # An open copy of what was inherited hides from others that the supervisor or the worker has
+        # closed its own.
+        close_all([each for each in opened() if each != connection])
         _serve(socket.socket(fileno=connection))
     finally:
         # Not sys.exit: the clean-up of everything that this process has inherited is the
@@ -115,17 +117,8 @@ def _run(connection: int, parent: int) -> NoReturn:
         os._exit(0)
 
 
-def _close_all_but(connection: int) -> None:
-    """Close what was inherited: an open copy hides from others that the supervisor or the worker
-    has closed its own.
-    """
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) != connection:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself
-                os.close(int(name))
-
-
 def _serve(connection: socket.socket) -> None:
+    """Note signals and answer questions, until the supervisor's end is closed."""
     seen = deque[Mark](maxlen=_MOST_MARKS)
     watched = signals.descriptor(signal.valid_signals())
     while True:

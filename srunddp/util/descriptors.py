@@ -44,6 +44,13 @@ def fill_standard() -> list[int]:
     return filled
 
 
+def opened() -> list[int]:
+    """Return the descriptors that this process has open; one more, which is closed again, is that
+    of the listing itself.
+    """
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
 def close_all(descriptors: list[int]) -> None:
     """Close descriptors; those that are closed already are no error."""
     for descriptor in descriptors:
