@@ -45,6 +45,11 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["srunddp", "srunddp.*"]),
+    # This is the default; but where it is written down, an editable installation is the checkout's
+    # path in a .pth file. Otherwise setuptools installs an import hook, which Python asks too late:
+    # it has taken the folder of a clone beside a script, srunddp, for a namespace package by then.
+    # The hook also costs each start of Python 20 ms.
+    package_dir={"": "."},
     package_data={
         "srunddp": [
             "py.typed",

@@ -67,13 +67,12 @@ pip_install() { # FOLDER ARGUMENTS...
     fail "pip cannot install $* in $folder -> see its output above"
 }
 
-# This checkout into .venv, editable, as a path for the interpreter (compat): the other way is an import hook, which
-# costs each Python 20 ms of CPU time at its start.
+# This checkout into .venv, editable; as a path for the interpreter, see package_dir in setup.py.
 install_srunddp() { # EXTRAS PACKAGES...
   local extras=$1; shift
   pip_install .venv torch  # first and pinned: another package's range would take a newer build
   # setuptools has come with torch. In an environment of its own, pip would fetch it again at each call.
-  pip_install .venv --no-build-isolation --config-settings editable_mode=compat -e ".[$extras]" "$@"
+  pip_install .venv --no-build-isolation -e ".[$extras]" "$@"
 }
 
 SITE_PACKAGES='import sysconfig; print(sysconfig.get_path("purelib"))'

@@ -40,9 +40,13 @@ def build(source: Path) -> dict[str, Path]:
     return {file.suffix: file for file in (source / "dist").iterdir()}
 
 
-def environment(folder: Path, package: Path) -> None:
+def environment(folder: Path, *package: str | Path) -> None:
     """A virtual environment with the package; what that requires comes from this one, as torch is
     large.
+
+    Args:
+        folder: Where the environment is made.
+        package: What ``pip install`` gets to name the package: a file or, after ``-e``, a checkout.
     """
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -58,4 +62,4 @@ def environment(folder: Path, package: Path) -> None:
         "--quiet",
         "--ignore-installed",
     )
-    run(PYTHON, "-m", "pip", "--python", python, "install", *options, package, folder=folder)
+    run(PYTHON, "-m", "pip", "--python", python, "install", *options, *package, folder=folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.docs.packages import PYTHON, environment, run
+from tests.docs.packages import PYTHON, copy_sources, environment, run
 
 
 def test_an_index_would_take_both(built: dict[str, Path]) -> None:
@@ -40,6 +40,19 @@ def test_both_work_in_an_environment_of_their_own(
     """What they require comes from this one, as torch is large."""
     environment(tmp_path / "env", built[kind])
     use(tmp_path / "env", tmp_path)
+
+
+def test_a_script_beside_an_editable_clone_imports_the_package_not_the_folder(
+    tmp_path: Path,
+) -> None:
+    """The clone's folder is called srunddp, as the package in it is."""
+    clone = tmp_path / "srunddp"
+    copy_sources(clone)
+    environment(tmp_path / "env", "-e", clone)
+    (tmp_path / "train.py").write_text("import srunddp\nprint(srunddp.init.__module__)\n")
+    python = tmp_path / "env" / "bin" / "python"
+    assert run(python, "train.py", folder=tmp_path).strip().startswith("srunddp.")
+    assert run(python, "-m", "srunddp", "train.py", folder=tmp_path).startswith("srunddp.")
 
 
 def test_the_wheel_works_in_a_prefix(built: dict[str, Path], tmp_path: Path) -> None:
