@@ -106,6 +106,8 @@ setup(
         "docs": [
             "zensical>=0.0.73",  # the site of the documentation, see mkdocs.yml
             "mkdocstrings-python>=2.0",  # its pages of the Python API
+            "markdown>=3.7",  # a page as the site shows it; Zensical brings it as well
+            "markdown-it-py>=3.0",  # and as GitHub does
             "build>=1.2",  # sdist and wheel, as they are published
             "twine>=6.0",  # whether an index would take them
         ],
