@@ -9,8 +9,8 @@ HERE = Path(__file__).parent
 VERSION = re.search(
     r'__version__ = "(.+)"', (HERE / "srunddp" / "_version.py").read_text(encoding="utf-8")
 )[1]
-# Of the repository, as https://HOST/OWNER/srunddp; README's links are relative until a maintainer
-# sets it.
+# Of the repository, as https://HOST/OWNER/srunddp. Until a maintainer sets it, README's links are
+# relative, and neither the package nor the site has a link to the repository.
 ADDRESS = ""
 MAN = {
     section: sorted(
@@ -29,6 +29,17 @@ def readme() -> str:
     return re.sub(r"\]\((?!\w+:|#)", f"]({ADDRESS}/blob/main/", text)
 
 
+def project_urls() -> dict[str, str]:
+    """What an index shows beside the package; nothing while the repository has no address."""
+    if not ADDRESS:
+        return {}
+    return {
+        "Changelog": f"{ADDRESS}/blob/main/CHANGELOG.md",
+        "Documentation": f"{ADDRESS}/blob/main/docs/README.md",
+        "Issues": f"{ADDRESS}/issues",
+    }
+
+
 setup(
     name="srunddp",
     version=VERSION,
@@ -40,7 +51,7 @@ setup(
     long_description_content_type="text/markdown",
     author="the srunddp authors",
     url=ADDRESS or None,
-    project_urls={"Changelog": f"{ADDRESS}/blob/main/CHANGELOG.md"} if ADDRESS else {},
+    project_urls=project_urls(),
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.11",

@@ -22,7 +22,7 @@ def test_with_an_address_the_links_of_the_readme_lead_there(source: Path) -> Non
     (source / "with_address.py").write_text(
         setup.replace('ADDRESS = ""', 'ADDRESS = "https://git.example/srunddp"')
     )
-    text = run(PYTHON, "with_address.py", "--long-description", "--url", folder=source)
+    text = run(PYTHON, "with_address.py", "--long-description", folder=source)
     assert "](https://git.example/srunddp/blob/main/docs/README.md)" in text
     assert "](https://git.example/srunddp/raw/main/docs/pictures/report.png)" in text
     assert "](docs/" not in text

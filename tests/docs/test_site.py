@@ -22,14 +22,20 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site" / "html"
 
 
+def built_from(page: Path) -> Path:
+    """The file of the site that a page becomes."""
+    if page.name == "README.md":
+        return page.relative_to(ROOT).with_name("index.html")
+    return page.relative_to(ROOT).with_suffix(".html")
+
+
 def test_each_page_is_built_and_found_by_the_search(html: Path) -> None:
     found = {
         item["location"].partition("#")[0]
         for item in json.loads((html / "search.json").read_text())["items"]
     }
     for page in site.PAGES:
-        built = page.relative_to(ROOT).with_suffix(".html")
-        built = built.with_name("index.html") if page.name == "README.md" else built
+        built = built_from(page)
         assert (html / built).exists(), built
         assert str(built).removesuffix("index.html") in {
             each.removesuffix("index.html") for each in found
@@ -49,6 +55,30 @@ def test_the_python_page_has_signatures_and_docstrings(html: Path) -> None:
     for name in ("init", "Trainer", "Config", "CheckpointManager", "Preemption"):
         assert name in text
     assert "train_data" in text
+
+
+def test_each_page_has_a_title_and_a_description_of_its_own(html: Path) -> None:
+    """Search engines show these, and no page says what another one does."""
+    seen: dict[str, Path] = {}
+    for page in site.PAGES:
+        text = (html / built_from(page)).read_text()
+        for pattern in (r"<title>(.+?)</title>", r'<meta name="description" content="(.+?)">'):
+            [found] = re.findall(pattern, text)
+            assert seen.setdefault(found, page) == page, found
+
+
+def test_a_description_is_the_first_sentences_of_the_text() -> None:
+    before = "# Title\n\n```sh\nfirst\n```\n\n- a list\n\n"
+    text = "One `code`, [a link](there.md).\nTwo. Three:\n"
+    assert site.description(before + text) == "One code, a link. Two."
+    assert site.description(before) == ""
+
+
+def test_with_an_address_the_site_has_a_link_to_the_repository() -> None:
+    assert "repo_url: https://git.example/srunddp\n" in site.configuration(
+        "https://git.example/srunddp"
+    )
+    assert "repo_url:" not in site.configuration("")
 
 
 def test_each_page_is_in_the_navigation() -> None:

@@ -2,11 +2,13 @@
 build/site.
 
 Zensical gets a copy of the pages with the repository's folders, so that a link is the same one
-there and in a checkout: README.md is the first page, and docs/README.md the contents.
+there and in a checkout: README.md is the first page, and docs/README.md the contents. Each copy
+begins with the page's title and description, which GitHub would show as a table.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -18,6 +20,8 @@ from tests.conftest import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SHOWN = (".svg", ".png")
 LINK = re.compile(r"\]\(([^)\s#]+)")
+# What search engines show of a description.
+DESCRIPTION_LENGTH = 160
 
 
 def build(folder: Path) -> None:
@@ -31,9 +35,12 @@ def build(folder: Path) -> None:
     for file in _files():
         target = folder / "pages" / file.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, target)
-    config = (ROOT / "mkdocs.yml").read_text()
-    (folder / "mkdocs.yml").write_text(f"{config}docs_dir: pages\nsite_dir: html\n")
+        if file in PAGES:
+            text = file.read_text()
+            target.write_text(front_matter(text) + text)
+        else:
+            shutil.copy(file, target)
+    (folder / "mkdocs.yml").write_text(configuration(address()))
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict"]
     done = subprocess.run(
         command,
@@ -46,6 +53,58 @@ def build(folder: Path) -> None:
     if done.returncode:
         print(re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr))
     done.check_returncode()
+
+
+def address() -> str:
+    """The repository's, from setup.py; empty while it has none."""
+    found = re.search(r'^ADDRESS = "(.*)"$', (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def configuration(repository: str) -> str:
+    """Return mkdocs.yml for the folder of the build, with a link to the repository if it has an
+    address.
+    """
+    text = (ROOT / "mkdocs.yml").read_text() + "docs_dir: pages\nsite_dir: html\n"
+    if repository:
+        text += f"repo_url: {repository}\n"
+    return text
+
+
+def front_matter(page: str) -> str:
+    """Return a page's title, which is its first heading or the name of a manual page, and its
+    description.
+    """
+    heading = re.search(r"^(?:# (?:srunddp: )?|% )([^|\n]+)", page, re.MULTILINE)
+    assert heading
+    # A string of JSON is one of YAML.
+    title = json.dumps(plain(heading[1]), ensure_ascii=False)
+    about = json.dumps(description(page), ensure_ascii=False)
+    return f"---\ntitle: {title}\ndescription: {about}\n---\n\n"
+
+
+def description(page: str) -> str:
+    """Return the first sentences of a page's text, as many as fit; the first one whole. Empty if
+    the page has no text.
+    """
+    without_code = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    blocks = re.split(r"\n\s*\n", without_code)
+    text = next((block for block in blocks if re.match(r"[\w`\[]", block)), "")
+    found, *others = re.split(r"(?<=\.) ", plain(text))
+    for sentence in others:
+        together = f"{found} {sentence}"
+        if len(together) > DESCRIPTION_LENGTH or not sentence.endswith("."):
+            break
+        found = together
+    return found
+
+
+def plain(text: str) -> str:
+    """Return the words of Markdown on one line."""
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"[*`\\]|<[^>]+>", "", text)
+    return " ".join(text.split())
 
 
 def _files() -> set[Path]:
