@@ -19,7 +19,7 @@ from tests.slurm.conftest import SlurmJobRunner
 from tests.support.starting import until
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
-SITES_ROOT = "/opt/srunddp/0.1.0"
+SITES_ROOT = "/opt/srunddp/0.2.0"
 LIMIT = 120.0
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from srunddp import __version__
 from srunddp.bootstrap.rendezvous import protocol
 from srunddp.bootstrap.rendezvous.auth import choose_authenticator
 from srunddp.bootstrap.rendezvous.messages import Hello
@@ -55,7 +56,7 @@ def hello(rank: int, size: int) -> Hello:
         1000 + rank,
         "0-15",
         PER_NODE,
-        "0.1.0",
+        __version__,
     )
 
 
