@@ -24,12 +24,15 @@ def run(*words: str | Path, folder: Path, **variables: str) -> str:
     return done.stdout
 
 
+def sources() -> set[str]:
+    """The files that a clone has, and those that are new."""
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT)
+    return {name for name in listed.splitlines() if (ROOT / name).exists()}
+
+
 def copy_sources(folder: Path) -> None:
     """What a clone has."""
-    listed = run(
-        "git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT
-    ).splitlines()
-    for name in filter(lambda name: (ROOT / name).exists(), listed):
+    for name in sources():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
 

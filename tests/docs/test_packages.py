@@ -4,12 +4,13 @@ prefix.
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.docs.packages import PYTHON, copy_sources, environment, run
+from tests.docs.packages import PYTHON, copy_sources, environment, run, sources
 
 
 def test_an_index_would_take_both(built: dict[str, Path]) -> None:
@@ -27,6 +28,14 @@ def test_with_an_address_the_links_of_the_readme_lead_there(source: Path) -> Non
     assert "](https://git.example/srunddp/raw/main/docs/pictures/report.png)" in text
     assert "](docs/" not in text
     assert "](docs/README.md)" in run(PYTHON, "setup.py", "--long-description", folder=source)
+
+
+def test_the_sdist_has_all_of_the_repository(built: dict[str, Path]) -> None:
+    """Tests, too: half of them would not run."""
+    with tarfile.open(built[".gz"]) as archive:
+        names = {file.name.partition("/")[2] for file in archive if file.isfile()}
+    made = {name for name in names if name.startswith("srunddp.egg-info/")}
+    assert names - made - {"PKG-INFO", "setup.cfg"} == sources()
 
 
 def test_the_wheel_needs_no_compiler_and_no_extra_by_itself(built: dict[str, Path]) -> None:

@@ -73,13 +73,16 @@ def on_the_site(text: str) -> str:
         each if isinstance(each, str) else next(iter(each))
         for each in settings["markdown_extensions"]
     ]
-    return markdown.markdown(text, extensions=[name for name in names if name not in SITE_ALONE])
+    html: str = markdown.markdown(text, extensions=[n for n in names if n not in SITE_ALONE])
+    return html
 
 
 def on_github(text: str) -> str:
     from markdown_it import MarkdownIt  # nor this
 
-    return MarkdownIt("gfm-like", {"linkify": False, "html": True}).disable("linkify").render(text)
+    parser = MarkdownIt("gfm-like", {"linkify": False, "html": True}).disable("linkify")
+    html: str = parser.render(text)
+    return html
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
