@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +27,26 @@ def test_the_module_does_what_the_command_does(tmp_path: Path, arguments: str) -
     of_command = srunddp(*arguments.split(), folder=tmp_path, PYTHONPATH=str(ROOT))
     assert of_module.returncode == of_command.returncode
     assert (of_module.stdout, of_module.stderr) == (of_command.stdout, of_command.stderr)
+
+
+@pytest.mark.parametrize("packages", ["lib/python3.11/site-packages", "."])
+def test_a_command_whose_packages_python_does_not_search_names_their_folder(
+    packages: str, tmp_path: Path
+) -> None:
+    """As ``pip install --prefix`` and ``--target`` leave it; a folder beside it is no package."""
+    prefix = tmp_path / "prefix"
+    command = write(prefix / "bin" / "srunddp", "")
+    shutil.copy(ROOT / "bin" / "srunddp", command)
+    write(prefix / packages / "srunddp" / "__init__.py", "")
+    (tmp_path / "srunddp").mkdir()
+    words = [sys.executable, "-S", str(command), "--version"]  # without packages of its own
+
+    def said(path: Path) -> str:
+        environ = {"PYTHONPATH": str(path)}
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1)
+        return done.stderr
+
+    folder = (prefix / packages).resolve()
+    assert said(tmp_path).endswith(f"-> export PYTHONPATH={folder}\n")
+    assert "no click" in said(folder)
