@@ -130,3 +130,13 @@ def test_what_a_change_does_not_wait_for_runs_by_the_clock(name: str) -> None:
     assert [*triggers] == ["schedule", "workflow_dispatch"]
     [schedule] = triggers["schedule"]
     assert re.fullmatch(r"\d+ \d+ \* \* [*\d]", schedule["cron"]), schedule
+
+
+def test_the_issue_form_asks_for_what_the_page_says_a_ticket_needs() -> None:
+    page = (ROOT / "docs" / "guides" / "failures.md").read_text()
+    section = page.split("\n## What to attach to a ticket\n")[1].split("\n## ")[0]
+    listed = re.findall(r"`[^`]+`", section)
+    form = load(ROOT / ".github" / "ISSUE_TEMPLATE" / "defect.yml")
+    asked = " ".join(str(part["attributes"]) for part in form["body"])
+    assert listed
+    assert [name for name in listed if name not in asked] == []
