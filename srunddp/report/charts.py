@@ -309,7 +309,10 @@ class Chart:
             limit=limit,
             canvas=canvas,
             epochs=self._epochs(),
-            ticks=[Tick(self.axis.place(time), words) for time, words in self.axis.ticks()],
+            ticks=[
+                Tick(self.axis.place(time), words, is_minor=at % 2 == 1)
+                for at, (time, words) in enumerate(self.axis.ticks())
+            ],
         )
 
     def _epochs(self) -> list[EpochMark]:

@@ -91,10 +91,17 @@ class EpochMark:
 
 @dataclass(frozen=True)
 class Tick:
-    """A position on the time axis, in percent of the width, and its label."""
+    """A position on the time axis.
+
+    Attributes:
+        x: The position in percent of the width.
+        words: The label.
+        is_minor: Whether a narrow window hides the label, where labels would overlap.
+    """
 
     x: str
     words: str
+    is_minor: bool
 
 
 @dataclass(frozen=True)

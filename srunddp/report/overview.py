@@ -1,4 +1,4 @@
-"""The run at a glance: five figures with bars, and why the run failed."""
+"""The run at a glance: up to five figures with bars, and why the run failed."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ _STOPPED = ": stopped after step "
 
 @dataclass(frozen=True)
 class Tile:
-    """One of the five figures.
+    """One of the figures.
 
     Attributes:
         name: What the figure is.
@@ -45,29 +45,40 @@ class Tile:
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:
     """Sum up the run in five figures: GPUs, GPU memory, CPUs, waiting for data, and samples per
-    second.
+    second. Without a GPU there are three.
 
     Averages are taken from the first step on; memory is the highest value of the run.
     """
-    rate = format.number(summary.throughput.per_s)
-    own = summary.throughput.own_share
+    if summary.gpus:
+        gpus = (_gpus(summary.gpus), _tile("GPU memory", *_fullest(summary.gpus)))
+    else:
+        gpus = ()
     return (
-        _gpus(summary.gpus),
-        _tile("GPU memory", *_fullest(summary.gpus)),
+        *gpus,
         _cpus(summary.per_node),
         _tile(
             "waiting for data",
             summary.data_share,
             f"of a step of {format.duration(summary.step_s)}",
         ),
-        _tile("samples/s", own, f"computing {format.percent(own)} of the step time", rate),
+        _throughput(summary),
     )
 
 
-def _tile(name: str, part: float | None, detail: str, value: str = "") -> Tile:
+def _tile(name: str, part: float | None, detail: str) -> Tile:
     if part is None:
-        return Tile(name, value or format.UNKNOWN, None, "not measured")
-    return Tile(name, value or format.percent(part), min(1.0, max(0.0, part)), detail)
+        return Tile(name, format.UNKNOWN, None, "not measured")
+    return Tile(name, format.percent(part), min(1.0, max(0.0, part)), detail)
+
+
+def _throughput(summary: Summary) -> Tile:
+    """Return a figure without a bar, because there is no rate of which it would be a part."""
+    if summary.throughput.per_s is None:
+        return Tile("samples/s", format.UNKNOWN, None, "not measured")
+    detail = f"{format.count(len(summary.ranks), 'rank')} together"
+    if summary.throughput.own_share is not None:
+        detail += f"; computing {format.percent(summary.throughput.own_share)} of the step time"
+    return Tile("samples/s", format.number(summary.throughput.per_s), None, detail)
 
 
 def _gpus(gpus: Sequence[GpuFigures]) -> Tile:

@@ -27,13 +27,24 @@ RUN = MadeUp(
     script=("train.py", "--name=" + 300 * "x"),
 )
 # What it finds stands in the DOM of its own page, before that has loaded: the charts; the width of
-# each image, 0 for one that could not be shown; what the page fetches; and by how many pixels it is
-# too wide.
+# each image, 0 for one that could not be shown; what the page fetches; by how many pixels it is too
+# wide; and which labels of a chart touch another in their row.
 _LOOKING = """<!DOCTYPE html><body><pre id="found"></pre>
 <iframe src="{page}" style="width: {width}px"></iframe><script>
 const frame = document.querySelector("iframe");
 frame.onload = () => {{
   const page = frame.contentDocument, root = page.documentElement;
+  const touching = [];
+  for (const chart of page.querySelectorAll("svg[role=img]")) {{
+    const seen = [];
+    for (const label of chart.querySelectorAll("text")) {{
+      const box = label.getBoundingClientRect();
+      if (!box.width) continue;
+      if (seen.some(each => each.left < box.right && box.left < each.right
+          && Math.abs(each.top - box.top) < 3)) touching.push(label.textContent);
+      seen.push(box);
+    }}
+  }}
   document.getElementById("found").textContent = JSON.stringify({{
     charts: page.querySelectorAll("svg[role=img]").length,
     images: [...page.images].map(each => each.complete ? each.naturalWidth : 0),
@@ -41,6 +52,7 @@ frame.onload = () => {{
     scripts: page.scripts.length,
     words: page.body.innerText,
     beyond: root.scrollWidth - root.clientWidth,
+    touching,
   }});
 }};
 </script></body>"""
@@ -89,6 +101,16 @@ def test_a_browser_shows_the_whole_page_and_fetches_nothing(
     assert found["charts"] > 10
     assert (found["requests"], found["scripts"], found["beyond"]) == ([], 0, 0)
     assert "Launch phases" in found["words"]
+    assert found["touching"] == []
+
+
+def test_labels_of_a_long_run_do_not_touch_in_a_narrow_window(tmp_path: Path) -> None:
+    hours = MadeUp(nodes=1, ranks_per_node=2, seconds=7000, interval=50, epoch_s=900)
+    folder = hours.write(tmp_path)
+    assert srunddp("report", str(folder), folder=tmp_path).returncode == 0
+    found = load(folder.parent / "report.html", tmp_path, 480)
+    assert "90 min" in found["words"]
+    assert found["touching"] == []
 
 
 def test_what_a_page_would_fetch_is_noticed(tmp_path: Path) -> None:

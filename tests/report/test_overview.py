@@ -1,4 +1,4 @@
-"""The run at a glance: its five figures, and why it failed."""
+"""The run at a glance: its figures, and why it failed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,17 @@ def test_tiles_are_the_figures_since_the_first_step(tmp_path: Path) -> None:
         "of a step of 250 ms",
     )
     assert float(found["samples/s"].value.replace(",", "")) == pytest.approx(1024, rel=0.02)
-    assert found["samples/s"].share == summary.throughput.own_share == pytest.approx(0.83, abs=0.02)
+    own = summary.throughput.own_share
+    assert own == pytest.approx(0.83, abs=0.02)
+    assert (found["samples/s"].share, found["samples/s"].detail) == (
+        None,
+        f"4 ranks together; computing {own:.0%} of the step time".replace("%", " %"),
+    )
+
+
+def test_a_job_without_gpus_has_no_tiles_of_them(tmp_path: Path) -> None:
+    found = [tile.name for tile in tiles(summed(replace(RUN, gpus_per_node=0), tmp_path))]
+    assert found == ["CPUs", "waiting for data", "samples/s"]
 
 
 @pytest.mark.parametrize("missing", ["*", "*.csv", "*.gpus.csv", "*.steps.csv"])
@@ -68,7 +78,7 @@ def test_tiles_of_what_is_not_known_have_no_bar(missing: str, tmp_path: Path) ->
     for path in folder.glob(missing):
         path.unlink()
     unknown = [tile for tile in tiles(summary_of(read(folder))) if tile.value == "?"]
-    assert len(unknown) == {"*": 5, "*.csv": 5, "*.gpus.csv": 2, "*.steps.csv": 4}[missing]
+    assert len(unknown) == {"*": 3, "*.csv": 3, "*.gpus.csv": 0, "*.steps.csv": 4}[missing]
     assert all(tile.share is None and tile.detail for tile in unknown)
 
 
