@@ -16,7 +16,7 @@ import click
 
 from srunddp._version import __version__
 from srunddp.errors import SrunddpError, UsageError, did_you_mean, one_of
-from srunddp.util.click_types import COMPLETE
+from srunddp.util.click_types import COMPLETE, answering
 from srunddp.util.console import write_stderr
 
 if TYPE_CHECKING:
@@ -154,6 +154,16 @@ class _RunByDefault(click.Group):
             args = ["run", *args]
         self.command_words = _command(args)
         return super().parse_args(ctx, args)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Take the words up to the command's name; ``--help`` is printed here. See click."""
+        with answering():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, whatever it prints. See click."""
+        with answering():
+            return super().invoke(ctx)
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Run the command line, and exit.

@@ -7,7 +7,7 @@ import re
 import click
 from click import shell_completion as shells
 
-from srunddp.util.click_types import COMPLETE, answering
+from srunddp.util.click_types import COMPLETE
 
 
 class _Words(shells.ShellComplete):
@@ -67,7 +67,4 @@ def completion(context: click.Context, shell: str) -> None:
     eval "$(srunddp completion zsh)"        # in ~/.zshrc, after compinit
     srunddp completion fish > ~/.config/fish/completions/srunddp.fish
     """
-    with answering():
-        shells.shell_complete(
-            context.find_root().command, {}, "srunddp", COMPLETE, f"{shell}_source"
-        )
+    shells.shell_complete(context.find_root().command, {}, "srunddp", COMPLETE, f"{shell}_source")

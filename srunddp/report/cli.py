@@ -21,7 +21,7 @@ from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import DIR, answering, json_option, json_text, logs_option
+from srunddp.util.click_types import DIR, json_option, json_text, logs_option
 from srunddp.util.console import coloured, say
 
 _REFRESH = 2.0  # seconds between two looks; a look takes at most a tenth of the time
@@ -62,31 +62,30 @@ def report(**given: Any) -> None:
 
     Also for a run that crashed, or that still runs.
     """
-    with answering():
-        folder, chosen = locate.find(given["what"], given["monitor_dir"], given["restart"])
-        for note in chosen:
-            say(f"note: {note}")
-        baseline = _baseline(given)
-        as_json = given["as_json"]
-        # JSON is read by programs, so write no page with it unless a folder was named.
-        output = given["output"] or (None if as_json else folder.parent)
-        if given["follow"] and not as_json and not _follow(folder, baseline):
-            return
-        run, summary = _summed(folder, baseline)
-        # Ask Slurm only here, not while following: otherwise every user who follows a run would
-        # query the controller at each look.
-        summary = slurm.completed(summary)
-        if as_json:
-            lines = [json_text(record(summary))]
-        else:
-            lines = text.lines(summary, notes(summary))
-        click.echo(coloured("\n".join(lines), sys.stdout))
-        if output and not given["text_only"]:
-            # Flush, so that an error about the page on standard error comes after the text.
-            sys.stdout.flush()
-            written = _write(output, run, summary)
-            if not as_json:
-                click.echo("\n" + one_line(f"written: {written}"))
+    folder, chosen = locate.find(given["what"], given["monitor_dir"], given["restart"])
+    for note in chosen:
+        say(f"note: {note}")
+    baseline = _baseline(given)
+    as_json = given["as_json"]
+    # JSON is read by programs, so write no page with it unless a folder was named.
+    output = given["output"] or (None if as_json else folder.parent)
+    if given["follow"] and not as_json and not _follow(folder, baseline):
+        return
+    run, summary = _summed(folder, baseline)
+    # Ask Slurm only here, not while following: otherwise every user who follows a run would
+    # query the controller at each look.
+    summary = slurm.completed(summary)
+    if as_json:
+        lines = [json_text(record(summary))]
+    else:
+        lines = text.lines(summary, notes(summary))
+    click.echo(coloured("\n".join(lines), sys.stdout))
+    if output and not given["text_only"]:
+        # Flush, so that an error about the page on standard error comes after the text.
+        sys.stdout.flush()
+        written = _write(output, run, summary)
+        if not as_json:
+            click.echo("\n" + one_line(f"written: {written}"))
 
 
 def _baseline(given: dict[str, Any]) -> Summary | None:

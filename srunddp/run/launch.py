@@ -60,6 +60,7 @@ from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.sentinel import Sentinel
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
+from srunddp.util.console import say_amid_output
 from srunddp.util.kernel_file import raise_open_files_limit
 
 _OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, its script apart
@@ -148,7 +149,7 @@ def launch(
     finally:
         monitor.finish(ended.exit_code)
         if setup.environment.rank == 0 and not ended.rejoin and not ended.is_fenced:
-            _conclude(plan, setup, inherited, ended, say)
+            _conclude(plan, setup, inherited, ended)
     if ended.rejoin:
         inherited.execute_next(ended, ended.rejoin, context.mask, earlier)
     return ended
@@ -186,7 +187,6 @@ def _conclude(
     setup: RankSetup,
     inherited: InheritedStart,
     ended: EndedStart,
-    say: Callable[[str], None],
 ) -> None:
     """On rank 0, when the run is over, report how the restarts went and write the result file."""
     restarts = setup.options.generation
@@ -198,7 +198,7 @@ def _conclude(
             line += "; srun's own exit code is another, as Slurm's memory limit was hit"
         if ended.has_lost_nodes:
             line += "; srun may wait until Slurm has set the lost node down"
-        say(line)
+        say_amid_output(line)
     if plan.command.result:
         # Rank 0 checked at the start of the run that the file can be written.
         with suppress(ConfigError):

@@ -36,6 +36,7 @@ from srunddp.supervisor.sentinel import Sentinel
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_messages import MpiHasFailed, MpiHasNoWorld, ReceivedOverMpi
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
+from srunddp.util.console import say_amid_output
 
 if TYPE_CHECKING:
     from srunddp.spare_nodes.spare_nodes import SpareNodes
@@ -98,7 +99,7 @@ class Agent(RankAgent):
             lost_after=self.context.command.lost_after,
             restart_grace=self.context.command.restart_grace,
             folder=self._folder,
-            say=self.say,
+            say=say_amid_output,
             limits=self.limits,
         )
 
@@ -252,7 +253,7 @@ class Agent(RankAgent):
 
     def stop_sampler(self) -> None:
         if trouble := self.monitor.stop_sampler():
-            self.say(trouble)
+            say_amid_output(trouble)
 
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment = self.context.setup.environment

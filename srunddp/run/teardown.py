@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from srunddp.util.console import may_be_within_line
 from srunddp.util.import_hook import surround_import
 
 # Seconds. A script may also handle the error by destroying the groups and making them anew, which
@@ -84,9 +85,10 @@ def _print(error: BaseException, who: str, after: float) -> None:
     if sys.stderr is None:
         return
     trace = "".join(traceback.format_exception(error))
+    before = "\n" if may_be_within_line() else ""
     print(
-        f"srunddp: {who}: {_FUNCTION}() has not returned for {after:g} s; it was called while this"
-        f" error was handled:\n{trace}",
+        f"{before}srunddp: {who}: {_FUNCTION}() has not returned for {after:g} s; it was called"
+        f" while this error was handled:\n{trace}",
         end="",
         file=sys.stderr,
         flush=True,

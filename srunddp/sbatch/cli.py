@@ -23,7 +23,7 @@ from srunddp.sbatch.render import render, run_options, salloc_options, step_opti
 from srunddp.sbatch.spec import SlurmJob
 from srunddp.util import slurm_command
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import COMPLETE, DIR, FILE, answering
+from srunddp.util.click_types import COMPLETE, DIR, FILE
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import GroupedCommand, after_script
 
@@ -308,30 +308,29 @@ def sbatch(
         )
     if source:
         _check_with_source(given, salloc=salloc)
-    with answering():
-        if source:
-            job = SlurmJob(log_dir="")  # with no log folder to make
-            text, notes = convert.convert(source, _carried(given))
-            _note(notes)
-            _note(["srunddp has to be in PATH there: install it in the environment of the script"])
-        else:
-            job = _job(given, interactive=salloc, has_to_be_seen=submit and not force)
-            text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
-        # With --submit, sbatch itself accepts or refuses the script, so do not ask twice.
-        if not submit:
-            _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
-        # The log folder must exist before the job starts, because Slurm does not make it.
-        if write or submit:
-            folders = [os.path.join(job.folder, each) for each in job.log_folders]
-            _save(text, write, folders, force=force)
-        if write:
-            write_stderr(f"srunddp: written: {write} -> {'bash' if salloc else 'sbatch'} {write}\n")
-        elif not submit:
-            click.echo(text, nl=False)
-        if submit:
-            number, code = slurm.submit(text, os.environ, _note, wait="wait" in job.slurm)
-            click.echo(number)
-            sys.exit(code)
+    if source:
+        job = SlurmJob(log_dir="")  # with no log folder to make
+        text, notes = convert.convert(source, _carried(given))
+        _note(notes)
+        _note(["srunddp has to be in PATH there: install it in the environment of the script"])
+    else:
+        job = _job(given, interactive=salloc, has_to_be_seen=submit and not force)
+        text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
+    # With --submit, sbatch itself accepts or refuses the script, so do not ask twice.
+    if not submit:
+        _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
+    # The log folder must exist before the job starts, because Slurm does not make it.
+    if write or submit:
+        folders = [os.path.join(job.folder, each) for each in job.log_folders]
+        _save(text, write, folders, force=force)
+    if write:
+        write_stderr(f"srunddp: written: {write} -> {'bash' if salloc else 'sbatch'} {write}\n")
+    elif not submit:
+        click.echo(text, nl=False)
+    if submit:
+        number, code = slurm.submit(text, os.environ, _note, wait="wait" in job.slurm)
+        click.echo(number)
+        sys.exit(code)
 
 
 def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:

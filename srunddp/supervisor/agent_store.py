@@ -35,7 +35,7 @@ from typing import NoReturn
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.signals import die_with_parent
 from srunddp.supervisor.worker_process import wait_for_child
-from srunddp.util.console import say
+from srunddp.util.console import say_amid_output
 from srunddp.util.descriptors import close_all, opened
 
 
@@ -159,4 +159,4 @@ class AgentStore:
 
 
 def _say_why_there_is_none(error: OSError) -> None:
-    say(f"no store at MASTER_PORT for processes that are no ranks: {error}")
+    say_amid_output(f"no store at MASTER_PORT for processes that are no ranks: {error}")

@@ -71,7 +71,7 @@ from srunddp.supervisor.stall import (
     is_someone_elsewhere,
 )
 from srunddp.util.cgroup import kills_whole_step
-from srunddp.util.console import write_stderr
+from srunddp.util.console import write_amid_output
 
 
 class Coordinator(FailureMonitor):
@@ -318,7 +318,9 @@ class Coordinator(FailureMonitor):
         is_news = self._replacement.drop(number)
         if is_news and not self._asked_by and not self._context.asked(now):
             self.has_lost = True
-            write_stderr(f"srunddp: spare node {self._context.nodes[number]} is lost: {cause}\n")
+            write_amid_output(
+                f"srunddp: spare node {self._context.nodes[number]} is lost: {cause}\n"
+            )
         self._note(number, RankEvent.IS_DROPPED)
         self._open.discard(number)
 

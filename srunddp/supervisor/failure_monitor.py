@@ -20,7 +20,7 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, GRACE, LOST_AFTER, SIGNAL_
 from srunddp.supervisor.node_replacement import NextStart, SpareNodesOfStart
 from srunddp.supervisor.restart import NO_STEPS_SEEN, RestartPolicy, StartSteps
 from srunddp.supervisor.root_cause import RootCause, report, write
-from srunddp.util.console import write_stderr
+from srunddp.util.console import write_amid_output
 
 # A single process reports its end by these signals. Whoever sent another signal, such as SIGTERM,
 # knows why the process ends; Python prints nothing for it either.
@@ -127,7 +127,8 @@ class FailureMonitor:
             self.restart, line = self._restarts.decide(
                 root_cause, self._asked_by or obstacle, moves=moves, steps_seen=steps_seen
             )
-            write_stderr(f"srunddp: {line}\n" if line else "")
+            if line:
+                write_amid_output(f"srunddp: {line}\n")
 
     def done(self, *, waits: bool = False) -> None:
         """Note that the script is over without an error.
@@ -155,7 +156,9 @@ class FailureMonitor:
         """
         if self._restarts:
             self._restarts = None
-            write_stderr("srunddp: --restarts has no effect from now on, as the script uses MPI\n")
+            write_amid_output(
+                "srunddp: --restarts has no effect from now on, as the script uses MPI\n"
+            )
 
     def ended(self) -> None:
         """Note that the worker has ended after the root cause was known."""

@@ -23,7 +23,7 @@ from srunddp.supervisor.signals import signal_name
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_messages import ScriptHasFailed
 from srunddp.util.cgroup import oom_kills
-from srunddp.util.console import write_stderr
+from srunddp.util.console import write_amid_output
 
 
 @dataclass
@@ -74,7 +74,7 @@ class FailureRecorder:
             where = f"is in {stacks.top_frame(stack)}\n{stacks.format_stack(stack)}"
         else:
             where = "gives no stack now"
-        write_stderr(f"srunddp: rank {self.rank} on {self.node} {where}\n")
+        write_amid_output(f"srunddp: rank {self.rank} on {self.node} {where}\n")
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
         """Return the failure of a worker that ended without a message.

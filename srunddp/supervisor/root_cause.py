@@ -16,7 +16,7 @@ from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.supervisor.failure_files import FILE_EXISTS, start_writer
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_process import wait_for_child
-from srunddp.util.console import write_stderr
+from srunddp.util.console import write_amid_output
 from srunddp.util.hostlist import fold, fold_ranks
 
 LOST = 69  # exit code for a lost node: EX_UNAVAILABLE of sysexits.h, as for a RendezvousError
@@ -206,7 +206,7 @@ def report(found: RootCause, others: Mapping[int, str]) -> None:
     :func:`render`.
     """
     if not found.shown:
-        write_stderr(render(found, others))
+        write_amid_output(render(found, others))
 
 
 def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:

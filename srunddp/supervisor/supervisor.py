@@ -79,7 +79,7 @@ from srunddp.supervisor.worker_messages import (
     WorkerMessage,
 )
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
-from srunddp.util.console import write_stderr
+from srunddp.util.console import write_amid_output
 
 # The world, which the worker is told, and the failure monitor of this start.
 RendezvousOutcome = tuple[WorkerMessage, FailureMonitor]
@@ -575,7 +575,7 @@ class Supervisor:
 
     def _name_lingering(self, seconds: float) -> None:
         text, _ = self._lingering(seconds)
-        write_stderr(f"srunddp: rank {self.recorder.rank} on {self.recorder.node}: {text}\n")
+        write_amid_output(f"srunddp: rank {self.recorder.rank} on {self.recorder.node}: {text}\n")
 
     def _report_lingering(self, now: float, seconds: float) -> None:
         text, trace = self._lingering(seconds)

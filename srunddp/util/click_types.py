@@ -1,9 +1,11 @@
 """What several commands share: options, value types that click lacks, and the end of output."""
 
 import contextlib
+import errno
 import json
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ LOST_LEAST = 2.0  # seconds; the kernel measures parts of this in whole seconds
 _LONGEST = 1e6  # seconds, about 11.6 days
 _UNITS = (3600, 60, 1)  # seconds per h, m and s, as in 1h30m5s
 _CANNOT_PRINT = 74  # sysexits' EX_IOERR
+# What the kernel says of a write to a full disk, a closed descriptor or a broken device.
+_WRITE_ERRORS = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
 
 
 class _Path(click.Path):
@@ -190,20 +194,34 @@ class Run(GroupedCommand):
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Wrap what a command prints.
+    """Wrap what a command does and prints, its ``--help`` too.
 
     If the output cannot be written, the command ends with one line and exit code 74. If its reader
-    has closed the pipe, as ``head`` does, it ends without a word, like any other command.
+    has closed the pipe, as ``head`` does, it ends without a word by SIGPIPE, which a shell shows as
+    141, like any other command.
     """
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
         # Python ignores the signal, and would else write once more at its end.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
         os._exit(128 + signal.SIGPIPE)  # the first process of a container gets no such signal
     except OSError as error:
-        why = os.strerror(error.errno or 0)
+        # An error about a file has its name; it is not about standard output.
+        if error.filename is not None or error.errno not in _WRITE_ERRORS:
+            raise
+        why = os.strerror(error.errno)
         write_stderr(f"srunddp: error: standard output: {why}; expected one that can be written\n")
         os._exit(_CANNOT_PRINT)  # Python's own exit would try to write the output once more
+
+
+def _reader_is_gone() -> bool:
+    """Return whether standard output is a pipe that nobody reads any more."""
+    poller = select.poll()
+    poller.register(sys.stdout.fileno(), 0)  # poll() always reports the end of the other side
+    return bool(poller.poll(0))

@@ -251,7 +251,9 @@ def test_every_way_to_end_has_pythons_exit_code_and_output(tmp_path: Path) -> No
         assert ours[0] == ENDS[text] == (theirs[0] if theirs[0] >= 0 else 128 - theirs[0]), text
         assert ours[1] == theirs[1], text
         crashed = ours[0] in (134, 137, 139)
-        assert ours[2].startswith("srunddp: rank 0 on ") if crashed else ours[2] == theirs[2], text
+        assert ours[2].startswith("\nsrunddp: rank 0 on ") if crashed else ours[2] == theirs[2], (
+            text
+        )
 
 
 FAILURES = {

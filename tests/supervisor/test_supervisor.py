@@ -58,6 +58,7 @@ def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(tmp_path: Path) 
         tmp_path / "train.py", text + "    print('here', flush=True) or input()\nload()\n"
     )
     shown = [
+        "\n",
         f"srunddp: rank 0 on {socket.gethostname()} is in load (train.py:4)\n",
         "Stack (most recent call last):\n",
         f'  File "{script}", line 5, in <module>\n',

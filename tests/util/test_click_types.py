@@ -21,7 +21,21 @@ PRINTING = pytest.mark.parametrize(
 )
 
 
-@PRINTING
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--version",),
+        ("--help",),
+        ("help", "sbatch"),
+        ("ifaces", "--help"),
+        ("explain",),
+        ("completion", "bash"),
+        ("triage", "a.log"),
+        ("report", "--text", "4711.0"),
+        ("sbatch", "train.py"),
+    ],
+    ids=" ".join,
+)
 def test_a_reader_that_has_enough_ends_it_without_a_word(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:

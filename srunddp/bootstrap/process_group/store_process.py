@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from srunddp.bootstrap.process_group.store import without_reverse_dns
 from srunddp.errors import ConfigError
-from srunddp.util.console import say
+from srunddp.util.console import say_amid_output
 from srunddp.util.kernel_file import raise_open_files_limit
 
 _TIMEOUT = timedelta(seconds=300)
@@ -24,7 +24,7 @@ def main(descriptor: int, host: str, port: int) -> NoReturn:
     try:
         from torch._C._distributed_c10d import TCPStore
     except ImportError as error:
-        say(f"no store at MASTER_PORT for processes that are no ranks: {error}")
+        say_amid_output(f"no store at MASTER_PORT for processes that are no ranks: {error}")
         sys.exit(ConfigError.exit_code)
     with without_reverse_dns():
         store = TCPStore(
