@@ -2,62 +2,63 @@
 or submit it.
 """
 
+import copy
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
+from shlex import quote as word
 from typing import Any, get_args, get_origin
 
 import click
 import yaml
 
-from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.config.parse import Setting, parse_values
 from srunddp.config.schema import NULLS, ConfigField, build, fields_of, scalar_node, text_of
 from srunddp.errors import ConfigError, UsageError, file_errors, one_of
-from srunddp.sbatch import convert, slurm_options, validate
+from srunddp.sbatch import convert, run_options, slurm_options, validate
+from srunddp.sbatch import render as scripts
 from srunddp.sbatch import submit as slurm
-from srunddp.sbatch.render import render, run_options, salloc_options, step_options
 from srunddp.sbatch.spec import SlurmJob
 from srunddp.util import slurm_command
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import COMPLETE, DIR, FILE
-from srunddp.util.console import write_stderr
-from srunddp.util.option_groups import GroupedCommand, after_script
+from srunddp.util.click_types import COMPLETE, DIR, FILE, MonitoredCommand
+from srunddp.util.console import say, write_stderr
+from srunddp.util.option_groups import after_script
 
 # The defaults of a site, and those of a user, which win.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
 # The keys that --from also takes, from options and from files of defaults: they concern the command
 # that is replaced. All others concern what a job script has already.
-CARRIED = ("backend", "ifaces", "mpi", "env", "offline", "run_options", "srun_arg", "srunddp")
+# Of the options of srunddp run all but these: the launcher in the script says whether SCRIPT is a
+# module, and with spare nodes srun needs other options.
+_NOT_CARRIED = ("module", "spare_nodes")
+_CARRIED_BESIDES = ("mpi", "env", "srun_arg", "srunddp", "run_options")
+CARRIED = (*(name for name in run_options.OPTIONS if name not in _NOT_CARRIED), *_CARRIED_BESIDES)
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 
 
-class _Number(click.ParamType):  # type: ignore[type-arg]
-    """An integer, or ``none`` for no value."""
+def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg]
+    """Return a type that also takes ``none``, for no value, and leaves a value as it is written."""
 
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
-        if str(value).lower() in NULLS:
+    class OrNone(type(kind)):  # type: ignore[misc]
+        def convert(
+            self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        ) -> Any:
+            """See click."""
+            if str(value).lower() not in NULLS:
+                super().convert(value, param, ctx)
             return value
-        return click.INT.convert(value, param, ctx)
+
+    taken = copy.copy(kind)
+    taken.__class__ = OrNone
+    return taken
 
 
-class _Choice(click.Choice):  # type: ignore[type-arg]
-    """One of some words, or ``none`` for no value."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
-        if str(value).lower() in NULLS:
-            return value
-        return super().convert(value, param, ctx)
-
-
-class _Sbatch(GroupedCommand):
+class _Sbatch(MonitoredCommand):
     """Accepts every option of sbatch besides the declared ones."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -65,6 +66,7 @@ class _Sbatch(GroupedCommand):
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
         with_value = {name for each in options if not each.is_flag for name in each.opts}
+        with_value.discard("--monitor")  # its value may be left out
         return super().parse_args(ctx, slurm_options.rewrite(args, known, with_value))
 
 
@@ -83,8 +85,8 @@ class _Shown:
     Attributes:
         name: the key of the option in :class:`SlurmJob` or in a file.
         metavar: the placeholder for the value in ``--help``; None for click's own.
-        sentence: the help of an option that is passed on to sbatch; other options have theirs in
-            :class:`SlurmJob`.
+        sentence: the help of an option that is passed on to sbatch, and what srunddp sbatch adds to
+            that of an option of srunddp run; other options have theirs in :class:`SlurmJob`.
         kind: the type of the value, if it is not plain text.
         also: a further name of the option, such as ``-N``.
     """
@@ -132,8 +134,8 @@ _GROUPS = {
     ),
     "The ranks": (
         _Shown("module", also="-m"),
-        _Shown("backend", kind=_Choice(BACKENDS)),
-        _Shown("ifaces", kind=FILE),
+        _Shown("backend"),
+        _Shown("ifaces"),
         _Shown("mpi", "NAME"),
         _Shown("restarts"),
         _Shown("spare_nodes"),
@@ -149,11 +151,10 @@ _GROUPS = {
     ),
     "Logs, check, monitoring": (
         _Shown("job_name", "NAME", also="-J"),
-        _Shown("log_dir", kind=DIR),
-        _Shown("output", sentence="The job's log; LOG_DIR/%x-%j.out unless given.", kind=FILE),
+        _Shown("log_dir", sentence="The job's log is in DIR, too; without DIR in logs."),
+        _Shown("output", sentence="The job's log; logs/%x-%j.out unless given.", kind=FILE),
         _Shown("error", sentence="A separate log for standard error.", kind=FILE),
-        _Shown("rank_logs"),
-        _Shown("monitor"),
+        _Shown("monitor", sentence="The job's script ends with srunddp report."),
         _Shown("preflight"),
         _Shown("mail_type", "LIST", "When to send mail, such as END,FAIL."),
         _Shown("mail_user", "USER", "Who receives it."),
@@ -199,13 +200,16 @@ def _job_options(function: Any) -> Any:
 
 
 def _keys() -> dict[str, ConfigField]:
-    """Return all keys that a YAML file may have: those of the job, and sbatch's options that are
-    passed on.
+    """Return all keys that a YAML file may have: those of the job, the options of srunddp run, and
+    sbatch's options that are passed on.
     """
     keys = fields_of(SlurmJob)
-    for name, option in _PASSED_ON.items():
+    for name, option in run_options.OPTIONS.items():
+        if name not in keys:
+            keys[name] = run_options.key_of(option)
+    for name, passed_on in _PASSED_ON.items():
         sentence = _LISTED[name].sentence if name in _LISTED else ""
-        keys[name] = ConfigField(option.kind, None, sentence)
+        keys[name] = ConfigField(passed_on.kind, None, sentence)
     return keys
 
 
@@ -213,6 +217,7 @@ def _option(name: str, key: ConfigField) -> Any:
     """Return the decorator that adds a key's option to a command."""
     shown = _LISTED.get(name) or _UNLISTED.get(name) or _Shown(name)
     passed_on = _PASSED_ON.get(name)
+    of_run = run_options.OPTIONS.get(name)
     option = validate.option(name)
     kind = shown.kind
     metavar = shown.metavar
@@ -226,8 +231,11 @@ def _option(name: str, key: ConfigField) -> Any:
             metavar = "[=VALUE]"
     elif _holds(bool, key):
         names = [f"{option}/--no-{option[2:]}"]
+    elif of_run:
+        kind = _or_none(of_run.type)
+        metavar = of_run.metavar
     elif _holds(int, key):
-        kind = _Number()
+        kind = _or_none(click.INT)
         metavar = "N"
     if shown.also:
         names.append(shown.also)
@@ -237,12 +245,13 @@ def _option(name: str, key: ConfigField) -> Any:
         # None means that the option was not given, so that a value from a file counts.
         default=None,
         multiple=get_origin(key.kind) is tuple,
-        help=_help(key),
+        help=_help(key, of_run, shown),
         type=kind,
         metavar=metavar,
         shell_complete=_partitions if name == "partition" else None,
-        # A shell can complete all options of sbatch. --help lists only the most needed ones.
-        hidden=passed_on is not None and name not in _LISTED and COMPLETE not in os.environ,
+        # A shell can complete all options of sbatch and of srunddp run. --help lists only the most
+        # needed ones.
+        hidden=bool(passed_on or of_run) and name not in _LISTED and COMPLETE not in os.environ,
     )
 
 
@@ -251,8 +260,12 @@ def _holds(kind: type, key: ConfigField) -> bool:
     return kind in (key.kind, *get_args(key.kind))
 
 
-def _help(key: ConfigField) -> str:
-    """Write an option's help: its sentence, with a capital letter at the start, and its default."""
+def _help(key: ConfigField, of_run: click.Option | None, shown: _Shown) -> str:
+    """Write an option's help: its sentence, with a capital letter at the start, and its default.
+    An option of srunddp run has the help that it has there.
+    """
+    if of_run:
+        return " ".join(filter(None, [of_run.help, shown.sentence]))
     text = key.sentence[:1].upper() + key.sentence[1:]
     if key.default in (MISSING, None, False, (), ""):
         return text
@@ -263,7 +276,8 @@ def _help(key: ConfigField) -> str:
     cls=_Sbatch,
     groups={title: " ".join(shown.name for shown in group) for title, group in _GROUPS.items()},
     epilog=(
-        "Every other option of sbatch is passed on, by its name or its letter (not -m): see man"
+        "Every other option of srunddp run is known by its name: see srunddp run --help. Every"
+        " other option of sbatch is passed on, by its name or its letter (not -m, -Q, -v): see man"
         f" sbatch. Defaults of a site and a user: {' and '.join(DEFAULTS)}, with the same keys as"
         " --config."
     ),
@@ -278,7 +292,12 @@ def _help(key: ConfigField) -> str:
 )
 @click.option("--write", type=FILE, help="Write the script to FILE, and make the log folder.")
 @click.option(
-    "--force", is_flag=True, help="Replace FILE of --write; submit a SCRIPT that is not seen here."
+    "--force",
+    is_flag=True,
+    help=(
+        "Replace FILE of --write; submit a SCRIPT that is not seen here, or a job that Slurm says"
+        " cannot run."
+    ),
 )
 @click.option(
     "--submit", is_flag=True, help="Make the log folder, submit the job, and print its number."
@@ -309,28 +328,75 @@ def sbatch(
     if source:
         _check_with_source(given, salloc=salloc)
     if source:
-        job = SlurmJob(log_dir="")  # with no log folder to make
+        job = None
         text, notes = convert.convert(source, _carried(given))
         _note(notes)
         _note(["srunddp has to be in PATH there: install it in the environment of the script"])
     else:
         job = _job(given, interactive=salloc, has_to_be_seen=submit and not force)
-        text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
-    # With --submit, sbatch itself accepts or refuses the script, so do not ask twice.
-    if not submit:
-        _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
+        text = scripts.render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
+    _check_with_slurm(
+        text, scripts.salloc_options(job) if job and salloc else [], submit=submit, force=force
+    )
     # The log folder must exist before the job starts, because Slurm does not make it.
     if write or submit:
-        folders = [os.path.join(job.folder, each) for each in job.log_folders]
+        folders = [os.path.join(job.folder, each) for each in job.log_folders] if job else []
         _save(text, write, folders, force=force)
     if write:
         write_stderr(f"srunddp: written: {write} -> {'bash' if salloc else 'sbatch'} {write}\n")
     elif not submit:
         click.echo(text, nl=False)
     if submit:
-        number, code = slurm.submit(text, os.environ, _note, wait="wait" in job.slurm)
+        waits = bool(job and "wait" in job.slurm)
+        number, code = slurm.submit(text, os.environ, _note, wait=waits)
+        # Only the number goes to standard output: job=$(srunddp sbatch --submit …).
         click.echo(number)
+        _say_what_follows(number, job)
         sys.exit(code)
+
+
+def _check_with_slurm(text: str, options: Sequence[str], *, submit: bool, force: bool) -> None:
+    """Ask Slurm whether a job could run, as it accepts jobs that wait for ever.
+
+    Args:
+        text: the job script.
+        options: the words of salloc's command line; empty for a script of sbatch.
+        submit: the job is submitted next.
+        force: submit the job whatever Slurm says.
+
+    Raises:
+        ConfigError: the job cannot run.
+    """
+    if submit and force:
+        return
+    try:
+        notes = slurm.check(text, options, os.environ)
+    except ConfigError as error:
+        if not submit:
+            raise
+        hint = f"{error.hint}; if it only has to wait for nodes that are down, add --force"
+        raise ConfigError(error.found, expected=error.expected, hint=hint) from None
+    # If Slurm does not answer, sbatch itself is about to say so.
+    if not submit:
+        _note(notes)
+
+
+def _say_what_follows(number: str, job: SlurmJob | None) -> None:
+    """Say where a submitted job's log is, and which commands read what it leaves."""
+    logs = number
+    if job:
+        log, is_whole = scripts.log_of(job, number)
+        say(f"job {number}, its log: {log}")
+        # Slurm soon forgets an ended job, and then where its log was.
+        if is_whole:
+            logs = word(log)
+    commands = [f"srunddp triage {logs}: what failed first"]
+    if job and job.monitor:
+        folder = os.path.join(job.folder, job.monitor_folder)
+        words = ["report", *([] if folder == "logs" else [f"--monitor-dir={folder}"]), number]
+        commands.insert(0, f"srunddp {shlex.join(words)}: where the time went")
+    for command in commands:
+        say(command)
 
 
 def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:
@@ -348,10 +414,10 @@ def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:
     if salloc:
         others.append("--salloc")
     if others:
-        takes = ", ".join(validate.option(name) for name in CARRIED)
+        takes = one_of(map(validate.option, _CARRIED_BESIDES), "and")
         raise UsageError(
             f"--from with {one_of(dict.fromkeys(others), 'and')}",
-            expected=f"--from, with no options of the job but {takes}",
+            expected=f"--from, with no options but those of srunddp run, {takes}",
             hint="remove it, and change the #SBATCH lines of the file that is written",
         )
 
@@ -372,7 +438,10 @@ def _carried(given: Mapping[str, Any]) -> convert.Carried:
     job = job_of({name: settings[name] for name in settings if name in CARRIED})
     validate.check_texts(job)
     return convert.Carried(
-        srun=step_options(job), program=job.srunddp or "", run=run_options(job), env=job.env
+        srun=scripts.step_options(job),
+        program=job.srunddp or "",
+        run=scripts.run_options(job),
+        env=job.env,
     )
 
 
@@ -406,8 +475,6 @@ def _job(given: Mapping[str, Any], *, interactive: bool, has_to_be_seen: bool) -
     problem = validate.script_problem(job)
     if problem and has_to_be_seen and not (job.stage or job.in_container):
         raise ConfigError(problem[0], expected="a Python script to submit", hint=problem[1])
-    if job.venv != requested.venv:
-        _note([f"no --venv: the active environment is used, {job.venv}"])
     if problem:
         _note([" -> ".join(problem)])
     _note(validate.notes(job, {} if interactive else os.environ))
@@ -441,12 +508,42 @@ def parse_settings(
         if value == ("none",) and name != "arguments":
             value = ()  # --env=none takes back the values from a file
         values.append((name, _node(value)))
-    return parse_values(keys, values, {})
+    settings = _by_own_names(keys, parse_values(keys, values, {}))
+    for name, setting in settings.items():
+        if name in run_options.OPTIONS:
+            run_options.check(name, setting.value, setting.path)
+    return settings
+
+
+def _by_own_names(
+    keys: Mapping[str, ConfigField], settings: dict[str, Setting]
+) -> dict[str, Setting]:
+    """Replace ``run_options`` by the options that its words name. An option that is given by its
+    own name wins, unless it is from a file and the word is not.
+    """
+    own = dict(settings)
+    passed_on = own.pop("run_options", None)
+    if passed_on is None:
+        return own
+    path = passed_on.path
+    values = [(name, _node(value)) for name, value in run_options.parse(passed_on.value, path)]
+    for name, setting in parse_values(keys, values, {}).items():
+        if name not in own or (own[name].path and not path):
+            own[name] = Setting(setting.value, path)
+    return own
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
-    """Make the job from merged settings. sbatch's own options become words of ``sbatch_arg``."""
+    """Make the job from merged settings. sbatch's own options become words of ``sbatch_arg``, and
+    those of srunddp run that the script itself does not use become words of ``run_options``.
+    """
     values = {name: setting.value for name, setting in settings.items()}
+    known = fields_of(SlurmJob)
+    for_ranks: list[str] = []
+    for name in run_options.OPTIONS:
+        if name not in known:
+            for_ranks += run_options.words(name, values.pop(name, None))
+    values["run_options"] = tuple(for_ranks)
     words: list[str] = []
     for name, option in _PASSED_ON.items():
         words += slurm_options.words(option.name, values.pop(name, None))

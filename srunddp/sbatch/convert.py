@@ -121,6 +121,12 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
         for each in carried.srun
         if _is_given(each, launch)
     ]
+    own = launcher_options.run_options(launch.given)
+    notes += [
+        f"{where}: {each} is left out: the launcher's options say {_among(each, own)}"
+        for each in carried.run
+        if _among(each, own)
+    ]
     if gpus:
         notes.append(f"{path}:{gpus.line}: {gpus.written} -> {gpus.replacement}")
     notes += [
@@ -502,7 +508,8 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
         made += [f"\\\n    {each}" for each in ("env", *exports, program)]
     else:
         made.append(program)
-    options = [*launcher_options.run_options(launch.given), *carried.run]
+    own = launcher_options.run_options(launch.given)
+    options = [*own, *(each for each in carried.run if not _among(each, own))]
     made += options
     if launch.is_module:
         made.append("-m")
@@ -512,6 +519,12 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
 def _assignment(variable: str) -> str:
     name, _, value = variable.partition("=")
     return f"{name}={shlex.quote(value)}"
+
+
+def _among(option: str, others: Sequence[str]) -> str:
+    """Return the one of other options that has the name of an option; empty for none."""
+    name = option.partition("=")[0]
+    return next((each for each in others if each.partition("=")[0] == name), "")
 
 
 def _is_given(option: str, launch: Launch) -> bool:

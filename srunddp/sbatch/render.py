@@ -69,7 +69,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         _CPUS if job.cpus_per_task else [],
         _OOM if job.restarts_ranks and "oom-kill-step" not in job.slurm else [],
         _lenient(job.setup),
-        [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
+        [f"mkdir -p -- {word(job.log_folder)}"] if interactive and job.preflight else [],
         _traps(job),
         _stage(job),
         _preflight(job),
@@ -114,15 +114,11 @@ def directives(job: SlurmJob) -> list[str]:
             lines.append(f"# {_WHY[name]}")
         lines.append(directive(name, value))
     if "output" not in job.slurm:
-        # Slurm replaces %j and the like in this option, so a % of the folder's name is doubled.
-        output = job.log_dir.replace("%", "%%") + (
-            "/%x-%A_%a.out" if "array" in job.slurm else "/%x-%j.out"
-        )
         lines += [
             "# Slurm does not make this folder; if it is missing the job ends at once, without a"
             " message."
         ]
-        lines.append(directive("output", output))
+        lines.append(directive("output", _output(job)))
     if job.requeue:
         lines += ["# Slurm may start the job again, under its number.", directive("requeue", True)]
     elif job.requeue is False:
@@ -133,6 +129,33 @@ def directives(job: SlurmJob) -> list[str]:
             directive("open-mode", "append"),
         ]
     return lines
+
+
+def _output(job: SlurmJob) -> str:
+    """Return the value of ``--output``, in which Slurm replaces %j and the like."""
+    if "output" in job.slurm:
+        return str(job.slurm["output"])
+    folder = job.log_folder.replace("%", "%%")
+    if "array" in job.slurm:
+        return f"{folder}/%x-%A_%a.out"
+    return f"{folder}/%x-%j.out"
+
+
+def log_of(job: SlurmJob, number: str) -> tuple[str, bool]:
+    """Return the path of a submitted job's log, and whether it is known as a whole. What Slurm
+    replaces later stays as it is, such as %a, the index of an array.
+
+    Args:
+        job: the job.
+        number: its number.
+    """
+    known = {"%%": "%", "%A": number, "%x": job.name}
+    if "array" not in job.slurm:
+        known["%j"] = number
+    output = _output(job)
+    path = re.sub("%.", lambda found: known.get(found[0], found[0]), output)
+    is_whole = {*re.findall("%.", output)} <= known.keys()
+    return os.path.join(job.folder, path), is_whole
 
 
 def directive(option: str, value: object) -> str:
@@ -162,9 +185,11 @@ def step_options(job: SlurmJob) -> list[str]:
 
 
 def run_options(job: SlurmJob) -> list[str]:
-    """Return the options of ``srunddp run`` that need no folder or other step, as words of bash."""
-    offline = _words([("offline", job.offline)])
-    return [word(each) for each in (*_common_options(job), *offline, *job.run_options)]
+    """Return the options of ``srunddp run`` as words of bash, for a script that is not rendered
+    here.
+    """
+    own = _run_options(job, result=job.result, monitor_dir=job.monitor_dir)
+    return [word(each) for each in own]
 
 
 def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
@@ -277,7 +302,7 @@ def _stage(job: SlurmJob) -> list[str]:
     """Copy the folders to nodes that do not see them, by ``srunddp stage push``."""
     if not job.stage:
         return []
-    logs = os.path.normpath(job.log_dir)
+    logs = os.path.normpath(job.log_folder)
     without = [*([] if logs.startswith("/") else [f"/{glob.escape(logs)}"]), *job.stage_exclude]
     options = [
         *(f"--data {word(each)}" for each in job.data),
@@ -306,7 +331,7 @@ def _preflight(job: SlurmJob) -> list[str]:
         script = []
     else:
         script = [job.script or ""]
-    words = shlex.join([*_common_options(job), f"--output-dir={job.log_dir}", *script])
+    words = shlex.join([*_common_options(job), f"--output-dir={job.log_folder}", *script])
     why = (
         "# If a node, a network or the environment fails the check, the job ends here with exit"
         " code 69."
@@ -338,14 +363,20 @@ def _training(job: SlurmJob) -> list[list[str]]:
 
 
 def _result(job: SlurmJob) -> list[str]:
-    if os.path.isabs(job.log_dir):
-        folder = word(job.log_dir)
+    if not job.restarts_ranks:
+        return []
+    if job.result:
+        path = _absolute(job.result)
     else:
-        folder = f'"$PWD"/{word(job.log_dir)}'
-    if job.restarts_ranks:
-        # A requeued job keeps its number, so the result file of an earlier start must be removed.
-        return [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"']
-    return []
+        path = f'{_absolute(job.log_folder)}/"$SLURM_JOB_ID".result.json'
+    # A requeued job keeps its number, so the result file of an earlier start must be removed.
+    return [f"result={path}", 'rm -f -- "$result"']
+
+
+def _absolute(path: str) -> str:
+    if os.path.isabs(path):
+        return word(path)
+    return f'"$PWD"/{word(path)}'
 
 
 def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
@@ -395,20 +426,11 @@ def _container(job: SlurmJob) -> list[str]:
 
 def _run(job: SlurmJob) -> list[str]:
     """Return the lines of ``srunddp run``: its options, then the script with its arguments."""
-    paths = [
-        ("log-dir", job.log_dir if job.rank_logs else None),
-        ("monitor", job.monitor),
-        ("monitor-dir", job.log_dir if job.monitor else None),
-    ]
-    more = _words(
-        [
-            ("offline", job.offline),
-            ("restarts", job.restarts),
-            ("spare-nodes", job.spare_nodes),
-            *paths,
-        ]
+    options = _run_options(
+        job,
+        result=None if job.restarts_ranks else job.result,
+        monitor_dir=job.monitor_folder if job.monitor else job.monitor_dir,
     )
-    options = [*_common_options(job), *more, *job.run_options]
     if job.restarts_ranks:
         result = '--result="$result" '
     else:
@@ -417,6 +439,20 @@ def _run(job: SlurmJob) -> list[str]:
     if not options:
         return [f"{_command(job)} run {script}"]
     return [f"{_command(job)} run {result}{shlex.join(options)}", script]
+
+
+def _run_options(job: SlurmJob, *, result: str | None, monitor_dir: str | None) -> list[str]:
+    """Return the options of ``srunddp run``."""
+    own = [
+        ("offline", job.offline),
+        ("restarts", job.restarts),
+        ("spare-nodes", job.spare_nodes),
+        ("result", result),
+        ("log-dir", job.log_dir),
+        ("monitor", job.monitor),
+        ("monitor-dir", monitor_dir),
+    ]
+    return [*_common_options(job), *_words(own), *job.run_options]
 
 
 def _common_options(job: SlurmJob) -> list[str]:
@@ -453,9 +489,10 @@ def _report(job: SlurmJob) -> list[str]:
         step = [one_task, *_container(job)]
     else:
         step = []
+    folder = word(job.monitor_folder)
     first, *rest = [
         *step,
-        f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true',
+        f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={folder} || true',
     ]
     return [
         "# If Slurm ends the job there is no time for a report: the same command writes it later.",

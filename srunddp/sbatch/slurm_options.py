@@ -11,8 +11,8 @@ from srunddp.util.usage_errors import foreign
 
 # The options of Slurm 22.05 to 26.05, as LETTER:NAME. "=" means that the option takes a value, "?"
 # that it may take one, and "!" that salloc does not have it. Options of SlurmJob (such as --nodes)
-# and options of no use in a job script (such as --wrap) are not in the table. -m means --module
-# here; sbatch's -m is --distribution.
+# and options of no use in a job script (such as --wrap) are not in the table. Nor are --quiet and
+# --verbose, which mean those of srunddp run here. -m means --module; sbatch's -m is --distribution.
 _TABLE = """
 A:account= acctg-freq= a:array=! batch=! bb= bbf= b:begin= D:chdir= cluster= cluster-constraint=
 M:clusters= comment= consolidate-segments C:constraint= container-id= container-type= context=
@@ -24,9 +24,9 @@ L:licenses= mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per
 mincpus= network= nice? k:no-kill? F:nodefile= w:nodelist= n:ntasks= ntasks-per-core=
 ntasks-per-gpu= ntasks-per-socket= ntasks-per-tres= oom-kill-step? open-mode=! o:output=!
 O:overcommit s:oversubscribe parsable! p:partition= power= prefer= priority= profile= propagate?!
-q:qos= Q:quiet reboot reservation= resources= resv-ports? segment= sockets-per-node= spread-job
+q:qos= reboot reservation= resources= resv-ports? segment= sockets-per-node= spread-job
 spread-segments stepmgr switches= thread-spec= threads-per-core= t:time= time-min= tmp= tres-bind=
-tres-per-task= uid= use-min-nodes v:verbose W:wait! wait-all-nodes= wckey=
+tres-per-task= uid= use-min-nodes W:wait! wait-all-nodes= wckey=
 """
 # ``none`` is a valid value of these options.
 _WITH_NONE = ("export", "gpu-bind", "mem-bind", "profile")

@@ -5,10 +5,11 @@ the keys of its YAML file.
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Literal
 
 from srunddp.sbatch.slurm_options import split
 from srunddp.util.slurm_tres import tres_count
+
+_LOGS = "logs"  # without --log-dir, as for the samples of srunddp run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +30,18 @@ class SlurmJob:
             are lists in a file.
         setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c
             0".
-        backend: for srunddp.init(): nccl, gloo or auto.
-        ifaces: which interface each node uses; see man ifaces.conf.
-        log_dir: folder for the logs.
-        rank_logs: write each rank's output to a file of its own in the log folder, too.
+        backend: as for srunddp run, as all of its options.
+        ifaces: the file of interfaces.
+        log_dir: folder for each rank's output, and for the job's log; None for the job's log alone,
+            in logs.
         preflight: run srunddp check first; the training is not started if that finds a failure.
-        offline: Offline mode for Hugging Face: srunddp run --offline.
+        offline: offline mode for Hugging Face.
         srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one
             that is running.
-        restarts: how often all ranks may start anew when one fails: srunddp run --restarts.
-        spare_nodes: how many of the nodes wait, to replace one that is lost; with --restarts.
-        run_options: further options of srunddp run.
+        restarts: how often all ranks may start anew.
+        spare_nodes: how many of the nodes wait.
+        result: the file for exit code and restarts.
+        run_options: options of srunddp run, such as --prefix; each also has its own name here.
         job_name: the script's name without its ending unless given.
         cpus_per_task: CPUs of each rank, for its loader workers too.
         requeue: start the job again when its time limit or a preemption ends it; the script has to
@@ -53,8 +55,8 @@ class SlurmJob:
             --sbatch-arg=--container=BUNDLE.
         container_image: for pyxis; an image that has srunddp.
         container_mounts: for pyxis, SOURCE:TARGET; the working folder is always mounted.
-        monitor: whole seconds between samples of each node's use: srunddp run --monitor; srunddp
-            report follows the training.
+        monitor: a duration between samples; srunddp report follows the training.
+        monitor_dir: folder for the samples.
         stage: bring the environment and this folder to nodes that do not see them, by srunddp stage
             push.
         data: further folders to bring along.
@@ -73,15 +75,15 @@ class SlurmJob:
     conda: str | None = None
     env: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
-    backend: Literal["nccl", "gloo", "auto"] | None = None
+    backend: str | None = None
     ifaces: str | None = None
-    log_dir: str = "logs"
-    rank_logs: bool = False
+    log_dir: str | None = None
     preflight: bool = False
     offline: bool = False
     srunddp: str | None = None
     restarts: int | None = None
     spare_nodes: int | None = None
+    result: str | None = None
     run_options: tuple[str, ...] = ()
     job_name: str | None = None
     cpus_per_task: int | None = None
@@ -93,7 +95,8 @@ class SlurmJob:
     container: str | None = None
     container_image: str | None = None
     container_mounts: tuple[str, ...] = ()
-    monitor: int | None = None
+    monitor: str | None = None
+    monitor_dir: str | None = None
     stage: bool = False
     data: tuple[str, ...] = ()
     stage_exclude: tuple[str, ...] = ()
@@ -109,6 +112,11 @@ class SlurmJob:
         value.
         """
         return dict(map(split, self.sbatch_arg))
+
+    @property
+    def run(self) -> dict[str, str | bool]:
+        """The options in ``run_options``, as in :attr:`slurm`."""
+        return dict(map(split, self.run_options))
 
     @property
     def node_count(self) -> int | None:
@@ -158,11 +166,14 @@ class SlurmJob:
         return self.gpus or 1
 
     @property
+    def world_size(self) -> int:
+        """How many ranks there are; 0 if Slurm decides."""
+        return ((self.node_count or 0) - (self.spare_nodes or 0)) * self.tasks
+
+    @property
     def restarts_ranks(self) -> bool:
         """Whether ranks may start anew within the job."""
-        return bool(self.restarts) or any(
-            each.startswith("--restarts") for each in self.run_options
-        )
+        return bool(self.restarts)
 
     @property
     def folder(self) -> str:
@@ -170,17 +181,28 @@ class SlurmJob:
         return str(self.slurm.get("chdir", ""))
 
     @property
+    def log_folder(self) -> str:
+        """The folder of the job's log and of what srunddp check writes."""
+        return self.log_dir or _LOGS
+
+    @property
+    def monitor_folder(self) -> str:
+        """The folder of the samples, if there are any."""
+        return self.monitor_dir or self.log_folder
+
+    @property
     def log_folders(self) -> list[str]:
         """The folders that must exist when the job starts, relative to the folder in which it
         starts.
         """
-        in_log_dir = "output" not in self.slurm or self.rank_logs or self.monitor or self.preflight
+        has_samples = bool(self.monitor) and not self.monitor_dir
+        in_log_folder = "output" not in self.slurm or self.log_dir or has_samples or self.preflight
         of_files = [
             str(self.slurm.get(name, "")).rpartition("/")[0] for name in ("output", "error")
         ]
         # Leave out folders with %j and the like: Slurm replaces these only when the job starts.
         plain = [folder for folder in of_files if "%" not in folder]
-        return [*filter(None, dict.fromkeys([self.log_dir if in_log_dir else "", *plain]))]
+        return [*filter(None, dict.fromkeys([self.log_folder if in_log_folder else "", *plain]))]
 
     @property
     def command(self) -> str:

@@ -14,11 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from srunddp.bootstrap.network.ifaces_entry import OURS
+from srunddp.bootstrap.network.ifaces_entry import OURS, port_range
 from srunddp.check.nccl_names import misspelt
-from srunddp.errors import ConfigError, did_you_mean
+from srunddp.errors import ConfigError, UsageError, did_you_mean
+from srunddp.sbatch.run_options import OPTIONS as RUN_OPTIONS
 from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
+from srunddp.supervisor.output.redirect import shown_ranks
+from srunddp.util import slurm_command
 
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # A user may export these for all nodes; `notes` then says that they win over ifaces.conf.
@@ -35,7 +38,7 @@ _SCRIPT_VARIABLES = {
     "SHELLOPTS",
     "UID",
 }
-_POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "restarts", "spare_nodes", "monitor")
+_POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task")
 _PATHS = (
     "script",
     "srunddp",
@@ -43,10 +46,14 @@ _PATHS = (
     "conda",
     "ifaces",
     "log_dir",
+    "monitor_dir",
+    "result",
     "container",
     "container_image",
     "data",
 )
+_MANY = 10**9  # ranks, where Slurm decides how many there are
+_SINFO_WITHIN = 2.0  # seconds; the note that follows is not worth more
 
 # Options of SlurmJob with the same name and meaning as in sbatch.
 _SAME = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "signal")
@@ -65,11 +72,31 @@ def check(job: SlurmJob, *, interactive: bool = False) -> None:
     Raises:
         ConfigError: the first problem that is found.
     """
+    _check_run_options(job)
     of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
     problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
     for is_there, found, expected, hint in problems:
         if is_there:
             raise ConfigError(found, expected=expected, hint=hint)
+
+
+def _check_run_options(job: SlurmJob) -> None:
+    """Refuse what ``srunddp run`` would refuse in the job. Types are checked before, see
+    :mod:`srunddp.sbatch.run_options`.
+
+    Raises:
+        ConfigError: an option does not fit, or needs another one.
+    """
+    if "port" in job.run:
+        port_range(str(job.run["port"]), where="--port")
+    if "show-ranks" in job.run:
+        if not job.log_dir:
+            raise UsageError(
+                "--show-ranks without --log-dir", expected="both", hint="add --log-dir=logs"
+            )
+        shown_ranks(str(job.run["show-ranks"]), job.world_size or _MANY)
+    if job.monitor_dir and not job.monitor:
+        raise UsageError("--monitor-dir without --monitor", expected="both", hint="add --monitor")
 
 
 def check_texts(job: SlurmJob) -> None:
@@ -191,7 +218,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     """Find options that are missing or exclude each other, and mistakes that sbatch cannot see."""
     yield not job.script, "no script", "a training script", "name it after the options"
     yield (
-        "\\" in job.log_dir,
+        "\\" in job.log_folder,
         f"--log-dir {job.log_dir!r}",
         "no backslash, which Slurm drops",
         "choose another",
@@ -266,25 +293,19 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
     """Find mistakes in the options for srunddp run, srun and sbatch that are passed on."""
-    passed_on = (
-        ("srunddp run", "--run-options", job.run_options),
-        ("srun", "--srun-arg", job.srun_arg),
-    )
-    for command, name, words in passed_on:
-        for each in words:
-            yield (
-                not each.startswith("-"),
-                f"{name} {each!r}",
-                f"an option of {command}",
-                f"write {name}=--{each}",
-            )
-            is_own = each.startswith("--spare-nodes")  # srun needs other options then
-            yield (
-                is_own,
-                f"{name} {each!r}",
-                "--spare-nodes, which srunddp sbatch has, too",
-                f"write {each}",
-            )
+    for each in job.srun_arg:
+        yield (
+            not each.startswith("-"),
+            f"--srun-arg {each!r}",
+            "an option of srun",
+            f"write --srun-arg=--{each}",
+        )
+        yield (
+            each.startswith("--spare-nodes"),
+            f"--srun-arg {each!r}",
+            "--spare-nodes, which srunddp sbatch has, too",
+            f"write {each}",
+        )
     for each in job.sbatch_arg:
         name, _ = split(each)
         found = f"--sbatch-arg {each!r}"
@@ -315,11 +336,21 @@ def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
             "both",
             "add --stage",
         )
-    shared = "a log folder that all nodes see"
-    hint = "take --run-options=--prefix instead: node and rank before each line of the job's log"
-    yield job.stage and job.rank_logs, "--rank-logs with --stage", shared, hint
-    hint = "take --run-options=--monitor --run-options=--monitor-dir=DIR with such a folder instead"
-    yield job.stage and job.monitor, "--monitor with --stage", shared, hint
+    # The folder in which the job starts is on no other node; another one may be.
+    shared = "a folder that all nodes see"
+    yield (
+        job.stage and job.log_dir and not os.path.isabs(job.log_dir),
+        f"--log-dir {job.log_dir} with --stage",
+        shared,
+        "write the whole path of one; or remove it, and add --prefix: node and rank before each"
+        " line of the job's log",
+    )
+    yield (
+        job.stage and job.monitor and not os.path.isabs(job.monitor_folder),
+        "--monitor with --stage",
+        shared,
+        "add --monitor-dir=DIR with the whole path of one",
+    )
 
 
 def script_problem(job: SlurmJob) -> tuple[str, str] | None:
@@ -327,7 +358,7 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
     one, or if nothing can be told.
     """
     path = os.path.join(job.folder, job.script or "")
-    if job.module or "-m" in job.run_options or os.path.isdir(path):
+    if job.module or os.path.isdir(path):
         return None
     try:
         text = Path(path).read_bytes()
@@ -397,7 +428,8 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
             " restart follows"
         )
     yield from _of_requeue(job)
-    yield from _site_defaults(job)
+    yield from _few_cpus(job)
+    yield from _missing_gpus(job)
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:
             yield (
@@ -426,6 +458,7 @@ def _unknown_options(job: SlurmJob) -> Iterator[str]:
     keys = [
         *OPTIONS,
         *(field.name for field in dataclasses.fields(job)),
+        *RUN_OPTIONS,
         "submit",
         "salloc",
         "write",
@@ -438,13 +471,29 @@ def _unknown_options(job: SlurmJob) -> Iterator[str]:
         )
 
 
-def _site_defaults(job: SlurmJob) -> Iterator[str]:
-    given = {name.replace("-", "_") for name in job.slurm}
-    others = {"mem": {"mem_per_cpu", "mem_per_gpu"}, "cpus_per_task": {"cpus_per_gpu"}}
-    for key in ("partition", "time", "mem", "cpus_per_task"):
-        if not (getattr(job, key, None) or given & {key, *others.get(key, ())}):
-            if key == "cpus_per_task":
-                often = ", often one CPU for a rank and its loader workers"
-            else:
-                often = ""
-            yield f"no {option(key)}: the site's default{often}"
+def _few_cpus(job: SlurmJob) -> Iterator[str]:
+    given = {"cpus-per-gpu", "exclusive", "mincpus"} & job.slurm.keys()
+    if job.has_gpus and not (job.cpus_per_task or given):
+        yield (
+            "no --cpus-per-task: the site's default, often one CPU for a rank and its loader"
+            " workers"
+        )
+
+
+def _missing_gpus(job: SlurmJob) -> Iterator[str]:
+    """Note that Slurm knows no GPU. With no ``GresTypes`` it accepts options that ask for them."""
+    if not job.has_gpus or {"clusters", "cluster"} & job.slurm.keys():
+        return
+    # One word for each kind of node; "(null)" for nodes without generic resources.
+    devices = slurm_command.output("sinfo", "-h", "-o", "%G", timeout=_SINFO_WITHIN).split()
+    if devices and not any(re.search(r"(^|,)gpu(:|,|$)", each) for each in devices):
+        if job.tasks == 1:
+            ranks = "1 rank is"
+        elif job.tasks:
+            ranks = f"{job.tasks} ranks are"
+        else:
+            ranks = "the ranks are"
+        yield (
+            f"this asks for GPUs, and no node has one by sinfo -o %G: {ranks} started on each node"
+            " all the same"
+        )

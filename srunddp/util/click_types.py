@@ -155,7 +155,7 @@ def json_text(*values: Any, indent: int | None = 2) -> str:
     return "\n".join(json.dumps(value, indent=indent) for value in values)
 
 
-class Run(GroupedCommand):
+class MonitoredCommand(GroupedCommand):
     """Reads ``--monitor`` as ``--monitor=5``: click would take the script's name as its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

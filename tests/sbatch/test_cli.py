@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from srunddp.cli import main
-from srunddp.sbatch import cli
+from srunddp.sbatch import cli, run_options
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.slurm_options import OPTIONS
 from tests.support.facts import tells
@@ -62,14 +62,13 @@ def test_a_file_may_say_everything_and_the_command_line_wins(tmp_path: Path) -> 
     assert script.endswith("run other.py --requeue --nodes=7 --help\n")
 
 
-def test_the_active_environment_is_taken_and_noted(tmp_path: Path) -> None:
+def test_the_active_environment_is_taken(tmp_path: Path) -> None:
     venv = tmp_path / "active"
     for name in ("python", "srunddp"):
         write(venv / "bin" / name, "").chmod(0o755)
     # bin/srunddp would go on in that environment's Python.
     variables = {"VIRTUAL_ENV": str(venv), "_SRUNDDP_PYTHON": str(venv / "bin/python")}
     done = srunddp("sbatch", "train.py", folder=tmp_path, **variables)
-    assert tells(done.stderr, "note: ", "--venv", "active environment", venv)
     assert f"export VIRTUAL_ENV={venv}\n" in done.stdout
     assert done.stdout.endswith("  srunddp run train.py\n")
 
@@ -232,8 +231,8 @@ def test_every_option_of_sbatch_gets_through_by_its_names(called: Callable[..., 
     may = [f"--{name}=x" for name, option in OPTIONS.items() if option.takes == "?"]
     assert {*may} <= {*directives(called(*may, "train.py"))}
     letters = {name: option.letter for name, option in OPTIONS.items() if option.letter}
-    # All of 22.05 but our own, -m, -h and -V.
-    assert {*letters.values()} == {*"aAbBCdDeFGHikLMnoOpqQsStvwWx"}
+    # All of 22.05 but our own, -m, -h and -V; and -Q and -v, which concern what sbatch prints.
+    assert {*letters.values()} == {*"aAbBCdDeFGHikLMnoOpqsStwWx"}
     short = [f"-{letter}{values[name].removeprefix('=')}" for name, letter in letters.items()]
     assert {f"--{name}{values[name]}" for name in letters} <= {
         *directives(called(*short, "train.py"))
@@ -378,6 +377,105 @@ def test_submit_takes_an_unseen_script_if_that_is_meant(
     monkeypatch.setattr(slurm, "submit", lambda *_, **__: ("4711", 0))
     for words in (("--force",), ("--container=a.sif",), ("--stage", "--venv=env")):
         assert called("--submit", *words, "job.py").stdout == "4711\n"
+
+
+REFUSES = """
+case "$*" in *--test-only*)
+    echo "allocation failure: Requested node configuration is not available" >&2
+    exit 1
+esac
+touch submitted; echo 4711
+"""
+
+
+def test_a_job_that_slurm_says_cannot_run_is_not_submitted(tmp_path: Path) -> None:
+    a_script(tmp_path)
+    path = stub(tmp_path, "sbatch", REFUSES)
+    done = srunddp("sbatch", "--submit", "--nodes=99", "train.py", folder=tmp_path, PATH=path)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert tells(done.stderr, "node configuration", "--force")
+    assert not (tmp_path / "submitted").exists()
+    done = srunddp("sbatch", "--submit", "--force", "train.py", folder=tmp_path, PATH=path)
+    assert (done.returncode, done.stdout) == (0, "4711\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), ["4711", "logs/train-4711.out", "srunddp triage logs/train-4711.out"]),
+        (("--monitor",), ["srunddp report 4711", "srunddp triage logs/train-4711.out"]),
+        (("--monitor", "--log-dir=a b"), ["srunddp report '--monitor-dir=a b' 4711", "'a b/train"]),
+        (("--chdir=sub", "--output=%x.%j", "-Jx"), ["srunddp triage sub/x.4711"]),
+        (("--array=0-3",), ["logs/train-4711_%a.out", "srunddp triage 4711"]),
+        (("--output=100%%.%j",), ["srunddp triage 100%.4711"]),
+    ],
+    ids=str,
+)
+def test_after_submission_the_log_and_the_next_commands_are_told(
+    words: tuple[str, ...],
+    said: list[str],
+    called: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slurm, "submit", lambda *_, **__: ("4711", 0))
+    told: list[str] = []
+    monkeypatch.setattr(cli, "say", told.append)
+    # Standard output has the number alone, for scripts.
+    assert called("--submit", "--force", *words, "train.py").stdout == "4711\n"
+    assert tells(" ".join(told), *said)
+    assert ("report" in "".join(told)) is ("--monitor" in words)
+
+
+def test_every_option_of_run_is_an_option_of_a_job(called: Callable[..., Result]) -> None:
+    """By its own name, and as a word of --run-options, with the same outcome."""
+    values = {
+        "--backend": "gloo",
+        "--bind": "auto",
+        "--channel": "env",
+        "--port": "4000-4001",
+        "--restarts": "2",
+        "--show-ranks": "0",
+    }
+    assert not {*OPTIONS} & {name.replace("_", "-") for name in run_options.OPTIONS}
+    for option in run_options.OPTIONS.values():
+        name = max(option.opts, key=len)
+        if name in ("--spare-nodes", "--module"):
+            continue
+        word = name if option.is_flag else f"{name}={values.get(name, '9')}"
+        needed = {"--show-ranks": ["--log-dir=l"], "--monitor-dir": ["--monitor=9"]}.get(name, [])
+        by_name = called(*needed, word, "train.py")
+        assert by_name.exit_code == 0, by_name.stderr
+        assert f" {word} " in by_name.stdout.replace("\\\n", " "), word
+        by_word = called(*needed, f"--run-options={word}", "train.py")
+        assert [line for line in by_word.stdout.splitlines() if line[:1] != "#"] == [
+            line for line in by_name.stdout.splitlines() if line[:1] != "#"
+        ]
+
+
+def test_log_dir_means_in_a_job_what_it_means_in_a_run(called: Callable[..., Result]) -> None:
+    """Each rank's output goes to a file there. The job's log and the samples are there, too."""
+    with_it = called("--log-dir=out", "--monitor", "train.py").stdout
+    assert "--output=out/%x-%j.out\n" in with_it
+    assert " --log-dir=out --monitor=5 --monitor-dir=out " in with_it
+    without = called("--monitor", "train.py").stdout
+    assert "--output=logs/%x-%j.out\n" in without
+    assert "--log-dir" not in without
+    assert " --monitor=5 --monitor-dir=logs " in without
+
+
+def test_an_option_by_its_own_name_wins_unless_it_is_from_a_file(
+    called: Callable[..., Result], tmp_path: Path
+) -> None:
+    write(tmp_path / "a.yaml", "monitor: 5s\nrun_options: [--stall-timeout=1m, --grace=1]\n")
+    assert "--monitor=5s " in called("--config=a.yaml", "train.py").stdout
+    done = called("--config=a.yaml", "--stall-timeout=2m", "train.py").stdout
+    assert ("--stall-timeout=2m" in done, "--grace=1" in done) == (True, True)
+    done = called("--config=a.yaml", "--run-options=--monitor=7s", "train.py").stdout
+    assert "--monitor=7s " in done
+    assert "--grace" not in done.partition("set -e")[2]  # a list on the command line replaces it
+    assert "--monitor" not in called("--config=a.yaml", "--monitor=none", "a.py").stdout.partition(
+        "set -e"
+    )[2].replace("--stall", "")
 
 
 def test_wait_ends_with_the_code_of_the_job(tmp_path: Path) -> None:

@@ -40,12 +40,8 @@ def test_the_command_writes_the_script_of_the_golden_file(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "logs"), [("nodes_without_gpus", "logs"), ("an_interactive_allocation", "slurm_logs")]
-)
-def test_the_command_prints_the_script_or_keeps_it_in_a_file(
-    name: str, logs: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["nodes_without_gpus", "an_interactive_allocation"])
+def test_the_command_prints_the_script_or_keeps_it_in_a_file(name: str, tmp_path: Path) -> None:
     words = ("sbatch", "--srunddp=srunddp", *COMMANDS[name][2:])
     done = srunddp(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -54,7 +50,7 @@ def test_the_command_prints_the_script_or_keeps_it_in_a_file(
     assert (kept.returncode, kept.stdout) == (0, "")
     assert "srunddp: written: job.sh -> " in kept.stderr
     assert (tmp_path / "job.sh").stat().st_mode & 0o777 == 0o755
-    assert (tmp_path / logs).is_dir()
+    assert (tmp_path / "logs").is_dir()
     again = srunddp("sbatch", "--write=job.sh", *words[1:], folder=tmp_path)
     assert again.returncode == 78
     assert tells(again.stderr, "job.sh", "; expected ", "new file", " -> ", "--force")

@@ -63,10 +63,10 @@ FULL: dict[str, Any] = {
     "script": "train.py",
     "backend": "gloo",
     "cpus_per_task": 2,
-    "monitor": 1,
+    "monitor": "1",
     "requeue": True,
     "preflight": True,
-    "rank_logs": True,
+    "log_dir": "logs",
     "offline": True,
     "ifaces": "ifaces.conf",
     "sbatch_arg": ("--gpus-per-node=2",),
@@ -91,7 +91,7 @@ def filled(name: str, text: str) -> SlurmJob:
     if name in ("data", "stage_exclude", "venv"):
         more |= {
             "stage": True,
-            "rank_logs": False,
+            "log_dir": None,
             "monitor": None,
             "venv": more.get("venv", "venv"),
         }
@@ -189,7 +189,7 @@ def test_a_text_of_command_line_or_file_stays_as_it_was(text: str) -> None:
 
 
 def test_a_folder_is_no_pattern_of_slurms() -> None:
-    text = text_of(SlurmJob(script="train.py", log_dir="100%j", monitor=1, rank_logs=True)) or ""
+    text = text_of(SlurmJob(script="train.py", log_dir="100%j", monitor="1")) or ""
     assert "\n#SBATCH --output=100%%j/%x-%j.out\n" in text
     assert " --log-dir=100%j --monitor=1 --monitor-dir=100%j " in text
     assert ' report "$SLURM_JOB_ID" --monitor-dir=100%j ' in text

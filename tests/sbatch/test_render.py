@@ -41,7 +41,7 @@ echo "sleep $1" >>"$FOLDER/events"
 exec /bin/sleep "${PREEMPTED:-0}"
 """
 STAGED = {"stage": True, "venv": "venv"}
-MONITORED = {"monitor": 1}
+MONITORED = {"monitor": "1"}
 REPORT = "report 7 --monitor-dir=logs"
 
 
@@ -161,7 +161,7 @@ def test_a_preflight_that_fails_comes_before_training(
 
 @pytest.mark.parametrize("container", ["container", "container_image"])
 def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_path: Path) -> None:
-    text = text_of(nodes=2, ntasks_per_node=4, monitor=2, **{container: "image"})
+    text = text_of(nodes=2, ntasks_per_node=4, monitor="2", **{container: "image"})
     training, report = carry_out(text, tmp_path).of("srun")
     assert training[-5:] == ["srunddp", "run", "--monitor=2", "--monitor-dir=logs", "train.py"]
     assert report[-4:] == ["srunddp", "report", "7", "--monitor-dir=logs"]
@@ -213,7 +213,7 @@ SPARING = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
 
 
 def test_with_spare_nodes_slurm_ends_nothing_when_a_node_is_lost(tmp_path: Path) -> None:
-    text = text_of(**SPARED, preflight=True, monitor=2, container="image")
+    text = text_of(**SPARED, preflight=True, monitor="2", container="image")
     assert text.startswith(
         "#!/bin/bash\n# train.py on 3 nodes, 8 ranks on each, spare nodes: 1; written by\n"
     )
@@ -242,24 +242,17 @@ def test_what_is_given_beside_spare_nodes_wins_undoubled(tmp_path: Path) -> None
     options = {
         "sbatch_arg": ("--no-kill",),
         "srun_arg": ("--wait=9",),
-        "run_options": ("--restarts=2",),
     }
     text = text_of(**SPARED, **options)
     assert text.count("#SBATCH --no-kill") == 1
     training = carry_out(text, tmp_path).training()
-    assert [word for word in training if word.startswith(("--wait", "--restarts"))] == [
-        "--wait=0",
-        "--wait=9",
-        "--restarts=3",
-        "--restarts=2",
-    ]
+    assert [word for word in training if word.startswith("--wait")] == ["--wait=0", "--wait=9"]
 
 
 @pytest.mark.parametrize(
     ("fields", "exported"),
     [
         ({"restarts": 3}, True),
-        ({"run_options": ("--restarts=3",)}, True),
         (SPARED, True),
         ({}, False),
         ({"restarts": 3, "sbatch_arg": ("--oom-kill-step=1",)}, False),  # as the user says
@@ -275,11 +268,8 @@ def test_with_restarts_slurm_leaves_srunddp_there_when_memory_runs_out(
     assert ("export SLURM_OOM_KILL_STEP=0" in lines) is exported
 
 
-@pytest.mark.parametrize("fields", [{"restarts": 3}, {"run_options": ("--restarts=3",)}], ids=str)
-def test_restarts_alone_leave_the_first_failure_to_srun(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
-    text = text_of(nodes=2, **fields)
+def test_restarts_alone_leave_the_first_failure_to_srun(tmp_path: Path) -> None:
+    text = text_of(nodes=2, restarts=3)
     assert "--no-kill" not in text
     training = carry_out(text, tmp_path).training()
     assert {"--kill-on-bad-exit=1", "--restarts=3"} <= {*training}

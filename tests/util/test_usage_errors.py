@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from srunddp.cli import main
+from srunddp.sbatch.run_options import OPTIONS as RUN_OPTIONS
 from srunddp.sbatch.slurm_options import OPTIONS
 from srunddp.util.console import coloured
 from tests.conftest import ROOT
@@ -35,6 +36,8 @@ FILES = {
     "train.py": "",
     "half.py": "for\n",
     "job.sh": "#!/bin/bash\ntorchrun train.py\n",
+    "run.yaml": "run_options: [--stal-timeout=5m]\n",
+    "monitor.yaml": "monitor: often\n",
     "job.yaml": "script: train.py\ngpus-per-nod: 4\n",
 }
 
@@ -132,11 +135,16 @@ def test_options_that_are_passed_on_are_refused_if_wrong(
     name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A misspelt one, and one with or without a value where it is the other way round."""
+    passed_on = OPTIONS.get(name[2:])
+    if passed_on:
+        takes = passed_on.takes
+    else:
+        takes = "" if RUN_OPTIONS[name[2:].replace("-", "_")].is_flag else "="
     wrong, found = {
         "=": (name, f"{name} without a value"),
         "": (f"{name}=1", f"{name} with a value"),
         "?": (f"--sbatch-arg={name} 1", f"--sbatch-arg '{name} 1'"),
-    }[takes := OPTIONS[name[2:]].takes]
+    }[takes]
     words = [wrong, "train.py"] if takes == "?" else [wrong]
     assert typed_in(capfd, "sbatch", *words)[2].startswith(f"srunddp: error: {found}; expected ")
     code, _, line = typed_in(capfd, "sbatch", f"{name}x", "train.py")

@@ -1,0 +1,188 @@
+"""The options of ``srunddp run``. ``srunddp sbatch`` makes its own of the same table, so that a
+name means the same in both commands.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from srunddp.bootstrap.environment.detect import CHANNELS
+from srunddp.bootstrap.process_group.device import BACKENDS
+from srunddp.bootstrap.rendezvous.rank_setup import DEFAULT_TIMEOUT
+from srunddp.run.command import LOST_AFTER_HELP
+from srunddp.supervisor.limits import GRACE, RESTART_GRACE, SIGNAL_GRACE, STALL_TIMEOUT
+from srunddp.util.click_types import (
+    DIR,
+    LOST_LEAST,
+    ifaces_option,
+    limit,
+    module_option,
+    monitor_option,
+)
+
+_Declaration = Callable[[Any], Any]
+
+# By heading of --help, in the order of its list.
+_DECLARED: Mapping[str, tuple[_Declaration, ...]] = {
+    "Network and rendezvous": (
+        ifaces_option,
+        click.option(
+            "--backend", type=click.Choice(BACKENDS), help="For srunddp.init() (default: auto)."
+        ),
+        click.option(
+            "--channel",
+            type=click.Choice(CHANNELS),
+            help="How ranks find rank 0 (default: the first available).",
+        ),
+        click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0."),
+        limit(
+            "--timeout",
+            DEFAULT_TIMEOUT,
+            "How long the ranks wait for each other.",
+            "SRUNDDP_TIMEOUT",
+        ),
+    ),
+    "Failures": (
+        click.option(
+            "--restarts",
+            type=click.IntRange(0),
+            default=0,
+            metavar="N",
+            help="How often all ranks may start anew.",
+        ),
+        limit(
+            "--restart-grace",
+            RESTART_GRACE,
+            "How long all ranks may take to end before it.",
+            positive=False,
+        ),
+        click.option(
+            "--spare-nodes",
+            type=click.IntRange(0),
+            default=0,
+            metavar="K",
+            help="The last K nodes wait, to replace others.",
+        ),
+        limit(
+            "--stall-timeout",
+            STALL_TIMEOUT,
+            "Stop the run when no rank makes a step for this long; 0 for no limit. See"
+            " srunddp.heartbeat().",
+            "SRUNDDP_STALL_TIMEOUT",
+            positive=False,
+        ),
+        limit(
+            "--lost-after",
+            None,
+            f"A node that is silent for so long is lost. {LOST_AFTER_HELP}",
+            least=LOST_LEAST,
+        ),
+        limit(
+            "--grace",
+            GRACE,
+            "How long a script that has failed, stopped or handles SIGTERM may take to end.",
+            positive=False,
+        ),
+        limit(
+            "--signal-grace",
+            SIGNAL_GRACE,
+            "How long ranks may save after the launcher's signal, once one has ended by it.",
+            positive=False,
+        ),
+        click.option(
+            "--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script."
+        ),
+    ),
+    "Output and monitoring": (
+        click.option(
+            "--result",
+            # Make the path absolute now, because with --staged the process changes its working
+            # directory.
+            type=click.Path(resolve_path=True),
+            metavar="FILE",
+            help="Write exit code and restarts there.",
+        ),
+        click.option(
+            "--log-dir",
+            type=DIR,
+            envvar="SRUNDDP_LOG_DIR",
+            show_envvar=True,
+            help="Write each rank's output to a file.",
+        ),
+        click.option(
+            "--show-ranks",
+            metavar="RANKS",
+            help="With --log-dir: the ranks on the terminal too (default: 0).",
+        ),
+        click.option(
+            "--prefix", is_flag=True, help="Put node and rank before each line on the terminal."
+        ),
+        click.option("--quiet", is_flag=True, help="Do not print the summary line."),
+        click.option(
+            "--verbose", is_flag=True, help="Print one line per rank: [RANK r] WORLD_SIZE=w."
+        ),
+        monitor_option,
+        click.option(
+            "--monitor-dir",
+            type=DIR,
+            help="Where the samples go (default: --log-dir's folder, else logs).",
+        ),
+    ),
+    "Environment": (
+        module_option,
+        click.option(
+            "--offline",
+            is_flag=True,
+            help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.",
+        ),
+        click.option(
+            "--staged",
+            is_flag=True,
+            help="Run in the copies of `srunddp stage push`, where a node has them.",
+        ),
+        click.option(
+            "--bind",
+            type=click.Choice(("none", "auto")),
+            default="none",
+            help="auto: on the CPUs next to the GPU.",
+        ),
+    ),
+    "Other": (
+        click.option(
+            "--explain", is_flag=True, help="Print what decided each value, per rank, and exit."
+        ),
+    ),
+}
+
+
+def with_options(function: Any) -> Any:
+    """Add all options to a command's function, as their decorators one above the other would."""
+    for declarations in reversed(_DECLARED.values()):
+        for declare in reversed(declarations):
+            function = declare(function)
+    return function
+
+
+def _options_of(declarations: tuple[_Declaration, ...]) -> list[click.Option]:
+    """Return what the decorators declare."""
+
+    @click.command
+    def holder() -> None: ...
+
+    for declare in declarations:
+        declare(holder)
+    return [option for option in holder.params if isinstance(option, click.Option)]
+
+
+_BY_GROUP = {title: _options_of(declarations) for title, declarations in _DECLARED.items()}
+# By the name of the parameter, such as stall_timeout.
+OPTIONS = {
+    option.name: option for options in _BY_GROUP.values() for option in options if option.name
+}
+# For GroupedCommand, which lists the group "Other" by itself.
+GROUPS = {
+    title: " ".join(option.name for option in options if option.name)
+    for title, options in _BY_GROUP.items()
+    if title != "Other"
+}

@@ -1,0 +1,118 @@
+"""The options of ``srunddp run`` in a job: ``srunddp sbatch`` takes them by their own names, and as
+words of ``--run-options``. Both are checked as ``srunddp run`` itself would check them.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from srunddp.config.schema import ConfigField
+from srunddp.errors import ConfigError, SrunddpError, UsageError
+from srunddp.run.options import OPTIONS as ALL
+from srunddp.util.click_types import MONITOR_SECONDS
+from srunddp.util.usage_errors import usage_error
+
+# What a job script cannot have, and what to write instead.
+REFUSED = {
+    "staged": "write --stage, which copies the environment and starts the ranks in the copies",
+    "explain": "start srunddp explain by srun in a job or an allocation",
+}
+# By key, such as stall_timeout.
+OPTIONS = {name: option for name, option in ALL.items() if name not in REFUSED}
+
+
+def key_of(option: click.Option) -> ConfigField:
+    """Return the key that an option has in a YAML file; a value stays as it is written."""
+    if option.is_flag:
+        return ConfigField(bool, False, option.help or "")
+    return ConfigField(str | None, None, option.help or "")
+
+
+def check(key: str, value: object, path: str) -> None:
+    """Refuse a value that ``srunddp run`` would refuse.
+
+    Args:
+        key: the key of the option.
+        value: the value; None and bools are left out.
+        path: the file that it is from; empty for the command line.
+
+    Raises:
+        ConfigError: the value does not fit.
+    """
+    if value is None or isinstance(value, bool):
+        return
+    try:
+        OPTIONS[key].type.convert(str(value), OPTIONS[key], None)
+    except click.BadParameter as refused:
+        error = usage_error(refused, "sbatch")
+        if not path:
+            raise error from None
+        raise _in_file(error, path) from None
+
+
+def words(key: str, value: str | bool | None) -> list[str]:
+    """Return an option as a word of the command line; none if it is not given."""
+    name = OPTIONS[key].opts[-1]
+    if value is True:
+        return [name]
+    return [f"{name}={value}"] if value else []
+
+
+def parse(given: Sequence[str], path: str) -> Iterator[tuple[str, str | bool]]:
+    """Yield the keys and values of the words of ``--run-options``.
+
+    Args:
+        given: the words.
+        path: the file that they are from; empty for the command line.
+
+    Raises:
+        UsageError: ``srunddp run`` does not have such an option, or the option has no value.
+        ConfigError: the same in a file, or a word is no option.
+    """
+    context = _run_context()
+    for word in given:
+        if not word.startswith("-"):
+            raise ConfigError(
+                f"--run-options {word!r}",
+                expected="an option of srunddp run",
+                hint=f"write --run-options=--{word}",
+                where=path,
+            )
+        try:
+            values, _, _ = context.command.make_parser(context).parse_args([_with_value(word)])
+        except click.UsageError as refused:
+            error = usage_error(refused, "run")
+            if path:
+                raise _in_file(error, path) from None
+            raise UsageError(
+                error.found, expected=error.expected, hint=error.hint, where="--run-options"
+            ) from None
+        for key, value in values.items():
+            if key in REFUSED:
+                raise ConfigError(
+                    f"--run-options {word!r}",
+                    expected="an option that a job script can have",
+                    hint=REFUSED[key],
+                    where=path,
+                )
+            yield key, value
+
+
+def _with_value(word: str) -> str:
+    return f"{word}={MONITOR_SECONDS}" if word == "--monitor" else word
+
+
+def _run_context() -> click.Context:
+    """Return the context in which click parses the options of ``srunddp run``."""
+    group = click.Context(
+        click.Group("srunddp"),
+        info_name="srunddp",
+        token_normalize_func=lambda name: name.replace("_", "-"),
+    )
+    script = click.Argument(["script"])
+    command = click.Command("run", params=[*ALL.values(), script])
+    return click.Context(command, info_name="run", parent=group)
+
+
+def _in_file(error: SrunddpError, path: str) -> ConfigError:
+    return ConfigError(error.found, expected=error.expected, hint=error.hint, where=path)
