@@ -86,7 +86,7 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
 
     def on_rendezvous(info: RendezvousInfo) -> None:
         if environment.rank == 0 and not plan.command.quiet:
-            say(_summary(setup, info))
+            say(_summary(setup, info) + _folder_of_files(plan))
         if plan.command.verbose:
             write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
 
@@ -170,6 +170,17 @@ def _note_on_exported(setup: RankSetup) -> list[str]:
         return []
     kept = " and ".join(f"{name}={chosen.exports[name]}" for name in chosen.kept)
     return [f"{kept} exported, which wins over ifaces.conf on every node"]
+
+
+def _folder_of_files(plan: RunPlan) -> str:
+    """Return where the run's files are, for the end of the summary line; empty for no files. The
+    name of the folder is known to nobody under mpirun.
+    """
+    if plan.output.file:
+        return f", logs in {plan.output.file.parent}"
+    if plan.monitor:
+        return f", samples in {plan.monitor.folder.parent}"
+    return ""
 
 
 def _summary(setup: RankSetup, info: RendezvousInfo) -> str:

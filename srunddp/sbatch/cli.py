@@ -386,17 +386,15 @@ def _say_what_follows(number: str, job: SlurmJob | None) -> None:
     logs = number
     if job:
         log, is_whole = scripts.log_of(job, number)
-        say(f"job {number}, its log: {log}")
+        say(f"job {number} is submitted, its log: {log}")
         # Slurm soon forgets an ended job, and then where its log was.
         if is_whole:
             logs = word(log)
-    commands = [f"srunddp triage {logs}: what failed first"]
     if job and job.monitor:
         folder = os.path.join(job.folder, job.monitor_folder)
         words = ["report", *([] if folder == "logs" else [f"--monitor-dir={folder}"]), number]
-        commands.insert(0, f"srunddp {shlex.join(words)}: where the time went")
-    for command in commands:
-        say(command)
+        say(f"where the time goes -> srunddp {shlex.join(words)}")
+    say(f"if it fails -> srunddp triage {logs}")
 
 
 def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:

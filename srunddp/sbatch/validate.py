@@ -7,6 +7,7 @@ Mistakes that only Slurm can see, such as exceeded limits or malformed times and
 import ast
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import warnings
@@ -430,6 +431,7 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     yield from _of_requeue(job)
     yield from _few_cpus(job)
     yield from _missing_gpus(job)
+    yield from _too_long(job)
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:
             yield (
@@ -478,6 +480,29 @@ def _few_cpus(job: SlurmJob) -> Iterator[str]:
             "no --cpus-per-task: the site's default, often one CPU for a rank and its loader"
             " workers"
         )
+
+
+def _too_long(job: SlurmJob) -> Iterator[str]:
+    """Note a time limit that no chosen partition allows: Slurm may accept such a job, and never
+    start it.
+    """
+    wanted = job.slurm.get("time")
+    asked = slurm_command.asked_seconds(str(wanted))
+    if asked is None or {"clusters", "cluster", "reservation"} & job.slurm.keys():
+        return
+    rows = slurm_command.output("sinfo", "-h", "-o", "%P %l", timeout=_SINFO_WITHIN).splitlines()
+    limits = dict(row.split(None, 1) for row in rows if len(row.split()) == 2)
+    wished = str(job.slurm.get("partition", "")).split(",")
+    chosen = {
+        name.rstrip("*"): limit
+        for name, limit in limits.items()
+        if name.rstrip("*") in wished or (wished == [""] and name.endswith("*"))
+    }
+    # "infinite" is no number of seconds.
+    seconds = [slurm_command.seconds(limit) or math.inf for limit in chosen.values()]
+    if seconds and asked > max(seconds):
+        longest = " and ".join(f"{limit} in partition {name}" for name, limit in chosen.items())
+        yield f"--time={wanted} is more than the limit, {longest}: the job may wait for ever"
 
 
 def _missing_gpus(job: SlurmJob) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Run Slurm's commands: in plain English, without a terminal, and with a time limit."""
 
 import contextlib
+import operator
 import os
 import re
 import subprocess
@@ -196,6 +197,22 @@ def seconds(text: str) -> float | None:
         return None
     days, hours, minutes, left = (float(part or 0) for part in match.groups())
     return days * 86400 + hours * 3600 + minutes * 60 + left
+
+
+def asked_seconds(text: str) -> float | None:
+    """Read a time limit as users write it for ``--time``, in seconds: ``M``, ``M:S``, ``H:M:S``,
+    ``D-H``, ``D-H:M`` or ``D-H:M:S``; None for anything else.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text, re.ASCII)
+    if not match:
+        return None
+    days = float(match[1] or 0)
+    parts = [float(part) for part in match.groups()[1:] if part]
+    if match[1] or len(parts) == 3:
+        units = (3600, 60, 1)
+    else:
+        units = (60, 1, 0)
+    return days * 86400 + sum(map(operator.mul, parts, units))
 
 
 def figure(text: str) -> float | None:

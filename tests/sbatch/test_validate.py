@@ -98,6 +98,31 @@ def test_gpus_that_slurm_does_not_have_are_noted(
     assert list(validate.notes(SlurmJob(script=__file__), {})) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        (("--time=99:00:00",), "1-00:00:00 in partition gpu"),
+        (("--time=1-00:00:00",), ""),
+        (("--time=1440",), ""),
+        (("--time=1441",), "1-00:00:00"),
+        (("--time=2-0", "--partition=urgent,gpu"), "1-00:00:00"),
+        (("--time=90:00", "--partition=urgent"), "1:00:00 in partition urgent"),
+        (("--time=400-0", "--partition=long"), ""),
+        (("--time=400-0", "--partition=unknown"), ""),
+        (("--time=often",), ""),
+    ],
+    ids=str,
+)
+def test_a_time_limit_that_no_partition_allows_is_noted(
+    words: tuple[str, ...], limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "gpu* 1-00:00:00\\nurgent 1:00:00\\nlong infinite\\n"
+    write(tmp_path / "sinfo", f"#!/bin/bash\nprintf '{rows}'\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    notes = list(validate.notes(SlurmJob(script=__file__, sbatch_arg=words), {}))
+    assert [tells(note, words[0], limit, "wait") for note in notes] == [True] * bool(limit)
+
+
 def test_nothing_is_noted_of_a_job_that_says_everything() -> None:
     words = (
         "--gpus-per-node=2",

@@ -87,7 +87,11 @@ class Site:
 
     def submit(self, name: str, *words: str) -> Job:
         """By ``--submit``, with a log folder of its own."""
-        done = self.srunddp("--submit", f"--log-dir=logs/{name}", f"--job-name={name}", *words)
+        folder = f"logs/{name}"
+        where = [f"--output={folder}/%x-%j.out"]
+        if any(word.startswith("--monitor") for word in words):
+            where.append(f"--monitor-dir={folder}")
+        done = self.srunddp("--submit", *where, f"--job-name={name}", *words)
         return self._noted(name, done.stdout.strip(), f"logs/{name}/{name}-%.out")
 
     def _noted(self, name: str, number: str, output: str) -> Job:
@@ -350,7 +354,7 @@ def test_a_name_of_any_letters_and_any_arguments_come_through(site: Site) -> Non
     mine = site._noted("hostile", number, f"logs/it's 100%j/{HOSTILE_NAME}-{number}.out")
     until(lambda: look([mine]), [mine])
     assert mine.state == "COMPLETED", mine
-    (output,) = (site.folder / "logs" / "it's 100%j").iterdir()
+    (output,) = (site.folder / "logs" / "it's 100%j").glob("*.out")
     assert reports(output.read_text())[0]["arguments"] == HOSTILE_ARGUMENTS
     assert not list(site.folder.rglob("canary*"))
 
@@ -476,11 +480,13 @@ TOO_MUCH = ("--gpus-per-node=9", "--nodes=99", "--mem=2T")
     ],
     ids=str,
 )
-@pytest.mark.parametrize("mode", [(), ("--salloc",)], ids=["sbatch", "salloc"])
+@pytest.mark.parametrize(
+    "mode", [(), ("--submit",), ("--salloc",)], ids=["sbatch", "submit", "salloc"]
+)
 def test_what_slurm_refuses_is_one_line(
     option: str, words: str, mode: tuple[str, ...], site: Site
 ) -> None:
-    if mode and option.startswith("--array"):
+    if mode == ("--salloc",) and option.startswith("--array"):
         return  # not of salloc
     done = site.srunddp(*mode, option, "train.py", check=False)
     assert (done.returncode, done.stdout) == (78, ""), done

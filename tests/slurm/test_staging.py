@@ -247,7 +247,6 @@ def test_job_script_trains_on_nodes_of_both_kinds(site: Site, with_torch: Path) 
         "--nodes=6",
         "--ntasks-per-node=1",
         f"--venv={with_torch}",
-        "--log-dir=logs",
         "--backend=gloo",
     )
     words = (
