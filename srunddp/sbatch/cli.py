@@ -369,13 +369,7 @@ def _check_with_slurm(text: str, options: Sequence[str], *, submit: bool, force:
     """
     if submit and force:
         return
-    try:
-        notes = slurm.check(text, options, os.environ)
-    except ConfigError as error:
-        if not submit:
-            raise
-        hint = f"{error.hint}; if it only has to wait for nodes that are down, add --force"
-        raise ConfigError(error.found, expected=error.expected, hint=hint) from None
+    notes = slurm.check(text, options, os.environ)
     # If Slurm does not answer, sbatch itself is about to say so.
     if not submit:
         _note(notes)
