@@ -212,12 +212,12 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
     assert f"less than {advice.TIME_SAVED / 60:.0f} min to be saved" in table["time limit"][2]
     assert f"less than {advice.MEMORY_UNUSED / 2**30:.0f} GiB unused" in table["memory unused"][2]
     assert all(
-        f"fewer than {advice.FEWEST_SAMPLES} samples" in table[name][2]
+        f"fewer than {advice.FEWEST_READINGS} readings" in table[name][2]
         for name in ("gpu idle", "gpu throttled")
     )
     few = (
-        f"Below {advice.FEWEST_STEPS} steps, where steps are counted, or {advice.FEWEST_SAMPLES}"
-        " samples"
+        f"Below {advice.FEWEST_STEPS} steps, where steps are counted, or {advice.FEWEST_READINGS}"
+        " readings"
     )
     assert few in (REFERENCE / "report.md").read_text()
 

@@ -4,6 +4,7 @@ another note explains gets no note of its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -23,14 +24,18 @@ GPU_IDLE = 15.0  # percent of the time in which a kernel ran; jobstats has the s
 DATA_WAIT = 0.10  # as a share of the step time
 CPUS_USED = 0.95  # as a share of the job's CPUs on a node
 CPU_WAIT = 0.20  # as a share of the time of the main threads
+# Seconds. To pass a batch from a loader worker to its rank takes some tenths of a millisecond, and
+# so does what is done once for a batch of any size.
+SHORT_STEP = 0.005
+ROOM_FOR_A_WORKER = 0.5  # unused CPUs for each rank
 OTHER_LINK = 5.0  # how many times the traffic of the chosen link
 OTHER_LINK_RATE = 2.0**20  # bytes per second
 # Training traffic is about equal in both directions. With less than this share in one direction,
 # the traffic is something else, such as reading from a file server.
 _BALANCED = 0.1
-SLOWED = 0.05  # as a share of the samples
-# A run with fewer gets no notes: first steps and samples are not typical.
-FEWEST_SAMPLES = 5
+SLOWED = 0.05  # as a share of the readings
+# A run with fewer gets no notes: first steps and readings are not typical.
+FEWEST_READINGS = 5
 FEWEST_STEPS = 10
 _MOSTLY = 0.5  # of the time; with less in training steps, other phases are to blame
 _BY_DATA = 0.5  # as a share of the extra time of a slow rank
@@ -39,6 +44,8 @@ TIME_USED = 0.40  # as a share of the limit; jobstats has the same one
 TIME_SAVED = 1800.0  # seconds
 MEMORY_USED = 0.50  # as a share of the limit
 MEMORY_UNUSED = 4 * 2.0**30  # bytes
+# What the hints of notes on GPUs end with, until their runs before and after have been made on one.
+UNTRIED = " (this note has not been tried on a GPU yet)"
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     slowed = [
         each
         for each in summary.gpus
-        if each.samples >= FEWEST_SAMPLES and (each.slowed_share or 0.0) > SLOWED
+        if each.readings >= FEWEST_READINGS and (each.slowed_share or 0.0) > SLOWED
     ]
     # On these nodes the CPUs or the heat explain slow ranks. A note about the ranks would send the
     # reader after a second cause.
@@ -114,9 +121,9 @@ def too_short(summary: Summary) -> str:
         return (
             f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
         )
-    if summary.samples < FEWEST_SAMPLES:
+    if summary.readings < FEWEST_READINGS:
         return (
-            f"{format.count(summary.samples, 'sample')} only: below {FEWEST_SAMPLES} nothing is"
+            f"{format.count(summary.readings, 'reading')} only: below {FEWEST_READINGS} nothing is"
             " concluded"
         )
     return ""
@@ -185,10 +192,10 @@ def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | Non
         "gpu throttled",
         f"{devices(slowed)} throttled (thermal or power brake) for"
         f" {format.percent(worst.slowed_share)} of the"
-        f" samples{heat}{f'; {_excess(stragglers)}' if slow else ''}",
+        f" readings{heat}{f'; {_excess(stragglers)}' if slow else ''}",
         f"above {format.percent(SLOWED)}",
         "tell the site, and leave the node out until then: srunddp sbatch "
-        f"{format.exclude(each.node for each in slowed)}",
+        f"{format.exclude(each.node for each in slowed)}{UNTRIED}",
         stragglers.share if slow else None,
     )
 
@@ -238,15 +245,56 @@ def _excess(stragglers: Stragglers) -> str:
 
 
 def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
+    # A rank that alone waits for data has a note of its own.
     others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
-    figure = _usual([share(each.data_s, each.step_s) for each in others])
-    if min(figure, _usual([each.steady_wait_share for each in others])) <= DATA_WAIT:
+    usual = _usual([share(each.data_s, each.step_s) for each in others])
+    if min(usual, _usual([each.steady_wait_share for each in others])) <= DATA_WAIT:
         return None
-    found = f"{format.percent(figure)} of the step time is waiting for data"
-    hint = (
-        "more --dataloader.num_workers, with as many --cpus-per-task; else data on faster storage"
-    )
-    return Advice("data wait", found, f"above {format.percent(DATA_WAIT)}", hint, figure)
+    found = f"{format.percent(summary.data_share)} of the step time is waiting for data"
+    threshold = f"above {format.percent(DATA_WAIT)}"
+    return Advice("data wait", found, threshold, _quicker_data(summary), summary.data_share)
+
+
+def _quicker_data(summary: Summary) -> str:
+    """Tell how a run whose ranks wait for data gets it sooner.
+
+    What helps depends on what holds the loader up. More workers help as long as there are CPUs that
+    they can use, also where they wait for storage. On full CPUs they would only take turns. In very
+    short steps a batch costs more on its way from a worker than it takes to be made.
+    """
+    workers = summary.loader_workers
+    if summary.step_s is not None and summary.step_s < SHORT_STEP:
+        batch = f"a larger --batch_size: a step of {format.duration(summary.step_s)} is short"
+        if workers == 0:
+            return f"{batch} for what each batch costs whatever its size"
+        return (
+            f"{batch} for a batch's way from a loader worker; where the data is in memory,"
+            " --dataloader.num_workers=0"
+        )
+    room = _room_for_workers(summary)
+    if room is not None and room < ROOM_FOR_A_WORKER:
+        return (
+            "more --cpus-per-task, with as many --dataloader.num_workers more, as no CPU is left;"
+            " or less work for each sample"
+        )
+    if workers is None or room is None:
+        more = "more --dataloader.num_workers"
+    else:
+        more = f"--dataloader.num_workers={workers + max(1, int(room))} (now {workers})"
+    return f"{more}; where that does not help, data on faster storage (srunddp stage)"
+
+
+def _room_for_workers(summary: Summary) -> float | None:
+    """Return how many CPUs are unused for each rank, on the node with the fewest; None if
+    unknown.
+    """
+    ranks = Counter(summary.layout.values())
+    unused = [
+        max(0.0, node.cpus - node.used_cpus) / ranks[node.node]
+        for node in summary.per_node
+        if node.cpus is not None and node.used_cpus is not None and ranks[node.node]
+    ]
+    return min(unused, default=None)
 
 
 def _usual(shares: list[float | None]) -> float:
@@ -263,7 +311,7 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
     known = [
         each
         for each in summary.gpus
-        if each.utilization_percent is not None and each.samples >= FEWEST_SAMPLES
+        if each.utilization_percent is not None and each.readings >= FEWEST_READINGS
     ]
     idle = [each for each in known if (each.utilization_percent or 0.0) < GPU_IDLE]
     if not idle or (explained and len(idle) == len(known)):
@@ -285,7 +333,7 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
                 " steps"
             )
     found = f"{devices(idle)} used for {mean:.1f} % of the time since the first step"
-    return Advice("gpu idle", found, f"below {GPU_IDLE:.0f} %", hint)
+    return Advice("gpu idle", found, f"below {GPU_IDLE:.0f} %", f"{hint}{UNTRIED}")
 
 
 def _interface(summary: Summary) -> Advice | None:
@@ -311,7 +359,7 @@ def _interface(summary: Summary) -> Advice | None:
 
 def _wrong_link(node: NodeFigures) -> LinkFigures | None:
     """Find the link that seems to carry the training instead of the chosen one."""
-    # Without samples of the chosen link there is nothing to compare with.
+    # Without readings of the chosen link there is nothing to compare with.
     if not any(each.chosen for each in node.links):
         return None
     worst = max(
@@ -374,7 +422,7 @@ def _time_limit(summary: Summary) -> Advice | None:
 def _memory(summary: Summary) -> Advice | None:
     """Note a memory request that is far above the highest use on any node."""
     known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
-    # A run that was killed for its memory may have needed all of it between two samples.
+    # A run that was killed for its memory may have needed all of it between two readings.
     if not known or not summary.steps or not summary.ending.finished:
         return None
     worst = max(known, key=lambda each: each.memory_bytes or 0.0)
@@ -421,7 +469,8 @@ def find_stragglers(summary: Summary) -> Stragglers:
     the median rank waits for data for more than ``DATA_WAIT`` of the step time, the wait is left
     out of the comparison, because it varies.
     """
-    all_wait = (summary.data_share or 0.0) > DATA_WAIT
+    # The median, which a single rank that waits for data does not change.
+    all_wait = (median_or_none(summary.data_shares) or 0.0) > DATA_WAIT
     work = {each.rank: each.steady_work_s if all_wait else each.steady_s for each in summary.ranks}
     own = {rank: value for rank, value in work.items() if value is not None}
     if len(own) < 2 or not summary.step_s:

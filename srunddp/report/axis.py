@@ -40,11 +40,11 @@ _UNKNOWN = Range(NAN, NAN, NAN)
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """The time axis of all charts of a page. Each column spans a whole number of samples.
+    """The time axis of all charts of a page. Each column spans a whole number of readings.
 
     Attributes:
         end: Seconds from the start to the end of the axis.
-        interval: Seconds between samples.
+        interval: Seconds between readings.
         epochs: When each epoch begins, with its label; every chart shows them.
     """
 
@@ -101,7 +101,7 @@ def _range(column: Sequence[list[float]]) -> Range:
     known = [values for values in column if values]
     if not known:
         return _UNKNOWN
-    # Take the median of each series first, so that a series with more samples does not weigh more.
+    # Take the median of each series first, so that a series with more readings does not weigh more.
     return Range(
         min(min(values) for values in known),
         median(median(values) for values in known),

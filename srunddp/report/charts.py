@@ -74,6 +74,8 @@ class Chart:
         from_zero: Whether the value axis includes 0; else it begins near the lowest value.
         limit: A value at which a line is drawn across the panel; 0 for none.
         joined: Whether lines skip columns without a value instead of having a gap there.
+        figure: What the legend says of the series, as the summary has it; empty for the median and
+            the range of what is drawn, which other averages may differ from.
         note: A text that follows the title.
     """
 
@@ -85,6 +87,7 @@ class Chart:
     from_zero: bool = True
     limit: float = 0.0
     joined: bool = False
+    figure: str = ""
     note: str = ""
 
     def panel(self, lines: Lines, most: int = 1, what: str = "") -> Figure | None:
@@ -110,7 +113,7 @@ class Chart:
     def _panel(self, series: _Series) -> Figure:
         values = self._value_axis(series)
         legend = [
-            Key(f"c{at}", f"{name}: {_shown(found)}")
+            Key(f"c{at}", f"{name}: {self.figure or _shown(found)}")
             for at, (name, found) in enumerate(series.items())
         ]
         limit = None

@@ -29,10 +29,12 @@ _AGAIN = 60.0  # seconds between two summaries that are printed one below the ot
 _INDENT = 4  # columns before continuation lines, if the terminal is too narrow for a line
 # Move the cursor to the upper left corner, and erase everything after it.
 _CLEAR = "\x1b[H\x1b[J"
+# The version of --json. Raise it when a key goes, or means something else; not when one is added.
+JSON_VERSION = 1
 
 
 @click.command()
-@logs_option("--monitor-dir", help="Where the job's samples are.")
+@logs_option("--monitor-dir", help="Where the job's readings are.")
 @click.option(
     "--restart",
     type=click.IntRange(0),
@@ -96,7 +98,7 @@ def _baseline(given: dict[str, Any]) -> Summary | None:
     if found.throughput.per_s is None:
         raise ConfigError(
             f"--baseline {given['baseline']}: its throughput is not known",
-            expected="a run of srunddp.Trainer with a few samples",
+            expected="a run of srunddp.Trainer with a few readings",
             hint="name another, or leave --baseline out",
         )
     return found
@@ -107,7 +109,7 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
     if not run.nodes:
         raise ConfigError(
             f"nothing was written to {folder}",
-            expected="run.json or files of samples",
+            expected="run.json or files of readings",
             hint="see whether the run began",
         )
     summary = summary_of(run)
@@ -117,7 +119,8 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
 def record(summary: Summary) -> dict[str, Any]:
     """Collect the figures, notes and remarks that ``--json`` prints."""
     computed = ("step_s", "data_share", "slowest_rank", "energy_j")
-    found = asdict(summary) | {name: getattr(summary, name) for name in computed}
+    found = {"version": JSON_VERSION, **asdict(summary)}
+    found |= {name: getattr(summary, name) for name in computed}
     found["launches"] = [
         {"rank": rank, "phase": phase, "begin_s": begin, "end_s": end}
         for rank, phases in summary.launches.items()

@@ -157,7 +157,7 @@ def ends(summary: Summary) -> Iterator[str]:
         yield f"exit code {code}{words} on {_who(ranks, summary)}"
     if not end.running and (end.missing or not end.codes):
         yield (
-            f"no end recorded of {_who(end.missing, summary)}: killed; last sample at"
+            f"no end recorded of {_who(end.missing, summary)}: killed; last reading at"
             f" {format.clock(end.last_s)}"
         )
 

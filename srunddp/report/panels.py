@@ -33,7 +33,7 @@ _WAITING_CPUS = 0.1
 
 
 class _Gauge(NamedTuple):
-    """A chart of GPU values: title, unit, column of the samples, and a factor for the values."""
+    """A chart of GPU values: title, unit, column of the readings, and a factor for the values."""
 
     title: str
     unit: str
@@ -70,7 +70,7 @@ class Section:
 
 def sections(run: RunData, summary: Summary) -> list[Section]:
     """Draw all charts of a run, in the order of the page."""
-    # If long series were thinned, make each column of the axis hold whole groups of samples.
+    # If long series were thinned, make each column of the axis hold whole groups of readings.
     group = max((math.ceil(each.count / len(each.time)) for each in run.series), default=1)
     epochs = [
         (each.begin_s, "" if each.number is None else str(each.number)) for each in summary.epochs
@@ -123,12 +123,28 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         (f"rank {rank}", each.ratios("step_s", "steps")) for rank, each in run.steps.items()
     )
     waits = ((f"rank {rank}", each.ratios("data_s", "step_s")) for rank, each in run.steps.items())
-    waiting = Chart("Waiting for data", axis, "% of the step time", 1e2, 1e2 * DATA_WAIT)
+    # The summary's means, as the legends' medians of what is drawn would be other numbers for the
+    # same thing.
+    throughput = Chart(
+        "Throughput",
+        axis,
+        "samples/s",
+        figure=_on_average(format.number(summary.throughput.per_s)),
+    )
+    step_time = Chart(
+        "Step time", axis, "ms", 1e3, figure=_on_average(format.duration(summary.step_s))
+    )
+    waiting = Chart(
+        "Waiting for data",
+        axis,
+        "% of the step time",
+        1e2,
+        1e2 * DATA_WAIT,
+        figure=_on_average(format.percent(summary.data_share)),
+    )
     charts = {
-        "throughput": Chart("Throughput", axis, "samples/s").panel(
-            [("all ranks", _throughput(run, summary))]
-        ),
-        "step time": Chart("Step time", axis, "ms", 1e3).panel(step_times, 1, "ranks"),
+        "throughput": throughput.panel([("all ranks", _throughput(run, summary))]),
+        "step time": step_time.panel(step_times, 1, "ranks"),
         "waiting for data": waiting.panel(waits, 1, "ranks"),
     }
     pauses = Chart("Evaluations and checkpoints", axis).bars(
@@ -137,6 +153,13 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     if pauses:  # if there are none, nothing is missing
         charts["pauses"] = pauses
     return _section("Time line", charts)
+
+
+def _on_average(figure: str) -> str:
+    """Return a legend's words for a figure of the summary; empty where it is not known."""
+    if figure == format.UNKNOWN:
+        return ""
+    return f"{figure} on average"
 
 
 def _throughput(run: RunData, summary: Summary) -> list[tuple[float, float]]:
@@ -197,7 +220,7 @@ def _training(run: RunData, axis: TimeAxis) -> Section:
 
 def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     if not run.gpus:
-        return Section("GPUs", [], "No GPU was sampled.")
+        return Section("GPUs", [], "No GPU was monitored.")
     is_throttled = any((each.slowed_share or 0.0) > SLOWED for each in summary.gpus)
     charts = {}
     for gauge in (*_GAUGES, _CLOCK) if is_throttled else _GAUGES:

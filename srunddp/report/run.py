@@ -32,7 +32,7 @@ _UUID_LETTERS = 12  # characters of a UUID that are enough to tell one instance 
 _CLOCK_TOLERANCE = 0.5
 # After this many intervals without a new line, a run without a recorded end is not running.
 _SILENT = 5
-_SLOWEST = 15.0  # seconds that samples, or the record of an end, may take to be written
+_SLOWEST = 15.0  # seconds that readings, or the record of an end, may take to be written
 DEFAULT_INTERVAL = 5.0  # seconds; the value of --monitor if run.json is lost
 # The marks that begin and end each phase; of several, the first that exists counts.
 _PHASES = {
@@ -336,7 +336,7 @@ def ending(run: RunData, now: float) -> RunEnd:
 
     Args:
         run: The files of the run.
-        now: The present Unix time, to tell whether the newest sample is recent.
+        now: The present Unix time, to tell whether the newest reading is recent.
     """
     ends = run.marked("end")
     codes = {
@@ -379,7 +379,7 @@ def moves(run: RunData) -> Iterator[str]:
 
 
 def _of_header(folder: Path) -> RunData:
-    """Read only the run.json of a start: its header and its ranks, without any samples."""
+    """Read only the run.json of a start: its header and its ranks, without any readings."""
     header = csv_files.json_object(folder / "run.json")
     return RunData(folder, header, _layout(header).ranks)
 

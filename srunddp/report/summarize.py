@@ -52,7 +52,7 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         ending=end_of_run,
         first_step_s=begin,
         steps=max((each.steps for each in ranks), default=0),
-        samples=_sample_count(run, first),
+        readings=_reading_count(run, first),
         epochs=spans(run, "epoch", "epoch_end"),
         evaluations=spans(run, "evaluation", "evaluation_end"),
         checkpoints=checkpoints(run),
@@ -68,6 +68,7 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         folder=str(run.folder.parent),
         moves=tuple(moves(run)),
         not_finite=run.not_finite,
+        loader_workers=_loader_workers(run),
     )
 
 
@@ -177,7 +178,7 @@ def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
     usage = run.usage.get(node, TimeSeries())
     return NodeFigures(
         node=node,
-        samples=usage.count,
+        readings=usage.count,
         cpus=usage.most("cpus"),
         used_cpus=usage.rate("cpu_s", first, last),
         memory_bytes=usage.most("memory_bytes"),
@@ -205,7 +206,7 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
         index=gpu.index,
         name=gpu.text("name"),
         uuid=gpu.key,
-        samples=sum(first <= time <= last for time in samples.time),
+        readings=sum(first <= time <= last for time in samples.time),
         utilization_percent=mean("utilization_percent"),
         bandwidth_percent=mean("memory_bandwidth_percent"),
         power_w=mean("power_w"),
@@ -219,8 +220,16 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
     )
 
 
-def _sample_count(run: RunData, first: float) -> int:
-    """Return how many samples were taken since the first step, in the series that has the most."""
+def _loader_workers(run: RunData) -> int | None:
+    """Return how many processes of a rank read; where ranks differ, the most."""
+    known = [mark.value for mark in run.marked("fit").values() if mark.value >= 0]
+    if known:
+        return int(max(known))
+    return None
+
+
+def _reading_count(run: RunData, first: float) -> int:
+    """Return how many readings were taken since the first step, in the series that has the most."""
     series = [*run.steps.values(), *run.usage.values(), *(gpu.samples for gpu in run.gpus)]
     return max((sum(time >= first for time in each.time) for each in series), default=0)
 

@@ -5,6 +5,7 @@ The names of the fields are the keys of ``--json``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 _LEAST = 1e-9  # no measured figure is smaller; dividing by less would give a ratio without meaning
 
@@ -16,7 +17,7 @@ class RunEnd:
     Attributes:
         codes: The exit code of each rank whose end was recorded.
         missing: The ranks whose end was not recorded.
-        running: Whether ranks are missing and the newest sample is recent.
+        running: Whether ranks are missing and the newest reading is recent.
         last_s: Seconds from the start to the newest line in any file.
         cause: The cause in failure.json; empty if there is none.
     """
@@ -94,7 +95,7 @@ class NodeFigures:
     """The figures of one node.
 
     Attributes:
-        samples: The number of samples.
+        readings: The number of readings.
         cpus: The CPUs that the job may use.
         used_cpus: The CPUs used on average from the first step on.
         memory_bytes: The highest use of memory.
@@ -107,7 +108,7 @@ class NodeFigures:
     """
 
     node: str
-    samples: int
+    readings: int
     cpus: float | None
     used_cpus: float | None
     memory_bytes: float | None
@@ -126,16 +127,16 @@ class GpuFigures:
     highest.
 
     Attributes:
-        samples: The number of samples behind the means.
-        energy_j: Energy over all samples of the run.
-        slowed_share: The share of samples in which heat or the power brake kept the clock down.
+        readings: The number of readings behind the means.
+        energy_j: Energy over all readings of the run.
+        slowed_share: The share of readings in which heat or the power brake kept the clock down.
     """
 
     node: str
     index: str
     name: str
     uuid: str
-    samples: int
+    readings: int
     utilization_percent: float | None
     bandwidth_percent: float | None
     power_w: float | None
@@ -178,7 +179,7 @@ class Throughput:
     """The throughput of all ranks together.
 
     Attributes:
-        samples: The number of samples processed.
+        samples: The number of training samples that were processed.
         per_s: Samples per second, on average from the first step to the last.
         own_share: The share of the step time that is neither waiting for data nor for slower ranks.
         efficiency_share: The throughput per rank divided by that of the baseline.
@@ -197,9 +198,12 @@ class Summary:
     """The figures of the whole run. Times are in seconds since the start.
 
     Attributes:
+        readings: How many readings the monitor took since the first step.
         launches: Beginning and end of each launch phase, by rank and phase.
         folder: The run's folder, which also holds its logs unless they have a folder of their own.
         moves: Sentences on lost nodes and on where their ranks went.
+        loader_workers: How many processes of a rank read the training data, 0 where the rank itself
+            does; None if unknown.
         job_s: How long the job has lasted with all its steps; None if Slurm was not asked.
     """
 
@@ -219,7 +223,7 @@ class Summary:
     ending: RunEnd
     first_step_s: float | None
     steps: int
-    samples: int
+    readings: int
     epochs: tuple[Span, ...]
     evaluations: tuple[Span, ...]
     checkpoints: Checkpoints
@@ -232,6 +236,7 @@ class Summary:
     folder: str
     moves: tuple[str, ...] = ()
     not_finite: NotFinite | None = None
+    loader_workers: int | None = None
     job_s: float | None = None
 
     @property
@@ -246,8 +251,19 @@ class Summary:
 
     @property
     def data_share(self) -> float | None:
-        """The share of the step time that the median rank waits for data."""
-        return median_or_none([share(each.data_s, each.step_s) for each in self.ranks])
+        """The share of the step time that is waiting for data, on average over the ranks.
+
+        Card, note, legend and JSON all show this figure.
+        """
+        known = [part for part in self.data_shares if part is not None]
+        if known:
+            return fmean(known)
+        return None
+
+    @property
+    def data_shares(self) -> list[float | None]:
+        """The share of its step time that each rank waits for data."""
+        return [share(each.data_s, each.step_s) for each in self.ranks]
 
     @property
     def slowest_rank(self) -> int | None:

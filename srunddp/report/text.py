@@ -127,7 +127,7 @@ def _ending(summary: Summary) -> Iterator[str]:
     failed = failure(summary)
     if end.running:
         yield "; ".join(
-            [f"still running; last sample at {format.clock(end.last_s)}", *ends(summary)]
+            [f"still running; last reading at {format.clock(end.last_s)}", *ends(summary)]
         )
     elif end.finished:
         yield f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
@@ -172,10 +172,10 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return warnings about the figures: too few samples, nodes without any, clocks that differ."""
-    silent = [each.node for each in summary.per_node if not each.samples]
+    """Return warnings on the figures: too few readings, nodes without any, clocks that differ."""
+    silent = [each.node for each in summary.per_node if not each.readings]
     if silent:
-        none = f"no samples of {format.nodes(silent)}"
+        none = f"no readings of {format.nodes(silent)}"
     else:
         none = ""
     return [*filter(None, [too_short(summary), none])] + [

@@ -294,7 +294,7 @@ class FitLoop:
         return self
 
     def _get_ready(self) -> None:
-        event("fit")
+        event("fit", self._loader.num_workers)
         self._stack.callback(self._progress.close)
         if self._world.rank == 0:
             for line in advice(os.environ, Cpus.here()):

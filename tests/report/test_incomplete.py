@@ -98,7 +98,7 @@ def test_missing_files_still_give_a_report(missing: str, whole: Path, tmp_path: 
         path.unlink()
     said = reported(tmp_path / "some")
     assert said.startswith("run ")
-    assert ("no samples of node02" in said) == (missing == "node02.*")
+    assert ("no readings of node02" in said) == (missing == "node02.*")
 
 
 def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:

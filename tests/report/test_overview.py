@@ -101,7 +101,7 @@ FAILED = [
     (
         replace(RUN, code=None),
         "",
-        "no end recorded of all ranks: killed; last sample at 1:41",
+        "no end recorded of all ranks: killed; last reading at 1:41",
     ),
     (
         replace(RUN, nodes=1, ranks_per_node=1, code=78),
@@ -112,7 +112,7 @@ FAILED = [
         replace(RUN, code=None, codes={0: 0, 1: 143}),
         "",
         "exit code 143 (SIGTERM, as by scancel or at the time limit) on rank 1 on node01; "
-        "no end recorded of ranks 2-3 on node02: killed; last sample at 1:45",
+        "no end recorded of ranks 2-3 on node02: killed; last reading at 1:45",
     ),
 ]
 

@@ -5,6 +5,7 @@ none.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -16,7 +17,9 @@ from click.testing import CliRunner
 from srunddp.cli import main
 from srunddp.report import advice as judging
 from srunddp.report.advice import Advice
-from srunddp.report.format import moment
+from srunddp.report.format import duration, moment, percent
+from srunddp.report.format import number as number_in_words
+from srunddp.report.overview import tiles
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import GIB, MadeUp
@@ -104,6 +107,11 @@ PLANTED = [
     ("slow rank", replace(ON_GPUS, slow={5: 0.5}, utilization=12), "rank 5", "node02"),
     ("data wait", MadeUp(data=0.4), "4", "--dataloader.num_workers"),
     ("data wait", replace(ON_GPUS, data=0.7, utilization=9), "7", "num_workers"),
+    ("data wait", MadeUp(data=0.4, workers=0, busy=0.3), "4", "num_workers=2 (now 0)"),
+    # The workers that are there take all CPUs, though nothing waits for one yet.
+    ("data wait", MadeUp(data=0.4, workers=4, busy=0.94), "4", "as no CPU is left"),
+    ("data wait", MadeUp(data=0.4, step_s=0.001, workers=2), "4", "num_workers=0"),
+    ("data wait", MadeUp(data=0.4, step_s=0.001, workers=0), "4", "a larger --batch_size"),
     (
         "gpu idle",
         replace(ON_GPUS, utilization=8.0),
@@ -155,6 +163,43 @@ def test_what_is_planted_is_named_and_nothing_else(
     assert found in note.found
     assert hint in note.hint
     assert note.threshold
+
+
+def test_more_workers_are_advised_only_where_a_cpu_is_unused(tmp_path: Path) -> None:
+    """Neither in steps too short for them, nor where those that are there use all CPUs."""
+    for number, made_up in enumerate(
+        (
+            MadeUp(data=0.4, workers=4, busy=0.94),
+            MadeUp(data=0.4, step_s=0.001, workers=2),
+            MadeUp(data=0.4, step_s=0.001, workers=0),
+        )
+    ):
+        (note,) = noted(made_up, tmp_path / str(number))
+        assert not note.hint.startswith("more --dataloader.num_workers"), note
+        assert not re.match(r"--dataloader.num_workers=[1-9]", note.hint), note
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_one_quantity_has_one_value_wherever_it_is_shown(ranks: int, tmp_path: Path) -> None:
+    """Ranks that wait for unlike times have several averages: card, note, legend and JSON show the
+    same one.
+    """
+    folder = MadeUp(nodes=1, ranks_per_node=ranks, data=0.4, slow_data={0: 0.015}).write(tmp_path)
+    found = json.loads(shown(folder, "--json"))
+    (note,) = found["notes"]
+    assert note["cost"] == found["data_share"]
+    share = percent(found["data_share"])
+    assert share in note["found"]
+    (card,) = (tile for tile in tiles(summary_of(read(folder))) if tile.name == "waiting for data")
+    assert card.value == share
+    shown(folder)
+    page = words((folder.parent / "report.html").read_text())
+    for figure in (
+        share,
+        duration(found["step_s"]),
+        f"{number_in_words(found['throughput']['per_s'])}",
+    ):
+        assert f": {figure} on average" in page
 
 
 SMALL = MadeUp(nodes=2, ranks_per_node=2, gpus_per_node=2, seconds=200)

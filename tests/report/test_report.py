@@ -460,7 +460,7 @@ def test_output_is_another_folder_or_one_message(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout[:10]) == (78, "run 4711.0")
     assert tells(done.stderr, "error: ", "file/there", "Not a directory", "; expected ")
     assert report("--output", "new/there", "4711.0", folder=tmp_path).returncode == 0
-    assert "No GPU was sampled." in (tmp_path / "new" / "there" / "report.html").read_text()
+    assert "No GPU was monitored." in (tmp_path / "new" / "there" / "report.html").read_text()
     assert [path.name for path in (tmp_path / "4711.0").iterdir()] == ["monitor.0"]
 
 

@@ -56,6 +56,7 @@ class MadeUp:
         trainer: False for a script that only calls heartbeat().
         resumed: the step of the checkpoint that it went on from; None for none.
         nan_after: seconds after which the loss is NaN; None for a run without metrics.jsonl.
+        workers: loader processes of each rank; None for a run of a version that did not note them.
         renewed: counters of tasks and nodes begin anew in the middle.
     """
 
@@ -95,6 +96,7 @@ class MadeUp:
     resumed: int | None = None
     nan_after: float | None = None
     renewed: bool = False
+    workers: int | None = None
     script: tuple[str, ...] = ("train.py", "--epochs=20")
     name: str = "4711.0"
     node_name: Callable[[int], str] = lambda number: f"node{number + 1:02}"
@@ -236,7 +238,11 @@ class MadeUp:
             ("import", met + 0.05, ""),
             ("imported", met + 2.0 + late / 2, ""),
             *(
-                [("init", 3.7, ""), ("initialised", 4.1, ""), ("fit", 4.2, "")]
+                [
+                    ("init", 3.7, ""),
+                    ("initialised", 4.1, ""),
+                    ("fit", 4.2, "" if self.workers is None else str(self.workers)),
+                ]
                 if self.trainer
                 else []
             ),

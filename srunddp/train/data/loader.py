@@ -238,6 +238,11 @@ class DistributedDataLoader:
             multiprocessing_context=method,
         )
 
+    @property
+    def num_workers(self) -> int:
+        """How many processes of this rank read; 0 where the rank itself does."""
+        return self._loader.num_workers
+
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration be of this epoch.
 
