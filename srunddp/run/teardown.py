@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from srunddp.util.console import may_be_within_line
 from srunddp.util.import_hook import surround_import
 
 # Seconds. A script may also handle the error by destroying the groups and making them anew, which
@@ -85,9 +84,9 @@ def _print(error: BaseException, who: str, after: float) -> None:
     if sys.stderr is None:
         return
     trace = "".join(traceback.format_exception(error))
-    before = "\n" if may_be_within_line() else ""
     print(
-        f"{before}srunddp: {who}: {_FUNCTION}() has not returned for {after:g} s; it was called"
+        # The script may have left a line unfinished, as a progress bar does.
+        f"\nsrunddp: {who}: {_FUNCTION}() has not returned for {after:g} s; it was called"
         f" while this error was handled:\n{trace}",
         end="",
         file=sys.stderr,

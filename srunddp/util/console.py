@@ -1,11 +1,9 @@
 """Standard error, written to without waiting for a reader."""
 
 import contextlib
-import fcntl
 import os
 import re
 import select
-import stat
 import sys
 import threading
 import time
@@ -69,12 +67,14 @@ def write_amid_output(text: str) -> None:
     """Write to standard error while a script may have left a line unfinished, such as a progress
     bar: the text begins a line.
 
+    Nobody can tell whether a line is unfinished: what went into a pipe is gone, other ranks share
+    it, and to read a file's last byte would open it, which may hang with its file system. So there
+    is an empty line if none was.
+
     Args:
         text: The text, without a line end before it.
     """
-    if may_be_within_line():
-        text = f"\n{text}"
-    write_stderr(text)
+    write_stderr(f"\n{text}")
 
 
 def say_amid_output(line: str) -> None:
@@ -84,31 +84,6 @@ def say_amid_output(line: str) -> None:
         line: Folded into one line if it has several.
     """
     write_amid_output(f"srunddp: {one_line(line)}\n")
-
-
-def may_be_within_line() -> bool:
-    """Return whether standard error may end within a line.
-
-    A regular file tells by its last byte. Nobody can tell it of a pipe, whose bytes are gone and
-    which other ranks share, nor of a terminal: then an empty line is the lesser evil.
-    """
-    try:
-        number = sys.stderr.fileno()
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            return True
-        # A file may be longer than what was written here, unless all writes go to its end.
-        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND:
-            end = os.fstat(number).st_size
-        else:
-            end = os.lseek(number, 0, os.SEEK_CUR)
-        reader = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return end > 0 and os.pread(reader, 1, end - 1) != b"\n"
-        finally:
-            os.close(reader)
-    except (OSError, ValueError, AttributeError):
-        # Not readable, or there is no standard error at all.
-        return True
 
 
 SAY_EVERY = 30.0
