@@ -49,10 +49,9 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
 
     Averages are taken from the first step on; memory is the highest value of the run.
     """
+    gpus: tuple[Tile, ...] = ()
     if summary.gpus:
         gpus = (_gpus(summary.gpus), _tile("GPU memory", *_fullest(summary.gpus)))
-    else:
-        gpus = ()
     return (
         *gpus,
         _cpus(summary.per_node),
