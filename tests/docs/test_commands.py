@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import yaml
@@ -25,14 +26,15 @@ NOT_RUN: dict[str, dict[str, str]] = yaml.safe_load(
 SCRIPT = "import os, sys\nprint('rank', os.environ.get('RANK'), *sys.argv[1:])\n"
 # mpirun starts its ranks on this node, as where there is no Slurm.
 WITHOUT_SLURM = 'mpirun() { env $(compgen -e SLURM_ | sed "s/^/--unset=/") mpirun "$@"; }'
-BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# Also inside a list, where it is indented.
+BLOCK = re.compile(r"^( *)```sh\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks() -> Iterator[tuple[str, str]]:
     """The page and the text of each."""
     for page in PAGES:
-        for block in BLOCK.findall(page.read_text()):
-            yield str(page.relative_to(ROOT)), block
+        for _, block in BLOCK.findall(page.read_text()):
+            yield str(page.relative_to(ROOT)), dedent(block)
 
 
 def reason(page: str, block: str) -> str | None:
