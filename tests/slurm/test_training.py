@@ -15,6 +15,7 @@ from tests.cluster.nodes import NODES, Node
 from tests.cluster.sockets import Socket
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import OPEN_MPI, SRUNDDP, SlurmJobRunner
+from tests.support.facts import tells
 
 MNIST = str(ROOT / "docs" / "examples" / "mnist.py")
 TORCHRUN_STYLE = str(PROGRAMS / "torchrun_style.py")
@@ -120,12 +121,24 @@ def test_the_watch_sees_ranks_on_the_management_network(runner: SlurmJobRunner) 
     assert strays(watch.seen, "10.88.0.", listeners=True)
 
 
-def test_the_management_network_carries_no_training(runner: SlurmJobRunner) -> None:
-    management = runner.write_ifaces("management.conf", '- nodes: "*"\n  interface: mgmt0\n')
-    options = ("-N2", SRUNDDP, "--timeout", "8")
-    done = runner.srun(*options, TORCHRUN_STYLE, ifaces=management)
+def test_without_ifaces_conf_a_closed_network_is_named_while_the_ranks_wait(
+    runner: SlurmJobRunner,
+) -> None:
+    """The nodes' names lead to the management network, which carries no training. The rank that
+    knows says so long before the ranks give up, and says what to do.
+    """
+    options = ("-N2", "-n2", SRUNDDP, "--timeout", "24")
+    done = runner.srun(*options, TORCHRUN_STYLE, env={"SRUNDDP_IFACES": ""})
     assert done.code != 0
-    assert "did not come: rank 1 on node02" in done.errors
+    lines = [line for line in done.errors.splitlines() if line.startswith("srunddp: ")]
+    notes = [line for line in lines if not line.startswith("srunddp: error: ")]
+    (note,) = [line for line in notes if "rank 1 on node02" in line and "10.77.0.11:" in line]
+    assert tells(
+        note, "mgmt0", "10.77.0.12", "did not answer", "srun --mpi=pmi2 srunddp ifaces scan"
+    )
+    errors = [line for line in lines if line.startswith("srunddp: error: ")]
+    assert any("1 of 2 ranks did not come: rank 1 on node02" in line for line in errors)
+    assert all("ifaces scan" in line and "--ifaces" in line for line in errors), errors
     assert done.reports == []
 
 

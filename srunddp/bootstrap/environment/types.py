@@ -167,6 +167,21 @@ class Environment(Identity):
         return self.rank >= self.world_size
 
     @property
+    def leads_node(self) -> bool:
+        """Whether this is the first rank of its node, rank 0 apart."""
+        # On rank 0's node that is most often rank 1; with other layouts there may be none.
+        return self.rank == 1 or (self.rank > 0 and self.local_rank == 0)
+
+    @property
+    def likely_node_index(self) -> int:
+        """The number of this node among all, from 0. Without Slurm's list it is estimated from the
+        number of ranks on this node.
+        """
+        if self.step and self.node in self.step.nodes:
+            return self.step.nodes.index(self.node)
+        return self.rank // (self.local_world_size or 1)
+
+    @property
     def one_node(self) -> bool:
         """Whether all ranks are known to share this node."""
         # A restart may move ranks to a spare node, and they must reach rank 0 from there.

@@ -7,9 +7,11 @@ open afterwards. Rank 0's side is in ``server``.
 """
 
 import contextlib
+import errno
 import os
 import socket
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -31,7 +33,15 @@ from srunddp.bootstrap.rendezvous.messages import (
     error_from,
 )
 from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken
-from srunddp.errors import PeerError, ReassignedError, RendezvousError, Scope, SrunddpError
+from srunddp.errors import (
+    PeerError,
+    ReassignedError,
+    RendezvousError,
+    Scope,
+    SrunddpError,
+    one_line,
+)
+from srunddp.util.console import SAY_EVERY
 from srunddp.util.messages import receive, send
 from srunddp.util.tcp import limit_silence
 
@@ -50,6 +60,29 @@ _LATER_PER_SECOND = 16000
 _RANK_ZERO_LATER = 60.0
 # The most letters of a refusal that our error quotes: the process that refuses has proven nothing.
 _LONGEST_REASON = 400
+# Seconds without rank 0 after which a rank says so. Where all goes well, ranks start within less.
+_SAYS_AFTER = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchReport:
+    """What a rank that does not find rank 0 tells the user of its search.
+
+    Attributes:
+        interface: the name of the rank's network interface; empty if it is not known.
+        network_hint: how to find a network over which the nodes reach each other; empty if that
+            cannot help.
+        say: takes a line while the search lasts; None for a rank that says nothing, because others
+            see the same.
+        after: seconds without rank 0 after which the rank says so for the first time.
+        every: seconds after which it says so again if the reason has changed.
+    """
+
+    interface: str = ""
+    network_hint: str = ""
+    say: Callable[[str], None] | None = None
+    after: float = _SAYS_AFTER
+    every: float = SAY_EVERY
 
 
 def join(
@@ -59,6 +92,7 @@ def join(
     own: Authenticator | None = None,
     interrupt: CancelToken | None = None,
     lost_after: float | None = None,
+    report: SearchReport | None = None,
 ) -> tuple[socket.socket, RendezvousInfo]:
     """Find rank 0 among the candidates, say hello, and wait for the answer.
 
@@ -74,6 +108,7 @@ def join(
         interrupt: ends the search when this rank fails; rank 0 is then told of the failure.
         lost_after: seconds without an answer of rank 0's node after which rank 0 is lost; None for
             no limit.
+        report: what to tell the user of the search; None to say nothing before it ends.
 
     Returns:
         The connection to rank 0, and what rank 0 has told this rank.
@@ -87,9 +122,14 @@ def join(
     own = own or Authenticator()
     cancel = interrupt or CancelToken()
     try:
-        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel, lost_after).run(
-            deadline
-        )
+        return RendezvousClient(
+            _reachable(candidates, hello),
+            hello,
+            own,
+            cancel,
+            lost_after,
+            report or SearchReport(),
+        ).run(deadline)
     finally:
         if not interrupt:
             cancel.close()
@@ -149,9 +189,14 @@ def comes_later(rank: int) -> float:
 
 
 class _Kind(Enum):
-    """Why an address was passed over: rank 0 is not there, or not yet."""
+    """Why an address was passed over: rank 0 is not there, or not yet. What tells more comes
+    later.
+    """
 
-    SILENT = auto()  # no process listens or answers there
+    NOT_LISTENING = auto()  # the node answers, and no process listens there
+    UNREACHABLE = auto()  # this node or a router says that no way leads there
+    NO_ANSWER = auto()  # nothing comes back: the node is down, or a firewall drops what is sent
+    MUTE = auto()  # a process has got the connection, and does not answer
     STRANGER = auto()  # a process of another run, or another program, has answered
     REFUSED = auto()  # a process with our token has another kind of proof
     IMPOSTOR = auto()  # a process with our token does not prove that it is rank 0
@@ -164,6 +209,30 @@ class _NotRankZeroError(Exception):
         super().__init__(why)
         self.kind = kind
         self.why = why
+
+
+# What a process with our token has said is not forgotten when that process has ended.
+_LASTING = (_Kind.REFUSED, _Kind.IMPOSTOR)
+# What each kind may mean to the user, while the search lasts.
+_MEANINGS = {
+    _Kind.NOT_LISTENING: (
+        "rank 0 has not started yet, or listens on another network, or a firewall refuses"
+    ),
+    _Kind.UNREACHABLE: "rank 0's node is down or on another network, or a firewall refuses",
+    _Kind.NO_ANSWER: "rank 0's node is down, or a firewall closes this network",
+    _Kind.MUTE: "rank 0 is slow or stopped, or another program has its port",
+    _Kind.STRANGER: "rank 0 has not started yet, or another program has its port",
+    _Kind.REFUSED: "see rank 0's own line about this rank",
+    _Kind.IMPOSTOR: "see rank 0's own line about this rank",
+}
+
+
+@dataclass(frozen=True)
+class _PassedOver:
+    """Why an address was passed over, for the user."""
+
+    kind: _Kind
+    why: str
 
 
 @dataclass(frozen=True)
@@ -190,8 +259,8 @@ class RendezvousClient:
         hello: what this rank says of itself.
         own: this rank's kind of proof.
         interrupt: ends the search when this rank fails.
-        lost_after: see :func:`join`.
-        passed_over: by kind, the last address that was passed over, and why.
+        lost_after, report: see :func:`join`.
+        passed_over: why each address was passed over.
     """
 
     candidates: list[Address]
@@ -199,7 +268,11 @@ class RendezvousClient:
     own: Authenticator
     interrupt: CancelToken
     lost_after: float | None = None
-    passed_over: dict[_Kind, str] = field(default_factory=dict)
+    report: SearchReport = field(default_factory=SearchReport)
+    passed_over: dict[Address, _PassedOver] = field(default_factory=dict)
+    _began: float = 0.0
+    _says_at: float = 0.0
+    _said: frozenset[_Kind] = frozenset()
 
     def run(self, deadline: float) -> tuple[socket.socket, RendezvousInfo]:
         """Find rank 0, and wait until all ranks have met.
@@ -215,9 +288,12 @@ class RendezvousClient:
         """
         patience = ANSWER_WITHIN
         self.interrupt.wait(min(time.monotonic() + comes_later(self.hello.rank), deadline))
+        self._began = time.monotonic()
+        self._says_at = self._began + self.report.after
         while True:
             for address in self.candidates:
                 self._stop_if_interrupted()
+                self._say_if_due(time.monotonic())
                 if time.monotonic() >= deadline:
                     raise self._not_found()
                 if greeted := self._try(address, patience, deadline):
@@ -269,12 +345,8 @@ class RendezvousClient:
         connection = socket.socket(address.family, socket.SOCK_STREAM)
         try:
             proof = self._greet(connection, address, patience, deadline)
-        except OSError as error:
-            # When a socket's timeout is over, Python raises a TimeoutError without an errno.
-            why = os.strerror(error.errno) if error.errno else "did not answer"
-            self.passed_over[_Kind.SILENT] = f"{address} {why}"
         except _NotRankZeroError as error:
-            self.passed_over[error.kind] = f"{address} {error.why}"
+            self._pass_over(address, _PassedOver(error.kind, error.why))
         except BaseException:
             # This rank has failed, or the user interrupts it: the connection is not handed on.
             connection.close()
@@ -283,6 +355,11 @@ class RendezvousClient:
             return _Greeted(connection, address, proof)
         connection.close()
         return None
+
+    def _pass_over(self, address: Address, reason: _PassedOver) -> None:
+        before = self.passed_over.get(address)
+        if before is None or before.kind not in _LASTING or reason.kind in _LASTING:
+            self.passed_over[address] = reason
 
     def _greet(
         self, connection: socket.socket, address: Address, patience: float, deadline: float
@@ -299,11 +376,21 @@ class RendezvousClient:
             Our proof for rank 0.
 
         Raises:
-            OSError: no process answers.
-            _NotRankZeroError: a process has answered that is not rank 0, or that refuses us.
+            _NotRankZeroError: no process answers, or one that is not rank 0 or refuses us.
         """
-        # Each connection has a new nonce, so that a proof for another connection is not valid here.
-        nonce = auth.nonce()
+        try:
+            self._connect(connection, address, patience, deadline)
+        except OSError as error:
+            raise _not_connected(error) from None
+        try:
+            return self._introduce(connection, patience, deadline)
+        except OSError as error:
+            why = f"accepted the connection, then {_reason(error)}"
+            raise _NotRankZeroError(_Kind.MUTE, why) from None
+
+    def _connect(
+        self, connection: socket.socket, address: Address, patience: float, deadline: float
+    ) -> None:
         # A timeout of 0 would mean a socket that does not block.
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
         # Between two subnets let the kernel's routes choose the interface: a strict reverse-path
@@ -311,6 +398,11 @@ class RendezvousClient:
         if self.hello.address and shares_subnet(self.hello.address, address.host):
             connection.bind((self.hello.address, 0))
         connection.connect((address.host, address.port))
+
+    def _introduce(self, connection: socket.socket, patience: float, deadline: float) -> str:
+        """Say hello over a connection, check rank 0's answer, and return our proof for rank 0."""
+        # Each connection has a new nonce, so that a proof for another connection is not valid here.
+        nonce = auth.nonce()
         send(connection, replace(self.hello, nonce=nonce, proof_kind=self.own.kind))
         # The process that has accepted may be rank 0 with many ranks to answer, so give it the time
         # that all ranks need together. A closed port or a lost packet has failed in connect(),
@@ -359,25 +451,69 @@ class RendezvousClient:
     def _not_found(self) -> RendezvousError:
         """Return the error for a search that has reached its deadline.
 
-        It names the address that explains most: one where a process has our token, else one where a
-        stranger answered, else one where no process answered.
+        A process that has our token explains most; else the error names all that was tried.
         """
-        if refused := self.passed_over.get(_Kind.REFUSED):
+        if refused := self._last(_Kind.REFUSED):
             return self._refusal(refused)
-        if impostor := self.passed_over.get(_Kind.IMPOSTOR):
+        if impostor := self._last(_Kind.IMPOSTOR):
             hint = auth.IMPOSTOR_HINT if self.own.kind == "secret" else auth.HINT
             return RendezvousError(f"{self.hello}: {impostor}", expected=auth.EXPECTED, hint=hint)
-        why = self.passed_over.get(_Kind.STRANGER)
-        why = why or self.passed_over.get(_Kind.SILENT, "nothing tried")
-        first, *more = self.candidates
-        where = f"{first} and {len(more)} more" if more else str(first)
         who = f"{self.hello} ({self.hello.address})" if self.hello.address else str(self.hello)
+        hint = "see whether rank 0 started, and whether both nodes' interfaces are on one network"
+        if self.report.network_hint:
+            hint = f"{hint}; {self.report.network_hint}"
         return RendezvousError(
-            f"{who} did not reach rank 0 at {where}: {why}",
+            f"{who} did not reach rank 0 at {self._tried()}",
             expected="rank 0 to answer there",
-            hint=(
-                "see whether rank 0 started, and whether both nodes' interfaces are on one network"
-            ),
+            hint=hint,
+        )
+
+    def _last(self, kind: _Kind) -> str:
+        """Return the last address that was passed over for this reason, with the words of it; empty
+        if there is none.
+        """
+        found = [
+            f"{address} {each.why}"
+            for address, each in self.passed_over.items()
+            if each.kind is kind
+        ]
+        return found[-1] if found else ""
+
+    def _tried(self) -> str:
+        """Return the addresses that were tried, by the reason why each was passed over; the reason
+        that tells most comes last.
+        """
+        by_reason: dict[_PassedOver, list[Address]] = {}
+        for address in self.candidates:
+            if reason := self.passed_over.get(address):
+                by_reason.setdefault(reason, []).append(address)
+        if not by_reason:
+            return f"{_and_more(self.candidates)}: nothing tried"
+        return "; ".join(
+            f"{_and_more(by_reason[reason])}: {reason.why}"
+            for reason in sorted(by_reason, key=lambda each: each.kind.value)
+        )
+
+    def _say_if_due(self, now: float) -> None:
+        """Tell the user that rank 0 has not been found for some time, and again if the reason is
+        another one than before.
+        """
+        if self.report.say is None or now < self._says_at:
+            return
+        self._says_at = now + self.report.every
+        kinds = frozenset(each.kind for each in self.passed_over.values())
+        if kinds and kinds != self._said:
+            self._said = kinds
+            self.report.say(one_line(self._waiting(now, kinds)))
+
+    def _waiting(self, now: float, kinds: Iterable[_Kind]) -> str:
+        own = ", ".join(filter(None, (self.report.interface, self.hello.address)))
+        hint = _MEANINGS[max(kinds, key=lambda each: each.value)]
+        if self.report.network_hint:
+            hint = f"{hint}; {self.report.network_hint}"
+        return (
+            f"{self.hello} (interface {own}) has not reached rank 0 for"
+            f" {now - self._began:.0f} s at {self._tried()} -> {hint}"
         )
 
     def _await_others(self, greeted: _Greeted, deadline: float) -> RendezvousInfo:
@@ -425,6 +561,25 @@ class RendezvousClient:
                     # connection sets its own.
                     connection.settimeout(None)
                     return info
+
+
+def _not_connected(error: OSError) -> _NotRankZeroError:
+    """Return why an address was passed over to which no connection could be made."""
+    if error.errno == errno.ECONNREFUSED:
+        return _NotRankZeroError(_Kind.NOT_LISTENING, _reason(error))
+    # When a socket's timeout is over, Python raises a TimeoutError without an errno.
+    if error.errno in (None, errno.ETIMEDOUT):
+        return _NotRankZeroError(_Kind.NO_ANSWER, _reason(error))
+    return _NotRankZeroError(_Kind.UNREACHABLE, _reason(error))
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else "did not answer"
+
+
+def _and_more(addresses: list[Address]) -> str:
+    first, *more = addresses
+    return f"{first} and {len(more)} more" if more else str(first)
 
 
 def _tell(connection: socket.socket, failure: AbortReason | CannotCome) -> RendezvousMessage | None:

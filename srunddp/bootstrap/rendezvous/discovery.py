@@ -26,9 +26,25 @@ from srunddp.util.console import SAY_EVERY, periodically
 
 Broadcast = Callable[[str | None], str]
 Say = Callable[[str], None]
+_SCAN = "srunddp ifaces scan -o ifaces.conf"
 OTHER_NAME = (
     'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
 )
+
+
+def network_hint(environment: Environment) -> str:
+    """Return how the user finds a network over which the ranks reach each other; empty if all share
+    one node.
+    """
+    if environment.one_node:
+        return ""
+    # Over the network that does not work, a scan would not meet either. Over PMI rank 0 publishes
+    # all addresses of its node.
+    if environment.step and not environment.discovery.publishes:
+        scan = f"`srun --mpi=pmi2 {_SCAN}`"
+    else:
+        scan = f"`{_SCAN}`, started as this run was,"
+    return f"{scan} finds a network between the nodes, for --ifaces=ifaces.conf"
 
 
 def token(environment: Environment) -> str:

@@ -183,7 +183,7 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     environment = prepared.environment
     # Deputies are the first rank of each node, and rank 1: on rank 0's own node another rank must
     # be there in case only rank 0 is killed.
-    if environment.rank == 0 or (environment.local_rank and environment.rank > 1):
+    if not environment.leads_node:
         return prepared
     entry = entry_for(prepared.entries, environment.node, or_default=True)
     allowed = prepared.options.ports or entry.ports

@@ -26,10 +26,13 @@ from srunddp.bootstrap.rendezvous.protocol import (
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, SpareNodeTerms
 
 if TYPE_CHECKING:
+    from srunddp.bootstrap.rendezvous.client import SearchReport
     from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
 # Seconds by which a rank may notice later than another rank that rank 0 is gone.
 _SEEN_LATER = 20.0
+# How many nodes say that they do not reach rank 0: if more do not, the reason is the same.
+_NODES_THAT_SAY_SO = 4
 
 
 class Role(Enum):
@@ -65,7 +68,8 @@ def rendezvous(
             :func:`srunddp.bootstrap.rendezvous.rank_setup.bind` has opened.
         over_mpi: broadcasts rank 0's message over MPI; see
             :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
-        say: takes rank 0's lines about missing ranks and refused connections.
+        say: takes rank 0's lines about missing ranks and refused connections, and lines of other
+            ranks that do not reach rank 0.
         interrupt: ends the rendezvous when this rank fails.
         replacing_server: with spare nodes, makes rank 0's server after a restart.
         agent_store: whether rank 0 listens for an agent store, which its supervisor starts.
@@ -86,7 +90,7 @@ def rendezvous(
     channel, published = _learn_from_rank_zero(setup, over_mpi, say)
     introduction = _introduce(setup, published)
     if role is Role.OTHER:
-        return _as_other(setup, introduction, deadline, interrupt)
+        return _as_other(setup, introduction, deadline, say, interrupt)
     if not introduction.addresses:
         check_that_others_can_find_us(setup.environment)
     assert setup.held
@@ -192,6 +196,7 @@ class ServerParts(NamedTuple):
             interrupt=self.interrupt,
             spares=self.setup.environment.spares,
             agent_store=self.agent_store,
+            network_hint=_network_hint(self.setup),
         )
 
 
@@ -217,6 +222,7 @@ def _as_other(
     setup: RankSetup,
     introduction: Introduction,
     deadline: float,
+    say: Say,
     interrupt: CancelToken | None,
 ) -> RendezvousResult:
     """Find rank 0, say hello, and wait for its answer."""
@@ -232,10 +238,43 @@ def _as_other(
         # After a restart no rank starts late: rank 0 already listens, or its successor soon will.
         deadline = min(deadline, time.monotonic() + terms.within + _SEEN_LATER)
     connection, meeting = client.join(
-        addresses, introduction.hello, deadline, introduction.trust, interrupt, lost_after
+        addresses,
+        introduction.hello,
+        deadline,
+        introduction.trust,
+        interrupt,
+        lost_after,
+        search_report(setup, say),
     )
     return RendezvousResult(
         meeting=meeting,
         connections={0: connection},
         nodes={0: meeting.master_node, environment.rank: environment.node},
     )
+
+
+def search_report(setup: RankSetup, say: Say) -> SearchReport:
+    """Return what a rank that does not find rank 0 tells the user.
+
+    While the search lasts, one rank of each of a few nodes says so.
+
+    Args:
+        setup: what this rank knows.
+        say: takes lines for the user.
+    """
+    from srunddp.bootstrap.rendezvous.client import SearchReport
+
+    environment = setup.environment
+    speaks = environment.leads_node and environment.likely_node_index < _NODES_THAT_SAY_SO
+    return SearchReport(
+        interface=setup.interface.name,
+        network_hint=_network_hint(setup),
+        say=say if speaks else None,
+    )
+
+
+def _network_hint(setup: RankSetup) -> str:
+    """Return :func:`discovery.network_hint`; empty after a restart, as the network has worked."""
+    if setup.options.rejoin:
+        return ""
+    return discovery.network_hint(setup.environment)

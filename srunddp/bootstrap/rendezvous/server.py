@@ -58,6 +58,8 @@ class RendezvousServer:
         interrupt: ends the wait when rank 0 itself fails.
         spares: the number of tasks of spare nodes, which come in addition to the ranks.
         agent_store: whether to listen for the agent store.
+        network_hint: how to find a network over which the ranks reach each other; empty if that
+            cannot help.
         every: seconds between two lines that say which ranks are missing.
         linger: seconds for which ranks that come after a failure are told of it.
         connections: the connection of each rank that is present.
@@ -72,6 +74,7 @@ class RendezvousServer:
     interrupt: CancelToken | None = None
     spares: int = 0
     agent_store: bool = False
+    network_hint: str = ""
     every: float = SAY_EVERY
     linger: float = protocol.TELL_FOR
     connections: dict[int, socket.socket] = field(default_factory=dict)
@@ -227,14 +230,17 @@ class RendezvousServer:
 
     def _absent(self) -> RendezvousError:
         missing = self._missing()
+        hint = (
+            "see whether they started, and whether their interface reaches it; `srunddp check`"
+            " names the nodes that do not answer each other"
+        )
+        if self.network_hint:
+            hint = f"{hint}; {self.network_hint}"
         return RendezvousError(
             f"{len(missing)} of {self.own.world_size} ranks did not come:"
             f" {fold_ranks(missing, self.layout)}",
             expected=f"all of them on {self.held.rendezvous_address}",
-            hint=(
-                "see whether they started, and whether their interface reaches it; `srunddp check`"
-                " names the nodes that do not answer each other"
-            ),
+            hint=hint,
             scope=Scope.JOB,
         )
 

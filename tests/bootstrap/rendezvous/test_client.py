@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -19,7 +20,7 @@ from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.network.ifaces_entry import DEFAULT
 from srunddp.bootstrap.rendezvous import client, discovery, listener, protocol
 from srunddp.bootstrap.rendezvous.auth import CLIENT, Authenticator, Challenge, HmacAuthenticator
-from srunddp.bootstrap.rendezvous.client import join, report_failure
+from srunddp.bootstrap.rendezvous.client import SearchReport, join, report_failure
 from srunddp.bootstrap.rendezvous.messages import (
     AbortReason,
     Goodbye,
@@ -596,8 +597,115 @@ def test_rank_zero_not_found_says_where_it_looked() -> None:
         assert "somebody else" in refusal(other.address, hello(1), within=0.3)
         with pytest.raises(RendezvousError, match=f"at {nowhere} and 2 more: "):
             join([nowhere] * 3, hello(1), soon(0.3))
-        with pytest.raises(RendezvousError, match=f"{other.address} .*somebody else"):
+        with pytest.raises(RendezvousError, match=f"{other.address}.* somebody else"):
             join([other.address, nowhere], hello(1), soon(0.5))
+
+
+@contextmanager
+def dropping() -> Iterator[Address]:
+    """An address at which the kernel drops what comes, as a firewall does: its queue is full."""
+    with ExitStack() as stack:
+        full = stack.enter_context(closing(listen("127.0.0.1", [0])))
+        full.listen(0)
+        caller = stack.enter_context(socket.socket())
+        caller.connect(full.getsockname())
+        yield Address(*full.getsockname()[:2])
+
+
+@contextmanager
+def closed() -> Iterator[Address]:
+    """An address at which no process listens."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        yield Address(*silent.getsockname()[:2])
+
+
+@contextmanager
+def broadcast() -> Iterator[Address]:
+    """An address to which no connection leads."""
+    yield Address("127.255.255.255", 9)
+
+
+@contextmanager
+def mute() -> Iterator[Address]:
+    """An address at which a process accepts, and says nothing."""
+    with stranger("mute") as other:
+        yield other.address
+
+
+def lines_of_search(candidates: list[Address], within: float, **more: Any) -> list[str]:
+    """What a rank says that does not find rank 0 so long."""
+    said: list[str] = []
+    terms: dict[str, Any] = {"interface": "mgmt0", "network_hint": "try another"}
+    terms |= {"say": said.append, "after": 0.1, "every": 0.1} | more
+    report = SearchReport(**terms)
+    # With the product's own patience each try of an address that drops takes seconds.
+    with (
+        patch.object(client, "ANSWER_WITHIN", 0.1),
+        pytest.raises(RendezvousError, match="did not reach rank 0"),
+    ):
+        join(candidates, hello(1, node="node02"), soon(within), report=report)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        (closed, "Connection refused"),
+        (broadcast, "Network is unreachable"),
+        (mute, "accepted the connection"),
+        (dropping, "did not answer"),
+    ],
+)
+def test_a_rank_that_waits_says_why_it_does_not_reach_rank_zero(
+    where: Callable[[], AbstractContextManager[Address]], reason: str
+) -> None:
+    with where() as address:
+        (line,) = lines_of_search([address], within=1.5)
+    assert tells(
+        line, "rank 1 on node02", "mgmt0, 127.0.0.1", address, reason, " -> ", "try another"
+    )
+    assert ("accepted" in line) is (where is mute)
+
+
+def test_a_rank_that_waits_says_so_again_if_the_reason_is_another_one() -> None:
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", 0))
+        address = Address(*late.getsockname()[:2])
+        said: list[str] = []
+
+        def say(line: str) -> None:
+            said.append(line)
+            late.listen()
+
+        lines_of_search([address], within=2.0, say=say)
+    assert len(said) == 2
+    assert "Connection refused" in said[0]
+    assert "accepted the connection" in said[1]
+
+
+def test_addresses_of_several_networks_are_told_by_their_reasons() -> None:
+    with closed() as one, closed() as two, broadcast() as three:
+        (line,) = lines_of_search([one, three, two], within=0.5)
+    assert f"{one} and 1 more: Connection refused; {three}: Network is unreachable" in line
+
+
+def test_a_rank_that_is_not_to_speak_and_one_that_comes_in_time_say_nothing() -> None:
+    with closed() as address:
+        assert lines_of_search([address], within=0.5, say=None) == []
+    said: list[str] = []
+    with rank_zero(2) as server:
+        connection, _ = join(
+            [server.address], hello(1), soon(), report=SearchReport(say=said.append)
+        )
+        connection.close()
+    assert said == []
+
+
+def test_what_a_name_holds_does_not_reach_the_terminal_while_a_rank_waits() -> None:
+    with closed() as address:
+        (line,) = lines_of_search([address], within=0.5, interface="eth0\x1b[31m")
+    assert line.isprintable()
 
 
 def test_among_mute_strangers_a_rank_stops_in_time() -> None:

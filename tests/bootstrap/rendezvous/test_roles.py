@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -21,12 +22,13 @@ from srunddp.bootstrap.rendezvous.rank_setup import (
     SpareNodeTerms,
     listen_as_deputy,
 )
-from srunddp.bootstrap.rendezvous.roles import rendezvous
+from srunddp.bootstrap.rendezvous.roles import rendezvous, search_report
 from srunddp.errors import ConfigError, PeerError, ReassignedError
 from srunddp.spare_nodes.layout import set_spare_nodes
 from srunddp.spare_nodes.spare_nodes import SpareNodes
 from tests.bootstrap.environment.test_rank_zero_discovery import answering, launcher
 from tests.bootstrap.rendezvous.test_client import rank_zero
+from tests.support.facts import tells
 from tests.support.launchers import PID, hydra, open_mpi, step
 from tests.support.starting import LONG
 
@@ -92,6 +94,84 @@ def test_where_nobody_looks_nobody_is_told_or_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(discovery, "addresses_of", lambda _: set())
     who = detect.detect(step(0), pid=PID)
     assert report_early_failure(who, RendezvousOptions(timeout=300), BROKEN)
+
+
+def explicit(rank: int, here: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % here),
+        "LOCAL_WORLD_SIZE": str(here),
+        "WORLD_SIZE": "64",
+        "MASTER_ADDR": "node00",
+        "MASTER_PORT": "29500",
+    }
+
+
+def of_step(rank: int, here: int, *, cyclic: bool = False) -> dict[str, str]:
+    """One of 64 ranks of a Slurm step."""
+    nodes = 64 // here
+    if cyclic:
+        local_rank, node = divmod(rank, nodes)
+        ranks = range(node, 64, nodes)
+    else:
+        node, local_rank = divmod(rank, here)
+        ranks = range(node * here, node * here + here)
+    return step(
+        SLURM_PROCID=str(rank),
+        SLURM_LOCALID=str(local_rank),
+        SLURM_NODEID=str(node),
+        SLURM_STEP_NODELIST=f"n[0-{nodes - 1}]",
+        SLURM_STEP_NUM_NODES=str(nodes),
+        SLURM_STEP_NUM_TASKS="64",
+        SLURM_STEP_TASKS_PER_NODE=f"{here}(x{nodes})",
+        SLURM_DISTRIBUTION="cyclic" if cyclic else "block",
+        SLURM_GTIDS=",".join(map(str, ranks)),
+        SLURMD_NODENAME=f"n{node}",
+    )
+
+
+def prepared(environment: Environment) -> RankSetup:
+    chosen = SelectedInterface("eth0", "10.0.0.1", {}, "the default route")
+    return RankSetup(SOON, environment, (DEFAULT,), chosen)
+
+
+@pytest.mark.parametrize(
+    ("variables", "speakers"),
+    [
+        (lambda rank: of_step(rank, 8), [1, 8, 16, 24]),
+        (lambda rank: of_step(rank, 8, cyclic=True), [1, 2, 3]),
+        (lambda rank: of_step(rank, 1), [1, 2, 3]),
+        (lambda rank: of_step(rank, 32), [1, 32]),
+        (lambda rank: open_mpi(rank, 64, rank % 8, 8), [1, 8, 16, 24]),
+        (lambda rank: explicit(rank, 8), [1, 8, 16, 24]),
+    ],
+)
+def test_one_rank_a_node_and_few_nodes_say_that_they_wait(
+    variables: Callable[[int], dict[str, str]], speakers: list[int]
+) -> None:
+    found = []
+    for rank in range(1, 64):
+        environment = detect.detect(variables(rank), pid=PID)
+        if search_report(prepared(environment), print).say:
+            found.append(rank)
+    assert found == speakers
+
+
+def test_the_way_to_a_network_that_works_is_named_where_it_helps() -> None:
+    """Over the closed network a scan would not meet either: over PMI it does."""
+    slurm = prepared(detect.detect(of_step(1, 8), pid=PID))
+    assert tells(
+        search_report(slurm, print).network_hint, "srun --mpi=pmi2", "ifaces scan", "--ifaces"
+    )
+    published = prepared(detect.detect(hydra(1, 8, 1, 4), channel="pmi"))
+    hint = search_report(published, print).network_hint
+    assert "ifaces scan" in hint
+    assert "pmi2" not in hint
+    one_node = prepared(on_hydra(1))
+    assert search_report(one_node, print).network_hint == ""
+    again = Rejoin(generation=1, published="", channel="slurm", run="1207.0.0")
+    after_a_restart = replace(slurm, options=replace(SOON, rejoin=again))
+    assert search_report(after_a_restart, print).network_hint == ""
 
 
 def links(*addresses: str) -> tuple[NetworkInterface, ...]:
