@@ -40,6 +40,7 @@ MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 # Places of words of 8 bytes; those between are free.
 _COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS, _PAUSED, _PROBES = range(7)
 _STEPS, _SAMPLES, _STEP_S, _DATA_S, _OWN_S, _LONGEST_STEP_S, _EPOCH = range(8, 15)
+_JOINED, _RAN_ALONE = range(15, 17)
 _EVENTS_AT = 256
 _EVENT = struct.Struct("@ddQ")
 # The events are a ring of so many. More than that between two looks of the recorder, and the oldest
@@ -158,6 +159,20 @@ class TelemetryPage:
     def has_steps(self) -> bool:
         """Return whether there has ever been a step; in the supervisor."""
         return bool(self._words[_HAS_STEPS])
+
+    def join_others(self) -> None:
+        """Say that this rank works with other ranks; in the worker, or in what it has forked."""
+        self._words[_JOINED] = 1
+
+    def conclude_alone(self) -> None:
+        """Say that the script has worked alone, unless it has joined others; in the worker, when
+        the script is over.
+        """
+        self._words[_RAN_ALONE] = not self._words[_JOINED]
+
+    def ran_alone(self) -> bool:
+        """Return what :meth:`conclude_alone` has found; in the supervisor."""
+        return bool(self._words[_RAN_ALONE])
 
     def announce_termination(self) -> None:
         """Say that the worker is about to be ended for a known root cause; in the supervisor."""
@@ -319,6 +334,12 @@ def event(name: str, value: float = math.nan) -> None:
     """
     if _page is not None:
         _page.event(name, value)
+
+
+def join_others() -> None:
+    """Say that this rank works with other ranks; nothing without a supervisor."""
+    if _page is not None:
+        _page.join_others()
 
 
 def active_page() -> TelemetryPage | None:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import click
+from click.core import ParameterSource
+
 from srunddp.supervisor.limits import LOST_AFTER
 
 # The defaults of options that no other command has; of others they stand beside their use.
@@ -18,6 +21,15 @@ def default_lost_after(spare_nodes: int) -> float:
     if spare_nodes:
         return _LOST_AFTER_WITH_SPARES
     return LOST_AFTER
+
+
+def _is_chosen(parameter: str) -> bool:
+    """Tell whether the user has given a parameter of the command that runs now."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return False
+    source = context.get_parameter_source(parameter)
+    return source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +49,7 @@ class RunCommand:
         restart_grace: Seconds that all ranks may take to end before a restart.
         spare_nodes: How many nodes wait to take the ranks of others.
         stall_timeout: Seconds without a step of any rank after which the run stops; 0 for no limit.
+        asks_for_stall_timeout: Whether the user has chosen that time, so that it is no default.
         lost_after: Seconds without an answer after which a node is lost.
         grace: Seconds that a failed or stopped script may take to end, and one that handles
             SIGTERM.
@@ -70,6 +83,7 @@ class RunCommand:
     restart_grace: float
     spare_nodes: int
     stall_timeout: float
+    asks_for_stall_timeout: bool
     lost_after: float
     grace: float
     signal_grace: float
@@ -106,6 +120,7 @@ class RunCommand:
             restart_grace=given["restart_grace"],
             spare_nodes=given["spare_nodes"],
             stall_timeout=given["stall_timeout"],
+            asks_for_stall_timeout=_is_chosen("stall_timeout"),
             # None means that the option was not given; 0 cannot be given (LOST_LEAST).
             lost_after=given["lost_after"] or default_lost_after(given["spare_nodes"]),
             grace=given["grace"],

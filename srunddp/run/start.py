@@ -8,7 +8,9 @@ import os
 
 import click
 
+from srunddp.bootstrap.environment.rank_process import RANK_PROCESS
 from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.process_group.device import idle_gpus
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.rank_setup import (
     RankSetup,
@@ -151,6 +153,7 @@ def _bind_near_gpu(plan: RunPlan) -> None:
 def _say_notes(plan: RunPlan, setup: RankSetup) -> None:
     """Print rank 0's notes: remarks that are not errors."""
     notes = [*setup.environment.notes, *_note_on_exported(setup), *plan.notes]
+    notes += _note_on_gpus(setup)
     if plan.command.offline:
         notes += contradictions(os.environ)
     if plan.command.restarts and kills_whole_step(os.environ):
@@ -161,6 +164,15 @@ def _say_notes(plan: RunPlan, setup: RankSetup) -> None:
     notes += after_script(click.get_current_context(), plan.command.arguments)
     for note in notes:
         say(note)
+
+
+def _note_on_gpus(setup: RankSetup) -> list[str]:
+    """Return a note if GPUs of this node stay idle; else nothing."""
+    # The GPUs of a process that a rank has started are that rank's to use.
+    if setup.options.generation or RANK_PROCESS in os.environ:
+        return []
+    note = idle_gpus(setup.environment, os.environ)
+    return [note] if note else []
 
 
 def _note_on_exported(setup: RankSetup) -> list[str]:

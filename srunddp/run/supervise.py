@@ -276,9 +276,11 @@ class Agent(RankAgent):
             node=environment.node,
             nodes=found.nodes,
             stall_timeout=command.stall_timeout,
+            asks_for_stall_timeout=command.asks_for_stall_timeout,
             step=self.monitor.page.read,
             paused=self.monitor.page.is_paused,
             has_steps=self.monitor.page.has_steps,
+            ran_alone=self._ran_alone,
             stacks=partial(self._recorder.dump.request, self.worker),
             link_is_up=lambda: any(
                 link.name == name and link.up for link in interface.list_interfaces()
@@ -312,6 +314,13 @@ class Agent(RankAgent):
         from srunddp.supervisor.coordinator import Coordinator
 
         return Coordinator(context, connections)
+
+    def _ran_alone(self) -> bool:
+        # Whoever has joined at the agent store, such as a process of the script's, works with
+        # others.
+        if self._agent_store and self._agent_store.process is not None:
+            return False
+        return self.monitor.page.ran_alone()
 
     def _receive_over_mpi(self, _: object) -> str:
         """Return what the worker has received over MPI; only the worker may call MPI."""

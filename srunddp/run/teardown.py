@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from srunddp import telemetry
 from srunddp.util.import_hook import surround_import
 
 # Seconds. A script may also handle the error by destroying the groups and making them anew, which
@@ -63,6 +64,8 @@ def watched(destroy: Callable[..., object], who: str, within: float) -> Callable
 
     @functools.wraps(destroy)
     def call(*args: Any, **options: Any) -> None:
+        # A group that is destroyed was made, by whatever store.
+        telemetry.join_others()
         error = sys.exc_info()[1]
         if error is None:
             destroy(*args, **options)

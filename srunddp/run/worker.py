@@ -45,6 +45,8 @@ from srunddp.util.import_hook import surround_import
 
 _SOON = 0.3  # seconds; ranks that all start now have met by then
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
+# Modules by which ranks work together without a process group of torch.
+_OTHER_WAYS = ("mpi4py.MPI", "horovod", "jax")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,7 @@ def _become_script(context: WorkerContext) -> int:
     world.wait_for_gloo_threads()
     if result.code == 0:
         _wait_for_threads(context.page)
+        _note_if_alone(context.page)
         _wait_to_leave(supervisor, waits=context.setup.options.max_restarts > 0)
         if context.command.fast_exit:
             _exit_fast()
@@ -145,6 +148,17 @@ def _become_script(context: WorkerContext) -> int:
         # MPI_Finalize would wait for all ranks, which may not come after this rank's failure.
         exit_without_teardown(result.code)
     return result.code
+
+
+def _note_if_alone(page: telemetry.TelemetryPage) -> None:
+    """Note on the page whether the script has worked with torch, but not with other ranks."""
+    if "torch" not in sys.modules or not sys.modules.keys().isdisjoint(_OTHER_WAYS):
+        return
+    # A group over a store of the script's own was not noticed when it was made.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        page.join_others()
+    page.conclude_alone()
 
 
 def _wait_for_threads(page: telemetry.TelemetryPage) -> None:

@@ -103,8 +103,12 @@ class Coordinator(FailureMonitor):
                 context.restarts.history, context.stall_timeout, context.limits
             )
         self._stall = StallDetector(context.stall_timeout, first_step_within)
+        # Whether the user waits for a limit of steps, and is to be told if none is counted.
+        self._explains_steps = context.asks_for_stall_timeout
         # Whether a rank has made a step in this start.
         self._has_steps = False
+        # The ranks whose script is over without having worked with other ranks.
+        self._alone = set[int]()
         # In WAITING_FOR_SILENT, the ranks that rank 0 still waits for; None before.
         self._silent: set[int] | None = None
         # The stacks asked for last, in ASKING_STALLED or ASKING_OTHERS.
@@ -162,6 +166,8 @@ class Coordinator(FailureMonitor):
     # What happens to this rank.
 
     def done(self, *, waits: bool = False) -> None:
+        if self._context.ran_alone():
+            self._alone.add(self._context.rank)
         self._note(self._context.rank, RankEvent.SCRIPT_IS_OVER)
 
     def left(self) -> None:
@@ -213,8 +219,10 @@ class Coordinator(FailureMonitor):
 
     def _on_message(self, rank: int, message: RankMessage, now: float) -> None:
         match message:
-            case ScriptIsOver(waits, has_steps):
+            case ScriptIsOver(waits, has_steps, ran_alone):
                 self._has_steps = self._has_steps or has_steps
+                if ran_alone:
+                    self._alone.add(rank)
                 self._note(rank, RankEvent.SCRIPT_IS_OVER)
                 if waits:
                     self._waiting.add(rank)
@@ -358,6 +366,8 @@ class Coordinator(FailureMonitor):
         # side has ended it.
         if self._leave_by is None and self._is_well_over():
             self._leave_by = now + self._limits.killed_within
+            if self._alone >= self._table.ranks:
+                write_stderr(_all_alone(len(self._alone)))
             for rank in self._open:
                 self._connections[rank].send(RunIsOver())
             self._end_connections()
@@ -380,6 +390,9 @@ class Coordinator(FailureMonitor):
             self._stall.note(
                 self._context.rank, self._context.step(), now, paused=self._context.paused()
             )
+        if self._explains_steps and self._stall.has_no_effect(now):
+            self._explains_steps = False
+            write_stderr(_no_steps(self._stall.timeout))
         # If ranks can move, rank 0 answers each ping, and need not send pings of its own.
         if not self._can_move:
             self._liveness.ping(self._open)
@@ -700,3 +713,21 @@ class Coordinator(FailureMonitor):
             for rank in sorted(self._table.ranks)
             if rank == self._context.rank or self._table[rank] is not RankState.LEFT
         }
+
+
+def _all_alone(ranks: int) -> str:
+    """Return the line for a run of ranks that have not worked together."""
+    return (
+        f"srunddp: none of the {ranks} ranks has made a process group, so each has worked alone ->"
+        " if they should work together, call init_process_group(), or srunddp.init(), when"
+        " WORLD_SIZE is above 1; LOCAL_RANK is a variable, and --local_rank is not passed\n"
+    )
+
+
+def _no_steps(timeout: float) -> str:
+    """Return the line for a run whose user waits in vain for the limit of steps."""
+    return (
+        f"srunddp: no step for {timeout:g} s, and --stall-timeout does not count yet: it begins"
+        " with the first srunddp.heartbeat(), or step of srunddp.Trainer -> call"
+        " srunddp.heartbeat() after each step, on all ranks\n"
+    )

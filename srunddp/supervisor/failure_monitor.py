@@ -180,9 +180,12 @@ class RankContext:
         node: The node of this supervisor.
         nodes: The node of each task that this supervisor knows, by number; always with rank 0.
         stall_timeout: Seconds without a step of any rank after which the run ends; 0 for no limit.
+        asks_for_stall_timeout: Whether the user has chosen that time.
         step: Returns how many steps the worker has made; 0 while none is expected.
         paused: Returns whether the worker has said that no step is expected for now.
         has_steps: Returns whether the worker has ever made a step in this start.
+        ran_alone: Returns whether the script is over and has worked with torch, but not with other
+            ranks.
         stacks: Asks the worker for its stacks, and returns them as text.
         link_is_up: Returns whether this node's interface has a link.
         addresses: On rank 0, the address of each task's interface, as far as it is known.
@@ -226,6 +229,8 @@ class RankContext:
     clock: Clock = time.monotonic
     paused: Callable[[], bool] = lambda: False
     has_steps: Callable[[], bool] = lambda: False
+    ran_alone: Callable[[], bool] = lambda: False
+    asks_for_stall_timeout: bool = False
 
     @property
     def ping_every(self) -> float:

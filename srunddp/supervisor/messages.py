@@ -30,10 +30,12 @@ class ScriptIsOver(RankMessage, kind="script_is_over"):
         waits: Whether its worker stays until the scripts of all ranks are over, because MPI is
             initialised or a restart is possible.
         has_steps: Whether the rank has made a step in this start.
+        ran_alone: Whether the script has worked with torch, but not with other ranks.
     """
 
     waits: bool = False
     has_steps: bool = False
+    ran_alone: bool = False
 
 
 @dataclass(frozen=True)

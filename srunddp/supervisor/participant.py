@@ -145,7 +145,9 @@ class Participant(FailureMonitor):
         # fails while another is in MPI_Finalize, Open MPI's mpirun may hang; hence `waits`.
         super().done()
         self._waits = waits
-        self._connection.send(ScriptIsOver(waits, self._context.has_steps()))
+        self._connection.send(
+            ScriptIsOver(waits, self._context.has_steps(), self._context.ran_alone())
+        )
 
     def left(self) -> None:
         super().left()

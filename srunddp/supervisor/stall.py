@@ -66,6 +66,17 @@ class StallDetector:
         due = self.due
         return due is not None and now >= due
 
+    def has_no_effect(self, now: float) -> bool:
+        """Return whether ranks have worked for longer than the limit, and none has made a step, so
+        that the limit does not count yet.
+        """
+        if not self.timeout or self.first_within or self.begun is None:
+            return False
+        # A rank that has said that it makes no step for now will make some.
+        if self.first_at is not None or self._paused or not self._without_step:
+            return False
+        return now >= self.begun + self.timeout
+
     def note(self, rank: int, step: int, now: float, *, paused: bool = False) -> None:
         """Note how many steps a rank has made.
 

@@ -12,6 +12,7 @@ from operator import or_
 
 from srunddp.bootstrap.environment.types import SlurmStep
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.cuda_visible import NO_GPU
 from srunddp.util.hostlist import LONGEST_LIST, expand, shortened
 from srunddp.util.kernel_file import stat_fields
 from srunddp.util.slurm_tres import tres_count
@@ -24,6 +25,8 @@ NODE_LIST = "SLURM_STEP_NODELIST"
 TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 RANKS_HERE = "SLURM_GTIDS"
 NODE_NAME = "SLURMD_NODENAME"
+# By which Slurm, or the user, shows a process some of the GPUs, of NVIDIA and AMD.
+_VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _BINDING = "SLURMD_TRES_BIND"  # as in gres/gpu:per_task:2; in Slurm 22.05 it begins with gpu:
 
 # The batch script, the interactive shell and the extern step have ids from here on; some versions
@@ -71,6 +74,29 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
         return True
     masks = _masks(variables.get(_BINDING, ""), local_world_size)
     return bool(masks) and sum(map(int.bit_count, masks)) == reduce(or_, masks).bit_count()
+
+
+def gpus_here(variables: Mapping[str, str]) -> int:
+    """Return how many GPUs of this node Slurm has given to the job or step, as far as this process
+    may use them; 0 if Slurm tells of none.
+
+    Args:
+        variables: the rank's environment variables.
+    """
+    if not in_allocation(variables):
+        return 0
+    given = variables.get("SLURM_GPUS_ON_NODE", "")
+    if not re.fullmatch("[0-9]{1,6}", given):
+        return 0
+    count = int(given)
+    # With a GPU bound to each task, or the user's own choice, a process sees fewer.
+    for name in _VISIBLE_GPUS:
+        shown = variables.get(name)
+        if shown in NO_GPU:
+            return 0
+        if shown is not None:
+            count = min(count, len(shown.split(",")))
+    return count
 
 
 def _gpus_per_task(variables: Mapping[str, str]) -> Iterator[int]:

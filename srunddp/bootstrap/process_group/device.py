@@ -6,9 +6,11 @@ torch counts the visible devices; ``CUDA_VISIBLE_DEVICES`` is not parsed, becaus
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from srunddp.bootstrap.environment.slurm import has_own
+from srunddp.bootstrap.environment.slurm import gpus_here, has_own
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,6 +110,24 @@ def unused_devices(local_world_size: int, visible: int, *, own: bool = False) ->
     return (
         f"one rank on this node and {visible} visible GPUs: {visible - 1} stay idle; start one rank"
         f" per GPU with --ntasks-per-node={visible} --gpus-per-node={visible} --gpu-bind=none"
+    )
+
+
+def idle_gpus(environment: Environment, variables: Mapping[str, str]) -> str:
+    """Return a note if Slurm has given this node several GPUs, and only one rank runs there; else
+    an empty text. It is told before the script begins, without torch.
+
+    Args:
+        environment: this rank's.
+        variables: its environment variables.
+    """
+    gpus = gpus_here(variables)
+    if environment.local_world_size != 1 or gpus < 2:
+        return ""
+    return (
+        f"one rank on {environment.node}, to which Slurm has given {gpus} GPUs: {gpus - 1} stay"
+        f" idle, unless the script itself uses several -> for a rank on each start {gpus} ranks a"
+        f" node, as by srun --ntasks-per-node={gpus} --gpus-per-node={gpus} --gpu-bind=none"
     )
 
 

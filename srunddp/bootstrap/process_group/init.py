@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.process_group import store
+from srunddp.bootstrap.process_group.device import idle_gpus
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
 from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
@@ -24,6 +25,7 @@ from srunddp.bootstrap.rendezvous.messages import Goodbye, RendezvousMessage
 from srunddp.bootstrap.rendezvous.rank_setup import RendezvousOptions, bind, prepare
 from srunddp.bootstrap.rendezvous.roles import rendezvous
 from srunddp.errors import ConfigError, SrunddpError
+from srunddp.telemetry import is_supervised
 from srunddp.util.excepthook import install_excepthook
 from srunddp.util.messages import receive, send
 
@@ -79,7 +81,9 @@ def init(
         RendezvousOptions(backend=backend or "auto")
     )
     world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)
-    if warning and world.local_rank == 0:
+    # Rank 0's supervisor may have said that already.
+    is_said = is_supervised() and world.rank == 0 and idle_gpus(place.environment, os.environ)
+    if warning and world.local_rank == 0 and not is_said:
         _log.warning("srunddp: %s", warning)
     return world
 

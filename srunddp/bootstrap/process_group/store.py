@@ -42,7 +42,7 @@ from srunddp.bootstrap.process_group.master_address import (
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import listen
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
-from srunddp.telemetry import event
+from srunddp.telemetry import event, join_others
 from srunddp.util.console import say
 from srunddp.util.descriptors import move_high
 from srunddp.util.excepthook import leave_to_srunddp
@@ -134,6 +134,7 @@ class ProcessGroupContext:
         from torch.distributed.distributed_c10d import PrefixStore
 
         event("init")
+        join_others()
         if self._store is None:
             if self.store_fd is not None:
                 raise_open_files_limit(_FILES_PER_RANK * self.environment.world_size + _OTHER_FILES)
@@ -310,6 +311,7 @@ def _handle(
             f"the script joins at its own MASTER_ADDR and MASTER_PORT, {asked.host} port"
             f" {asked.port}, and not by srunddp -> leave both as they are, unless you mean this",
         )
+    join_others()
     if _master is None:
         yield from rendezvous
     else:
@@ -325,6 +327,7 @@ def _handle_file(
         f"the script joins by {url.partition('?')[0]}, and not by srunddp; if its ranks do not"
         " connect, the file of an earlier start is the likely cause -> env:// needs no file",
     )
+    join_others()
     yield from stock(url, **options)
 
 
