@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from srunddp.supervisor.signals import handles, signal_main_thread
-from srunddp.supervisor.stacks import StackDump, is_saving, main_stack
+from srunddp.supervisor.stacks import StackDump
 from srunddp.util.kernel_file import children_of, stat_fields, text_of
+from srunddp.util.python_stack import is_saving, main_stack
 
 PROBE = signal.SIGRTMAX - 4
 """The signal whose handler shows that the main thread runs Python. Neither Python, torch, NCCL nor

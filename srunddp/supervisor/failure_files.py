@@ -56,6 +56,14 @@ def writers() -> list[int]:
     return list(_writers)
 
 
+def has_ended(writer: int) -> bool:
+    """Tell whether a writer has ended. If so, it is no longer among :func:`writers`."""
+    if wait_for_child(writer, 0.0) is None:
+        return False
+    _writers.remove(writer)
+    return True
+
+
 def finish_writers(within: float) -> set[int]:
     """Wait for all writers.
 

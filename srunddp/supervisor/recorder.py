@@ -8,7 +8,6 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from srunddp.supervisor import stacks
 from srunddp.supervisor.failure import (
     Failure,
     FailureCategory,
@@ -17,11 +16,12 @@ from srunddp.supervisor.failure import (
     shortened,
     time_of_day,
 )
-from srunddp.supervisor.failure_files import start_writer
+from srunddp.supervisor.failure_files import has_ended, start_writer
 from srunddp.supervisor.limits import DEFAULT_LIMITS, SIGNAL_GRACE, Limits
 from srunddp.supervisor.signals import signal_name
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_messages import ScriptHasFailed
+from srunddp.util import python_stack
 from srunddp.util.cgroup import oom_kills
 from srunddp.util.console import write_amid_output
 
@@ -47,6 +47,7 @@ class FailureRecorder:
     signal_grace: float = SIGNAL_GRACE
     _signal: int = 0  # the launcher's last signal that ends a run; 0 for none
     _signalled_at: float = 0.0
+    _stack_writer: int = 0  # the process that writes a stack to the log; 0 for none
     _oom_kills: int = field(default_factory=oom_kills)
 
     def ending_signal(self, now: float) -> int:
@@ -64,17 +65,23 @@ class FailureRecorder:
         self._signalled_at = now
 
     def print_stack(self, worker: int) -> None:
-        """Print the stack of the worker's main thread to standard error.
+        """Print the stack of the worker's main thread to standard error, and write it to the
+        rank's log.
 
         Args:
             worker: The worker's process id.
         """
-        stack = stacks.main_stack(self.dump.request(worker))
+        stack = python_stack.main_stack(self.dump.request(worker))
         if stack:
-            where = f"is in {stacks.top_frame(stack)}\n{stacks.format_stack(stack)}"
+            where = f"is in {python_stack.top_frame(stack)}\n{python_stack.format_stack(stack)}"
         else:
             where = "gives no stack now"
-        write_amid_output(f"srunddp: rank {self.rank} on {self.node} {where}\n")
+        text = f"srunddp: rank {self.rank} on {self.node} {where}\n"
+        write_amid_output(text)
+        # One writer at a time: somebody may ask each minute, and the file system may not answer.
+        if self._stack_writer and not has_ended(self._stack_writer):
+            return
+        self._stack_writer = start_writer(self.log, f"\n{text}") if self.log else 0
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
         """Return the failure of a worker that ended without a message.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from srunddp.supervisor.failure import Failure, FailureKind, time_of_day
 from srunddp.supervisor.root_cause import STALLED, RootCause, folded
-from srunddp.supervisor.stacks import (
+from srunddp.util.python_stack import (
     find_blocking_rank,
     format_stack,
     groups,

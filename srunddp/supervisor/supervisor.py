@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from srunddp.supervisor import signals, stacks
+from srunddp.supervisor import signals
 from srunddp.supervisor.activity import WorkerActivity
 from srunddp.supervisor.agent_store import AgentStore
 from srunddp.supervisor.clock import ActiveClock
@@ -79,6 +79,7 @@ from srunddp.supervisor.worker_messages import (
     WorkerMessage,
 )
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
+from srunddp.util import python_stack
 from srunddp.util.console import write_amid_output
 
 # The world, which the worker is told, and the failure monitor of this start.
@@ -587,7 +588,7 @@ class Supervisor:
         Args:
             seconds: How long ago the worker was told that it may leave.
         """
-        stack = stacks.main_stack(self.recorder.dump.request(self.process.pid))
-        where = stacks.top_frame(stack)
+        stack = python_stack.main_stack(self.recorder.dump.request(self.process.pid))
+        where = python_stack.top_frame(stack)
         text = f"its script is over, and it has not ended for {seconds:.0f} s, in {where}"
-        return text, stacks.format_stack(stack)
+        return text, python_stack.format_stack(stack)

@@ -69,6 +69,8 @@ def is_certain(case: Case) -> bool:
 def teller(case: Case) -> Teller:
     """Find out which source told of the first failure."""
     first = case.first
+    if first.reason and not first.rule and first.kind is Kind.PRIMARY and first.cause != "unknown":
+        return Teller.SRUNDDP
     # A job may have been cancelled for a reason that is in no log.
     if first.rule or not first.sure or first.cause == "cancelled":
         return Teller.GUESS

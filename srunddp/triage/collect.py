@@ -5,10 +5,13 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+from srunddp.triage import own_files
 from srunddp.triage.event import Event, of_exception
 from srunddp.triage.logs import Log, time_of
+from srunddp.triage.own_files import OwnFile, OwnWords
 from srunddp.triage.rank_labels import (
     ObservedRanks,
     RankLabels,
@@ -16,7 +19,7 @@ from srunddp.triage.rank_labels import (
     ranks_of_names,
     stated_rank,
 )
-from srunddp.triage.reports import Reports, of_json, ours
+from srunddp.triage.reports import Reports, add_note, ours
 from srunddp.triage.signatures import Kind, Signature, says, table
 from srunddp.triage.tracebacks import Tracebacks
 
@@ -79,10 +82,12 @@ class Evidence:
         last: The last line of each rank or file; the newest entry comes last.
         finished: For each file, the line that says that the run ended well, if there is one.
         steps: For each file, how many steps it reports.
+        files_of_ranks: The positions of the files that belong to one rank.
         notes: What could not be read.
         met: Whether srunddp's ranks completed their rendezvous.
         cut: Whether the last line of a log has no line end.
         runs: Whether Slurm says that the job has not ended.
+        own: What srunddp's own files tell, by the folder of the run.
     """
 
     names: list[str]
@@ -92,10 +97,23 @@ class Evidence:
     last: dict[str, str] = field(default_factory=dict)
     finished: dict[int, GoodEnd] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
+    files_of_ranks: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     met: bool = False
     cut: bool = False
     runs: bool = False
+    own: dict[Path, OwnWords] = field(default_factory=dict)
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether srunddp's files tell that each run has ended with exit code 0."""
+        told = [each for each in self.own.values() if each.ended_well]
+        return bool(told) and not any(each.events or each.why for each in self.own.values())
+
+    @property
+    def why(self) -> str:
+        """How a run ended according to srunddp's files; empty if none tells of a bad end."""
+        return next((each.why for each in self.own.values() if each.why), "")
 
     def is_stopped_after(self, event: Event) -> bool:
         """Tell whether the run was ended from outside after an event.
@@ -116,10 +134,11 @@ class Evidence:
         That happens when spare nodes have replaced a lost node.
         """
         good_end = self.finished.get(event.file)
-        if not good_end or good_end.weight < 3:
-            return False
+        is_told_in_file = good_end is not None and good_end.weight >= 3
         if event.ours:
-            return event.number < good_end.number
+            return is_told_in_file and good_end is not None and event.number < good_end.number
+        if not is_told_in_file and not self.ended_well:
+            return False
         # srun reports a lost node only when the whole step ends, after srunddp has reported
         # success. 69 is the exit code of a rank whose node was lost; 137 and -9 stand for SIGKILL.
         if event.end:
@@ -139,11 +158,17 @@ def collect(logs: Sequence[Log]) -> Evidence:
     ranks = ranks_of_names(evidence.names)
     dull = set[str]()
     for index, log in enumerate(logs):
-        if match := re.fullmatch(r"(failure|preflight)(?:\.\w+)?\.json", log.path.name):
-            _read_json(match[1], log, index, evidence)
+        if kind := own_files.kind_of(log):
+            _read_own_file(kind, log, index, evidence)
             continue
-        _LogReader(index, log, evidence, ranks.get(log.name), dull).read()
+        rank = ranks.get(log.name)
+        if rank is not None:
+            evidence.observed.add_file(rank, node_of_name(log.name))
+            evidence.files_of_ranks.add(index)
+        _LogReader(index, log, evidence, rank, dull).read()
         evidence.notes += log.notes
+    for own in reversed(evidence.own.values()):
+        _take_over(own, evidence)
     evidence.report = _first_report(evidence)
     return evidence
 
@@ -165,16 +190,23 @@ def _first_report(evidence: Evidence) -> Event | None:
     return next(iter(roots or own), None)
 
 
-def _read_json(kind: str, log: Log, index: int, evidence: Evidence) -> None:
+def _read_own_file(kind: OwnFile, log: Log, index: int, evidence: Evidence) -> None:
     try:
-        events, size = of_json(kind, "\n".join(line for _, line in log.lines()), index)
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        run = own_files.run_of(kind, log)
+        own_files.read(kind, log, index, evidence.own.setdefault(run, OwnWords()))
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError):
         evidence.notes.append(
             f"{log.name} is cut off, or none of srunddp's; the other logs are judged without it"
         )
-        return
-    evidence.events += events
-    evidence.observed.add_world_size(size)
+
+
+def _take_over(own: OwnWords, evidence: Evidence) -> None:
+    """Add what srunddp's files tell to what the lines tell."""
+    evidence.events[:0] = own.events  # they come before all lines
+    evidence.observed.add_world_size(own.world_size)
+    for rank, node in own.nodes.items():
+        if node:
+            evidence.observed.nodes[rank] = node
 
 
 @dataclass
@@ -240,6 +272,7 @@ class _LogReader:
         self._last_time: float | None = None
         self._overall = Progress()
         self._reports = Reports()
+        self._own: Event | None = None  # srunddp's last word of a failure
 
     def read(self) -> None:
         """Read all lines, and add the events to the evidence."""
@@ -273,7 +306,9 @@ class _LogReader:
         # Files whose names differ only by the rank belong to one job.
         job = self._index if self._rank is None else "ranks"
         observed.add_line(text, job, rank, self._overall.count)
-        observed.add_rank(owner, node)
+        # In a rank's log its supervisor tells where another start begins, which is no output.
+        if not text.startswith("srunddp: "):
+            observed.add_rank(owner, node)
         speaker = f"rank {rank}" if rank is not None else self._log.name
         # Remove the key first, so that it moves to the end of the dictionary.
         self._evidence.last.pop(speaker, None)
@@ -395,7 +430,10 @@ class _LogReader:
         if text.startswith(("srunddp: ", "FAIL  ")):
             event = ours(self._index, number, text)
             if event:
+                self._own = event
                 return event
+            if self._own:
+                add_note(self._own, text.removeprefix("srunddp: "))
         sign = table().read(text)
         if not sign:
             is_word = (

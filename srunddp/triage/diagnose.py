@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from srunddp.triage.certainty import Case, is_certain
 from srunddp.triage.collect import Evidence
 from srunddp.triage.diagnosis import Certainty, Diagnosis
-from srunddp.triage.event import Event
-from srunddp.triage.first_failure import explained_by, first_failure
+from srunddp.triage.event import Event, is_same
+from srunddp.triage.first_failure import explained_by, first_failure, told_by_srunddp
 from srunddp.triage.rules import PEER, set_aside
 from srunddp.triage.signatures import Kind
 from srunddp.triage.whose import tell_whose
@@ -27,6 +27,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         found = _without_failure(remaining, evidence)
     else:
         found = first_failure(remaining, evidence)
+    found.own = told_by_srunddp(remaining)
     if found.first:
         # Find the rank first: whether an earlier event explains the failure depends on the rank.
         tell_whose(found, found.first, remaining, evidence)
@@ -44,22 +45,39 @@ def _tell_world(found: Diagnosis, evidence: Evidence) -> None:
     observed = evidence.observed
     found.world_size = observed.world_size
     found.seen = sorted(observed.seen)
-    if found.seen:  # otherwise no line names its rank, so missing ranks mean nothing
+    # Otherwise no line names its rank, so missing ranks mean nothing.
+    if found.seen or observed.of_files:
         everybody = range(found.world_size or 0)
         found.silent = [rank for rank in everybody if rank not in observed.seen]
 
 
 def _tell_others(found: Diagnosis, evidence: Evidence) -> None:
     """Add what followed from the first failure, and the events that rules set aside."""
+    told = [each for each in (found.own,) if each]
+    found.frame = _frame(found, evidence)
     for each in evidence.events:
-        if each.kind in (Kind.WORD, Kind.NOISE) or each is found.first:
+        if each.kind in (Kind.WORD, Kind.NOISE) or each is found.first or each in told:
             continue
+        if any(is_same(own, each) for own in told):
+            continue
+        if each.reason:
+            told.append(each)
         if not each.rule and PEER.fits(each, evidence):
             each.rule = PEER.name
         if each.rule:
             found.set_aside.append(each)
         elif not each.end:
             found.followed.append(each)
+
+
+def _frame(found: Diagnosis, evidence: Evidence) -> str:
+    """Return the last place in the script's code at which the first failure was told."""
+    if not found.first:
+        return ""
+    own = found.own
+    told = [each for each in evidence.events if own and own is found.first and is_same(own, each)]
+    frames = [each.raised.frame for each in (found.first, *told) if each.raised]
+    return next(filter(None, frames), "")
 
 
 def _without_failure(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
@@ -72,8 +90,12 @@ def _without_failure(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
     weight = max((end.weight for end in evidence.finished.values()), default=-1)
     # In a log that is cut off, a job script's words (weight 0) may be about a part of the run.
     needed = 1 if evidence.cut else 0
+    if evidence.ended_well and not evidence.runs:
+        return Diagnosis(None, Certainty.CERTAIN)
     if weight >= needed and not doubt:
         return Diagnosis(None, Certainty.LIKELY)
+    if not doubt:
+        doubt = evidence.why
     if not doubt:
         doubt = "the logs are empty"
         if evidence.last:

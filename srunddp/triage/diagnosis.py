@@ -22,6 +22,7 @@ class Diagnosis:
         cause: An id from signatures.yaml; None if nothing failed.
         certainty: How reliable the cause is.
         first: The event from which the failure is known; None if there is none.
+        own: What srunddp itself has told of it; None if nothing.
         followed: Events that the failure has caused.
         set_aside: Events that are no failure by themselves, according to a rule.
         rank: The rank that failed first; None if unknown.
@@ -30,12 +31,14 @@ class Diagnosis:
         seen: The ranks with output.
         silent: The expected ranks without output.
         why: The reason in words, if no line tells it.
+        frame: The last place in the script's code, for example ``train.py:15 in load``.
         victim: Whether ``first`` only tells how another rank's end was noticed.
     """
 
     cause: str | None
     certainty: Certainty
     first: Event | None = None
+    own: Event | None = None
     followed: list[Event] = field(default_factory=list)
     set_aside: list[Event] = field(default_factory=list)
     rank: int | None = None
@@ -44,4 +47,5 @@ class Diagnosis:
     seen: list[int] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
     why: str = ""
+    frame: str = ""
     victim: bool = False

@@ -69,6 +69,7 @@ class Event:
         raised: The exception, if the event is one.
         end: What a launcher reports about the end of ranks, if the event is such a report.
         ours: Whether srunddp itself wrote the line.
+        reason: The cause in srunddp's words; empty if the line is not srunddp's.
         handled: Whether a line near it says that the error was handled.
         progress: How many more steps the same rank reported afterwards.
         overall: How many more steps all ranks of the file reported.
@@ -89,11 +90,41 @@ class Event:
     raised: PythonException | None = None
     end: End | None = None
     ours: bool = False
+    reason: str = ""
     handled: bool = False
     progress: int = 0
     overall: int = 0
     lines: int = 0
     rule: str = ""
+
+
+def is_same(own: Event, other: Event) -> bool:
+    """Tell whether two events are one failure, which srunddp and a log or two files have told.
+
+    Args:
+        own: An event that srunddp has told.
+        other: Any event.
+    """
+    if not own.reason:
+        return False
+    if own.cause == "check-failed":
+        return _is_end_of(own.reason, other.reason) or _is_end_of(other.reason, own.reason)
+    if other.rank not in (None, own.rank):
+        return False
+    if own.cause == other.cause and own.cause not in ("unknown", "script-error"):
+        return True
+    if other.raised:
+        texts = [text for _, text in other.raised.chain]
+    else:
+        texts = [other.reason]
+    # A message of several lines is one line in srunddp's words, and its first line in a traceback.
+    return any(
+        text and (own.reason.startswith(text) or text.startswith(own.reason)) for text in texts
+    )
+
+
+def _is_end_of(text: str, longer: str) -> bool:
+    return bool(text) and longer.endswith(text)
 
 
 def earliest(events: Iterable[Event]) -> Event:

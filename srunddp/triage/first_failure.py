@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from srunddp.triage.collect import Evidence
 from srunddp.triage.diagnosis import Certainty, Diagnosis
-from srunddp.triage.event import Event, earliest, surely_before
+from srunddp.triage.event import Event, earliest, is_same, surely_before
 from srunddp.triage.rank_labels import the_only_other
 from srunddp.triage.signatures import Kind, table
 
@@ -86,15 +86,24 @@ def _knowing_best(primary: list[Event]) -> list[Event]:
     That is srunddp's own event. If it only says how the rank ended, other events of that rank (or
     of no rank) replace it.
     """
-    by_srunddp = [event for event in primary if event.ours]
-    if not by_srunddp:
+    own = told_by_srunddp(primary)
+    if not own:
         return primary
-    own = next((event for event in by_srunddp if event.rank is not None), by_srunddp[0])
-    others = [event for event in primary if not event.ours and event.rank in (None, own.rank)]
+    others = [
+        event
+        for event in primary
+        if not event.ours and event.rank in (None, own.rank) and not is_same(own, event)
+    ]
     tells_the_end_alone = own.cause == "rank-killed" or not own.sure
     if others and tells_the_end_alone:
         return others
     return [own]
+
+
+def told_by_srunddp(remaining: Iterable[Event]) -> Event | None:
+    """Return the root cause in srunddp's own words: a file's, else a line's; None without any."""
+    told = [event for event in remaining if event.ours and event.kind is Kind.PRIMARY]
+    return next((event for event in told if event.rank is not None), next(iter(told), None))
 
 
 def _earliest_with_symptoms(strong: Sequence[Event], symptoms: Sequence[Event]) -> Event:

@@ -25,9 +25,12 @@ _END = 800
 # Names of text files that are not logs, and of binary files whose beginning may look like text.
 _NO_LOG = re.compile(
     r"\.(?:py|csv|tsv|jsonl|yaml|yml|toml|ini|cfg|sh|sbatch|sql|html|svg|css|lock|md|rst|ipynb|pdf|safetensors|npy)$|"
-    r"^(?!(?:(?:failure|preflight)(?:\.\w+)?|error)\.json$).*\.json$",
+    r"^(?!(?:(?:failure|preflight)(?:\.\w+)?|error|result)\.json$).*\.json$",
     re.IGNORECASE,
 )
+# The folder of --monitor, and which of its files tell of the run's end; see own_files.py.
+_MONITOR = re.compile(r"monitor\.\d{1,9}(?:\.\d{1,9})?")
+_OF_MONITOR = re.compile(r"run\.json|.+\.marks\.csv")
 # Folders that may contain very many files, but no logs of ranks.
 _FOLDERS = frozenset(
     {"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"}
@@ -161,9 +164,11 @@ def _below(folder: Path, deep: bool) -> Iterator[Log]:
         folders[:] = sorted(
             (name for name in folders if deep and name not in _FOLDERS), key=natural, reverse=True
         )
-        for name in sorted(
-            (each for each in files if not _NO_LOG.search(each)), key=natural, reverse=True
-        ):
+        if _MONITOR.fullmatch(os.path.basename(parent)):
+            read = [each for each in files if _OF_MONITOR.fullmatch(each)]
+        else:
+            read = [each for each in files if not _NO_LOG.search(each)]
+        for name in sorted(read, key=natural, reverse=True):
             path = Path(parent, name)
             with suppress(OSError):  # the file may have been removed meanwhile
                 # Opening a named pipe would block until somebody writes to it. A link may lead to a

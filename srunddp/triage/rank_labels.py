@@ -184,13 +184,15 @@ class ObservedRanks:
     """The ranks that have output, and how many there should be.
 
     Attributes:
-        seen: Ranks with a line or a file of their own.
+        seen: Ranks with a line of their own.
+        of_files: Ranks with a file of their own, even if it is empty.
         nodes: The node of each rank, as far as lines tell.
         stated: The largest world size that a line states.
         ones: How many processes state, in the same words, that they are alone.
     """
 
     seen: set[int] = field(default_factory=set)
+    of_files: set[int] = field(default_factory=set)
     nodes: dict[int, str] = field(default_factory=dict)
     stated: int = 0
     ones: int = 0
@@ -202,6 +204,15 @@ class ObservedRanks:
             self.seen.add(rank)
             if node:
                 self.nodes.setdefault(rank, node)
+
+    def add_file(self, rank: int, node: str | None) -> None:
+        """Note that a rank has a file of its own, so that the world has at least that many."""
+        if rank < MOST_RANKS:
+            self.of_files.add(rank)
+            if node:
+                self.nodes.setdefault(rank, node)
+        if rank > 0:
+            self.add_world_size(rank + 1)
 
     def add_line(self, text: str, job: object, rank: int | None, steps: int) -> None:
         """Read what a line states about ranks and the world size.

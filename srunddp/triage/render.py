@@ -50,8 +50,8 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
         return f"{how}: {diagnosis.why} ({diagnosis.cause})"
     if diagnosis.rank is not None:
         who = f"rank {diagnosis.rank}{f' on {who}' if who else ''}"
-    if first.raised and first.raised.frame:
-        frame = f", in {first.raised.frame}"
+    if diagnosis.frame:
+        frame = f", in {diagnosis.frame}"
     else:
         frame = ""
     if diagnosis.why:
@@ -75,7 +75,8 @@ def _hint(diagnosis: Diagnosis) -> str:
     """Return the hint of the failed check, or of the cause."""
     if diagnosis.first and diagnosis.cause == "check-failed":
         return diagnosis.first.text.rpartition(" -> ")[2]
-    return table().causes[diagnosis.cause or ""].hint
+    hint = table().causes[diagnosis.cause or ""].hint
+    return hint.replace("NODE", diagnosis.node or "NODE")
 
 
 def _short(text: str) -> str:
@@ -148,7 +149,7 @@ def _world(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.seen:
         spoke = f", {len(diagnosis.seen)} with output{silent}"
     else:
-        spoke = "; no line names its rank"
+        spoke = "; no line of output names its rank"
     return [f"world: {expected}{spoke}"]
 
 
@@ -172,7 +173,7 @@ def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
         "rank": diagnosis.rank,
         "node": diagnosis.node,
         "why": diagnosis.why or None,
-        "frame": first.raised.frame if first and first.raised else None,
+        "frame": diagnosis.frame or None,
         "explanation": known.cause if known else None,
         "hint": _hint(diagnosis) if known else None,
         "world_size": diagnosis.world_size,

@@ -2,11 +2,9 @@
 ended.
 """
 
-import json
 import re
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from srunddp.triage.event import End, Event
 from srunddp.triage.rank_labels import spread
@@ -148,19 +146,51 @@ def ours(file: int, number: int, text: str) -> Event | None:
     if match := says("own-check", text):
         first, others, node = match.groups()
         rank = int(first) if first and not others else None
-        return Event("check-failed", Kind.PRIMARY, True, file, number, text, rank, node, ours=True)
+        return Event(
+            "check-failed",
+            Kind.PRIMARY,
+            True,
+            file,
+            number,
+            text,
+            rank,
+            node,
+            ours=True,
+            reason=text,
+        )
     if match := says("own", text):
         who = match[1] or match[3]
         rank = int(who) if who else None
         node = match[2] or match[4]
         event = Event("unknown", Kind.PRIMARY, False, file, number, text, rank, node)
-        return _of_cause(match[5], event)
+        return of_cause(match[5], text, event)
     return None
 
 
-def _of_cause(cause: str, event: Event) -> Event:
-    """Add srunddp's diagnosis: the rank is certain, the cause as far as the words tell."""
-    sign = table().read(cause) or table().read(event.text)
+def add_note(event: Event, note: str) -> None:
+    """Add a note of srunddp's summary to its root cause: a rank that had left may be at fault.
+
+    Args:
+        event: The root cause in srunddp's words; it is changed.
+        note: The note, without ``srunddp: ``.
+    """
+    match = says("own-note", note)
+    if match and event.rank is None and event.cause == "rank-stalled":
+        event.rank = int(match[1])
+        event.node = match[2]
+        event.cause = "collective-mismatch"
+
+
+def of_cause(cause: str, said: str, event: Event) -> Event:
+    """Add srunddp's diagnosis: the rank is certain, the cause as far as the words tell.
+
+    Args:
+        cause: The reason in srunddp's words, without rank and exit code.
+        said: The line that srunddp prints of it.
+        event: The event of a line or of a file; it is changed.
+    """
+    event.reason = cause
+    sign = table().read(cause) or table().read(said)
     event.ours = True
     if sign and sign.kind is Kind.SECONDARY:
         event.kind = Kind.SYMPTOM
@@ -179,41 +209,3 @@ def _of_cause(cause: str, event: Event) -> Event:
     elif sign:
         event.cause = sign.id
     return event
-
-
-def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
-    """Read ``failure.json``, or a check's ``preflight.JOB.json``.
-
-    Args:
-        kind: ``failure`` or ``preflight``.
-        text: The file's content.
-        file: The position of the file in the list of logs.
-
-    Returns:
-        The events, and the smallest possible world size (0 if unknown).
-
-    Raises:
-        ValueError, TypeError, KeyError: srunddp has not written this file.
-    """
-    record = json.loads(text)
-    if kind == "preflight":
-        findings = record["findings"]
-        return [_of_finding(each, file) for each in findings if each["level"] == "FAIL"], 0
-    cause = str(record["cause"])
-    rank = None if record["rank"] is None else int(record["rank"])
-    victims = [int(victim["rank"]) for victim in record["victims"]]
-    event = Event("unknown", Kind.PRIMARY, False, file, 1, cause, rank, str(record["node"]))
-    # The world has at least all ranks up to the highest one named.
-    known = victims if rank is None else [rank, *victims]
-    return [_of_cause(cause, event)], max(known) + 1
-
-
-def _of_finding(found: dict[str, Any], file: int) -> Event:
-    text = (
-        f"FAIL {found['check']}: {found['found']}; expected {found['expected']} -> {found['hint']}"
-    )
-    ranks = found["ranks"]
-    nodes = found["nodes"]
-    rank = ranks[0] if len(ranks) == 1 else None
-    node = nodes[0] if len(nodes) == 1 else None
-    return Event("check-failed", Kind.PRIMARY, True, file, 1, text, rank, node, ours=True)

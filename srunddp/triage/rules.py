@@ -100,6 +100,8 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     """
     if evidence.is_outlived(event):
         return True
+    if evidence.ended_well and _is_of_a_rank(event, evidence):
+        return True
     if evidence.report or event.ours or event.kind is Kind.ENDING:
         return False
     good_end = evidence.finished.get(event.file)
@@ -110,6 +112,22 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     if good_end.weight > 0:
         return event.number < good_end.number
     return event.progress > 0
+
+
+def _is_of_a_rank(event: Event, evidence: Evidence) -> bool:
+    """Tell whether a rank wrote an event, and not another command of the same job.
+
+    The job's output has what a rank's own log has, and lines of other commands too.
+    """
+    if event.file in evidence.files_of_ranks:
+        return True
+    is_end = event.ours or event.end or event.kind is Kind.ENDING
+    is_uncaught = event.raised is not None and event.raised.top
+    if not is_end and not is_uncaught:
+        return True
+    return any(
+        each.text == event.text for each in evidence.events if each.file in evidence.files_of_ranks
+    )
 
 
 def _is_secondary(event: Event, _: Evidence) -> bool:

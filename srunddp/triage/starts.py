@@ -15,7 +15,9 @@ from srunddp.triage.rank_labels import named_stepd
 from srunddp.triage.signatures import says
 
 SLACK = 300.0  # seconds by which Slurm's clock and the file system's may differ
-_ATTEMPT = re.compile(r"(.*)attempt_(\d{1,9})/")  # torchrun's
+# Folders of one start: torchrun's, and those of --monitor, which end with the number of requeues
+# and that of restarts since.
+_ATTEMPT = re.compile(r"(.*)(?:attempt_|monitor\.)(\d{1,9})(?:\.(\d{1,9}))?/")
 _EARLIER = re.compile(r"failure\.\d+\.json")  # describes a start after which srunddp began another
 _LISTED = 4  # names in a note
 _ONE_FAILURE = 5  # the most lines that torchrun writes about one failure
@@ -65,7 +67,7 @@ def newest_start(found: Collection[Log], started: float) -> NewestStart:
             one.
     """
     attempts = _last_attempts(found)
-    newest = NewestStart(number=max(attempts.values(), default=0))
+    newest = NewestStart(number=max(map(sum, attempts.values()), default=0))
     for log in found:
         if _is_earlier(log, started, attempts):
             newest.earlier.append(log.name)
@@ -81,21 +83,25 @@ def newest_start(found: Collection[Log], started: float) -> NewestStart:
     return newest
 
 
-def _last_attempts(found: Collection[Log]) -> dict[str, int]:
-    """Find the last attempt of each torchrun agent, by the folder above its attempts."""
-    attempts = dict[str, int]()
+def _last_attempts(found: Collection[Log]) -> dict[str, tuple[int, ...]]:
+    """Find the last start of which each torchrun agent or run has a folder, by the folder above."""
+    attempts = dict[str, tuple[int, ...]]()
     for log in found:
         if match := _ATTEMPT.match(log.name):
-            attempts[match[1]] = max(int(match[2]), attempts.get(match[1], 0))
+            attempts[match[1]] = max(_number(match), attempts.get(match[1], ()))
     return attempts
 
 
-def _is_earlier(log: Log, started: float, attempts: dict[str, int]) -> bool:
+def _number(match: re.Match[str]) -> tuple[int, ...]:
+    return tuple(int(each) for each in match.groups()[1:] if each)
+
+
+def _is_earlier(log: Log, started: float, attempts: dict[str, tuple[int, ...]]) -> bool:
     """Tell whether the whole file belongs to an earlier start."""
     if _EARLIER.fullmatch(log.path.name) or log.mtime < started - SLACK:
         return True
     attempt = _ATTEMPT.match(log.name)
-    return attempt is not None and int(attempt[2]) < attempts[attempt[1]]
+    return attempt is not None and _number(attempt) < attempts[attempt[1]]
 
 
 def begins_of_starts(log: Log, started: float) -> list[int]:

@@ -7,7 +7,7 @@ from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.event import Event
 from srunddp.triage.first_failure import OF_PEERS
 from srunddp.triage.rank_labels import the_only_other
-from srunddp.triage.signatures import Kind
+from srunddp.triage.signatures import Kind, says
 
 
 def tell_whose(
@@ -30,14 +30,24 @@ def tell_whose(
         waited = {each.rank for each in remaining if each.cause == first.cause}
         found.rank = the_only_other(waited, observed)
         found.victim = found.rank is not None and found.rank != first.rank
-    node = first.node
+    own = found.own
+    if own and not found.victim and (own.rank is not None or own.node):
+        found.rank = own.rank
+        found.node = own.node
+        return
+    node = first.node or _lost_node(first, remaining)
+    if first.kind is Kind.ENDING or first.cause == "node-failure":
+        # The line is about the whole job or a node. A label before other lines, or the only rank
+        # with output, says nothing about it.
+        found.node = node
+        return
     if found.rank is None and not found.victim:
         report = _only_report(remaining)
         candidates = (
             first.rank,
             _missed_by_all(remaining, evidence),
             report.rank if report else None,
-            _only_one_left(remaining, evidence),
+            _only_one_left(first, remaining, evidence),
         )
         found.rank = next((rank for rank in candidates if rank is not None), None)
         if report and report.rank == found.rank:
@@ -47,13 +57,22 @@ def tell_whose(
     found.node = node
 
 
+def _lost_node(first: Event, remaining: Sequence[Event]) -> str | None:
+    """Return the node that Slurm names as lost; None if it names none, or several."""
+    if first.cause != "node-failure":
+        return None
+    matches = (says("lost-node", each.text) for each in remaining if each.cause == first.cause)
+    nodes = {match[1] for match in matches if match}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
 def _missed_by_all(remaining: Sequence[Event], evidence: Evidence) -> int | None:
     """Find the rank whose end all others report."""
     peers = {each.rank for each in remaining if each.kind is Kind.SECONDARY and each.raised}
     return the_only_other(peers, evidence.observed)
 
 
-def _only_one_left(remaining: Sequence[Event], evidence: Evidence) -> int | None:
+def _only_one_left(first: Event, remaining: Sequence[Event], evidence: Evidence) -> int | None:
     """Return the only rank with output; if peers miss a rank, the only rank without output."""
     if evidence.report:
         return None
@@ -61,6 +80,8 @@ def _only_one_left(remaining: Sequence[Event], evidence: Evidence) -> int | None
     is_missed = any(each.kind is Kind.SECONDARY or each.cause in OF_PEERS for each in remaining)
     if is_missed:
         left = set(range(observed.world_size or 0)) - observed.seen
+    elif says("authority", first.text):
+        left = set()  # Slurm or the kernel speaks, and may mean any rank
     else:
         left = observed.seen
     return min(left) if len(left) == 1 else None

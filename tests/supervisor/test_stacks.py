@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor.stacks import (
-    StackDump,
+from srunddp.supervisor.stacks import StackDump
+from srunddp.util.python_stack import (
+    dump_of_printed,
     find_blocking_rank,
     format_stack,
     groups,
@@ -230,3 +231,12 @@ def test_a_worker_that_is_still_starting_survives_the_question() -> None:
         assert dump.request(process.pid) == ""
         assert process.poll() is None
         process.kill()
+
+
+def test_a_printed_stack_is_read_again() -> None:
+    for text in (ALL_REDUCE, BACKWARD, LOAD_BATCH):
+        printed = format_stack(main_stack(text))
+        again = main_stack(dump_of_printed(printed.splitlines()))
+        assert top_frame(again) == top_frame(main_stack(text))
+        assert format_stack(again) == printed
+    assert main_stack(dump_of_printed(["no", "stack"])) == ()

@@ -51,7 +51,11 @@ def test_the_script_s_end_is_seen_where_sigchld_was_ignored(tmp_path: Path) -> N
     assert subprocess.run(command, env=bare(), timeout=LONG).returncode == 5
 
 
-def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--log-dir=logs"]], ids=["terminal", "files"])
+def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(
+    options: list[str], tmp_path: Path
+) -> None:
+    """In the rank's own log too, which is what one attaches to a ticket."""
     text = "import signal\nsignal.signal(signal.SIGURG, print)\ndef load():\n"
     # In one line: the signal may come before print() has returned.
     script = write(
@@ -66,7 +70,11 @@ def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(tmp_path: Path) 
     ]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(
-        [sys.executable, SRUNDDP, "--quiet", script], env=bare(), text=True, **pipes
+        [sys.executable, SRUNDDP, "--quiet", *options, script],
+        cwd=tmp_path,
+        env=bare(),
+        text=True,
+        **pipes,
     ) as process:
         assert process.stdin
         assert process.stdout
@@ -77,6 +85,8 @@ def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(tmp_path: Path) 
         process.stdin.write("\n")
         process.stdin.close()
         assert (process.stdout.read(), process.stderr.read(), process.wait(LONG)) == ("", "", 0)
+    logs = [path.read_text() for path in tmp_path.glob("logs/*/*.rank0.log")]
+    assert logs == (["here\n" + "".join(shown)] if options else [])
 
 
 def test_a_wrapper_below_the_launcher_can_end_the_script(tmp_path: Path) -> None:

@@ -1,0 +1,215 @@
+"""The files that srunddp itself writes about a run. What they say is certain: which rank failed and
+why, how each rank ended, and which ranks there were. Lines of logs only add to it.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from srunddp.triage.event import Event
+from srunddp.triage.logs import Log
+from srunddp.triage.reports import add_note, of_cause
+from srunddp.triage.signatures import Kind
+from srunddp.triage.tracebacks import PythonException, Tracebacks
+from srunddp.util.sample_files import MARKS
+
+_LONGEST_RESULT = 200  # bytes
+_RESULT = {"exit_code", "restarts"}
+_END = "end"  # the mark that a supervisor writes last, with the exit code
+
+
+class OwnFile(Enum):
+    """What a file of srunddp is about; each value matches the file's path.
+
+    Attributes:
+        FAILURE: The root cause of a run that failed.
+        PREFLIGHT: What ``srunddp check`` found before a run.
+        RUN: The ranks of a run with ``--monitor``, and their nodes.
+        MARKS: Events of one rank with ``--monitor``, such as its end.
+        RESULT: The exit code of a run with ``--result``. The user has named the file, so it is
+            recognised by its content.
+    """
+
+    FAILURE = re.compile(r"(?:.*/)?failure(?:\.\w+)?\.json")
+    PREFLIGHT = re.compile(r"(?:.*/)?preflight(?:\.\w+)?\.json")
+    RUN = re.compile(r".*/monitor\.[\d.]+/run\.json")
+    MARKS = re.compile(
+        r".*/monitor\.[\d.]+/(?P<node>[^/]+)\.rank(?P<rank>\d{1,7})\.marks\.csv", re.ASCII
+    )
+    RESULT = re.compile(r"(?!)")
+
+
+@dataclass
+class OwnWords:
+    """What srunddp's files tell of the newest start of one run.
+
+    Attributes:
+        events: Failures.
+        nodes: The node of each rank that a file names.
+        ends: The exit code of each rank that has written one.
+        begun: The ranks with a file of marks, whether they have ended or not.
+        world_size: The number of ranks; 0 if unknown.
+        exit_code: The exit code of the run; None if unknown.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    nodes: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    world_size: int = 0
+    exit_code: int | None = None
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether the run, or each of its ranks, has written that it ended with exit code 0."""
+        if self.events:
+            return False
+        if self.exit_code is not None:
+            return self.exit_code == 0
+        everybody = set(range(self.world_size)) | self.begun
+        return bool(everybody) and all(self.ends.get(rank) == 0 for rank in everybody)
+
+    @property
+    def why(self) -> str:
+        """How the run ended, in words; empty if no file tells that it did not end well."""
+        if self.exit_code:
+            return f"srunddp ended with exit code {self.exit_code}"
+        failed = [rank for rank, code in sorted(self.ends.items()) if code]
+        if failed:
+            return f"rank {failed[0]} ended with exit code {self.ends[failed[0]]}"
+        left = sorted(self.begun - set(self.ends))
+        if left:
+            return f"rank {left[0]} has not written its end"
+        return ""
+
+
+def kind_of(log: Log) -> OwnFile | None:
+    """Return what a file is about; None if srunddp has not written it."""
+    for kind in OwnFile:
+        if kind.value.fullmatch(str(log.path.absolute())):
+            return kind
+    if log.size <= _LONGEST_RESULT and _result(log) is not None:
+        return OwnFile.RESULT
+    return None
+
+
+def run_of(kind: OwnFile, log: Log) -> Path:
+    """Return the folder of the run that a file is about: ``JOB.STEP`` in ``--log-dir``."""
+    if kind in (OwnFile.RUN, OwnFile.MARKS):
+        return log.path.parent.parent
+    return log.path.parent
+
+
+def read(kind: OwnFile, log: Log, file: int, own: OwnWords) -> None:
+    """Add to ``own`` what a file tells.
+
+    Args:
+        kind: What the file is about.
+        log: The file.
+        file: Its position in the list of logs.
+        own: What the files tell; it is changed.
+
+    Raises:
+        ValueError, TypeError, LookupError, OverflowError, RecursionError: srunddp has not written
+            the file, or it is cut off.
+    """
+    match kind:
+        case OwnFile.FAILURE:
+            _read_failure(_json(log), file, own)
+        case OwnFile.PREFLIGHT:
+            findings = _json(log)["findings"]
+            own.events += [_of_finding(each, file) for each in findings if each["level"] == "FAIL"]
+        case OwnFile.RUN:
+            _read_run(_json(log), own)
+        case OwnFile.MARKS:
+            _read_marks(log, own)
+        case OwnFile.RESULT:
+            own.exit_code = _result(log)
+
+
+def _json(log: Log) -> Any:
+    return json.loads("\n".join(line for _, line in log.lines()))
+
+
+def _read_failure(record: dict[str, Any], file: int, own: OwnWords) -> None:
+    cause = str(record["cause"])
+    rank = None if record["rank"] is None else int(record["rank"])
+    node = str(record["node"])
+    event = Event("unknown", Kind.PRIMARY, False, file, 1, cause, rank, node)
+    of_cause(cause, f"srunddp: rank {rank} on {node} failed: {cause}", event)
+    for note in record.get("notes", []):
+        add_note(event, str(note))
+    event.raised = _exception(str(record.get("traceback", "")))
+    nodes = {int(victim["rank"]): str(victim.get("node", "")) for victim in record["victims"]}
+    if rank is not None:
+        nodes |= {int(each): node for each in record.get("ranks", [rank])}
+    own.events.append(event)
+    own.nodes |= nodes
+    # The world has at least all ranks up to the highest one named.
+    own.world_size = max(own.world_size, max(nodes) + 1)
+
+
+def _exception(traceback: str) -> PythonException | None:
+    tracebacks = Tracebacks()
+    for number, line in enumerate(traceback.splitlines(), 1):
+        tracebacks.feed(number, line)
+    return tracebacks.done[-1] if tracebacks.done else None
+
+
+def _read_run(record: dict[str, Any], own: OwnWords) -> None:
+    own.nodes |= {int(rank): str(node) for rank, node in record["ranks"].items()}
+    own.world_size = max(own.world_size, int(record["world_size"]))
+
+
+def _read_marks(log: Log, own: OwnWords) -> None:
+    match = OwnFile.MARKS.value.fullmatch(str(log.path.absolute()))
+    rows = (line.split(",") for _, line in log.lines())
+    if not match or next(rows, [])[: len(MARKS.names)] != list(MARKS.names):
+        raise ValueError("no marks")
+    rank = int(match["rank"])
+    own.begun.add(rank)
+    own.nodes.setdefault(rank, match["node"])
+    for code in _codes(rows):
+        own.ends[rank] = code
+
+
+def _codes(rows: Iterable[list[str]]) -> Iterable[int]:
+    for _, mark, value, *_ in (row for row in rows if len(row) >= len(MARKS.names)):
+        if mark == _END:
+            yield int(float(value))
+
+
+def _result(log: Log) -> int | None:
+    try:
+        record = _json(log)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or set(record) != _RESULT:
+        return None
+    code = record["exit_code"]
+    return code if isinstance(code, int) else None
+
+
+def _of_finding(found: dict[str, Any], file: int) -> Event:
+    reason = f"{found['found']}; expected {found['expected']} -> {found['hint']}"
+    text = f"FAIL {found['check']}: {reason}"
+    ranks = found["ranks"]
+    nodes = found["nodes"]
+    rank = ranks[0] if len(ranks) == 1 else None
+    node = nodes[0] if len(nodes) == 1 else None
+    return Event(
+        "check-failed",
+        Kind.PRIMARY,
+        True,
+        file,
+        1,
+        text,
+        rank,
+        node,
+        ours=True,
+        reason=reason,
+    )
