@@ -21,6 +21,7 @@ from srunddp.triage.rank_labels import (
 )
 from srunddp.triage.reports import Reports, add_note, ours
 from srunddp.triage.signatures import Kind, Signature, says, table
+from srunddp.triage.stalls import PrintedStack, StackReader
 from srunddp.triage.tracebacks import Tracebacks
 
 _SNIFFED = 400  # lines at the beginning of a file from which its labels are recognised
@@ -88,6 +89,7 @@ class Evidence:
         cut: Whether the last line of a log has no line end.
         runs: Whether Slurm says that the job has not ended.
         own: What srunddp's own files tell, by the folder of the run.
+        stacks: Where each rank was when somebody last asked.
     """
 
     names: list[str]
@@ -103,6 +105,7 @@ class Evidence:
     cut: bool = False
     runs: bool = False
     own: dict[Path, OwnWords] = field(default_factory=dict)
+    stacks: dict[int, PrintedStack] = field(default_factory=dict)
 
     @property
     def ended_well(self) -> bool:
@@ -272,6 +275,8 @@ class _LogReader:
         self._last_time: float | None = None
         self._overall = Progress()
         self._reports = Reports()
+        self._stacks = StackReader()
+        self._looks: list[tuple[_Sighting, PrintedStack]] = []
         self._own: Event | None = None  # srunddp's last word of a failure
 
     def read(self) -> None:
@@ -291,6 +296,8 @@ class _LogReader:
         if labels.local and self._reports.apart:
             self._forget_local_ranks()
         self._evidence.events += [each.settle() for each in self._sightings]
+        for sighting, stack in self._looks:
+            self._evidence.stacks[sighting.settle().rank or 0] = stack
         self._evidence.steps[self._index] = self._overall.count
         self._look_for_a_good_end(tail)
         self._evidence.cut |= self._log.cut
@@ -298,6 +305,12 @@ class _LogReader:
     def _read_labelled(self, number: int, line: str, labels: RankLabels) -> str:
         """Read a line, and return it without its label."""
         text, rank, node = labels.strip(line)
+        stack = self._stacks.feed(self._index, number, text)
+        if stack:
+            if not stack.lines and stack.event.number == number:
+                sighting = _Sighting(stack.event, self._overall, self._overall)
+                self._looks.append((sighting, stack))
+            return text
         if rank is None:
             rank = self._rank
         node = node or self._node
@@ -405,6 +418,8 @@ class _LogReader:
         return not (is_near or tracebacks.open or is_heard)
 
     def _count_steps(self, stream: _Stream, text: str) -> None:
+        if text.startswith(("srun: ", "slurmstepd")):
+            return  # Slurm's step is no step of the run
         step = tuple(_STEP.findall(text[:400].lower()))
         stream.progress.add(step)
         self._overall.add(step)

@@ -9,6 +9,7 @@ from srunddp.triage.event import Event, is_same
 from srunddp.triage.first_failure import explained_by, first_failure, told_by_srunddp
 from srunddp.triage.rules import PEER, set_aside
 from srunddp.triage.signatures import Kind
+from srunddp.triage.stalls import stalled
 from srunddp.triage.whose import tell_whose
 
 _OWN_EXIT_CODE = 2  # a good end of at least this weight (see GoodEnd) is never doubted
@@ -27,6 +28,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         found = _without_failure(remaining, evidence)
     else:
         found = first_failure(remaining, evidence)
+    found = _by_stacks(found, evidence) or found
     found.own = told_by_srunddp(remaining)
     if found.first:
         # Find the rank first: whether an earlier event explains the failure depends on the rank.
@@ -38,6 +40,14 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         found.certainty = Certainty.CERTAIN
     _tell_others(found, evidence)
     return found
+
+
+def _by_stacks(found: Diagnosis, evidence: Evidence) -> Diagnosis | None:
+    """Name the rank that the others wait for, if nothing but an end from outside is told."""
+    is_told = found.first and found.first.kind is not Kind.ENDING and found.cause != "unknown"
+    if is_told or found.cause is None:
+        return None
+    return stalled(evidence.stacks, evidence.observed.world_size or 0)
 
 
 def _tell_world(found: Diagnosis, evidence: Evidence) -> None:

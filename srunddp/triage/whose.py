@@ -35,7 +35,7 @@ def tell_whose(
         found.rank = own.rank
         found.node = own.node
         return
-    node = first.node or _lost_node(first, remaining)
+    node = None if found.victim else first.node or _lost_node(first, remaining)
     if first.kind is Kind.ENDING or first.cause == "node-failure":
         # The line is about the whole job or a node. A label before other lines, or the only rank
         # with output, says nothing about it.

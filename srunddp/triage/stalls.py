@@ -1,0 +1,93 @@
+"""Which rank the others wait for, by the stacks that srunddp prints on SIGURG."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from srunddp.triage.diagnosis import Certainty, Diagnosis
+from srunddp.triage.event import Event
+from srunddp.triage.signatures import Kind, says
+from srunddp.util.hostlist import ranges
+from srunddp.util.python_stack import (
+    dump_of_printed,
+    find_blocking_rank,
+    is_waiting,
+    main_stack,
+    top_frame,
+)
+
+_HEADING = "Stack (most recent call last):"
+
+
+@dataclass
+class PrintedStack:
+    """Where a rank was when somebody asked.
+
+    Attributes:
+        event: The line that names the rank and its place.
+        lines: The frames below it, the outermost first; empty if the rank gave none.
+    """
+
+    event: Event
+    lines: list[str] = field(default_factory=list)
+
+
+class StackReader:
+    """Reads the stacks in one stream of lines."""
+
+    def __init__(self) -> None:
+        self._open: PrintedStack | None = None
+
+    def feed(self, file: int, number: int, text: str) -> PrintedStack | None:
+        """Read a line.
+
+        Args:
+            file: The position of its log in the list of logs.
+            number: The number of the line.
+            text: The line without its label.
+
+        Returns:
+            The stack that the line begins or belongs to; None if it is another line.
+        """
+        match = text.startswith("srunddp: rank ") and says("own-stack", text)
+        if match:
+            event = Event("rank-stalled", Kind.HINT, False, file, number, text)
+            event.rank = int(match[1])
+            event.node = match[2]
+            event.ours = True
+            self._open = PrintedStack(event)
+        elif self._open and text.startswith('  File "'):
+            self._open.lines.append(text)
+        elif text != _HEADING:
+            self._open = None
+        return self._open
+
+
+def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | None:
+    """Name the rank that the others wait for.
+
+    Args:
+        stacks: The last stack of each rank.
+        world_size: The number of ranks.
+
+    Returns:
+        None if the stacks do not tell: the run went on afterwards, all ranks are at the same place,
+            or all of them wait.
+    """
+    if not stacks or any(each.event.overall for each in stacks.values()):
+        return None
+    texts = {rank: "" for rank in range(world_size)}
+    texts |= {rank: dump_of_printed(each.lines) for rank, each in stacks.items()}
+    places = {rank: main_stack(text) for rank, text in texts.items()}
+    rank = find_blocking_rank(texts, {})
+    others = [each for each in texts if top_frame(places[each]) != top_frame(places[rank])]
+    if not others or (places[rank] and is_waiting(places[rank])):
+        return None
+    where = sorted({top_frame(places[each]) for each in others})
+    why = f"ranks {ranges(others)} are in {', '.join(where)}"
+    # A rank that has given no stack has no line.
+    told = stacks[rank] if rank in stacks else stacks[others[0]]
+    found = Diagnosis("rank-stalled", Certainty.LIKELY, told.event, rank=rank, why=why)
+    found.victim = rank not in stacks
+    if rank in stacks:
+        found.node = told.event.node
+    return found

@@ -1,0 +1,102 @@
+"""The rank that the others wait for, by the stacks that each rank prints on SIGURG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from srunddp.supervisor.recorder import FailureRecorder
+from srunddp.supervisor.stacks import StackDump
+from srunddp.supervisor.worker_process import wait_for_child
+from srunddp.triage.collect import collect
+from srunddp.triage.diagnose import diagnose
+from srunddp.triage.diagnosis import Diagnosis
+from srunddp.triage.logs import find
+from srunddp.triage.render import lines
+from tests.support.facts import tells
+from tests.support.recorded_writes import ALL_REDUCE, BACKWARD, LOAD_BATCH
+from tests.support.starting import LONG, write
+
+PLACED = "srunddp: 4 ranks on 2 nodes, launcher Slurm, channel pmi\nstep 1\n"
+CANCELLED = "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
+HANGING = {0: ALL_REDUCE, 1: ALL_REDUCE, 2: LOAD_BATCH, 3: BACKWARD}
+
+
+class Asked:
+    """A worker that gives this stack."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def request(self, _: int) -> str:
+        return self.text
+
+
+def printed(folder: Path, stacks: dict[int, str]) -> str:
+    """What the ranks' supervisors write to the terminal, and the same to the ranks' logs."""
+    said = ""
+    for rank, text in stacks.items():
+        node = f"node0{rank // 2 + 1}"
+        log = write(folder / "logs" / f"{node}.rank{rank}.log", "")
+        recorder = FailureRecorder(rank, node, cast(StackDump, Asked(text)), log)
+        recorder.print_stack(1)
+        wait_for_child(recorder._stack_writer, LONG)
+        said += log.read_text()
+    return said
+
+
+def judged(path: Path) -> tuple[Diagnosis, str]:
+    evidence = collect(find([str(path)]))
+    found = diagnose(evidence)
+    return found, "\n".join(lines(found, evidence))
+
+
+@pytest.mark.parametrize("end", ["", CANCELLED], ids=["running", "cancelled"])
+def test_the_rank_that_the_others_wait_for_is_named(end: str, tmp_path: Path) -> None:
+    text = PLACED + printed(tmp_path, HANGING) + end
+    found, said = judged(write(tmp_path / "slurm-1.out", text))
+    assert (found.cause, found.certainty, found.rank, found.node) == (
+        "rank-stalled",
+        "likely",
+        2,
+        "node02",
+    )
+    assert tells(said.splitlines()[0], "rank 2", "load_batch (train.py:7)", "ranks 0-1,3")
+    # The logs of the ranks are enough, and none of them has output of its own.
+    found, _ = judged(tmp_path / "logs")
+    assert (found.rank, found.seen, found.silent) == (2, [], [0, 1, 2, 3])
+
+
+def test_a_rank_without_a_stack_is_the_one(tmp_path: Path) -> None:
+    text = PLACED + printed(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE, 2: BACKWARD})
+    found, said = judged(write(tmp_path / "slurm-1.out", text))
+    assert (found.cause, found.rank, found.node) == ("rank-stalled", 3, None)
+    assert tells(said.splitlines()[0], "rank 3", "ranks 0-2")
+
+
+@pytest.mark.parametrize(
+    ("stacks", "after"),
+    [
+        (dict.fromkeys(range(4), ALL_REDUCE), ""),
+        (dict.fromkeys(range(4), LOAD_BATCH), ""),
+        (HANGING, "step 2\nstep 3\n"),
+    ],
+    ids=["all wait", "all work", "it went on"],
+)
+def test_where_no_rank_stands_out_none_is_named(
+    stacks: dict[int, str],
+    after: str,
+    tmp_path: Path,
+) -> None:
+    text = PLACED + printed(tmp_path, stacks) + after
+    found, _ = judged(write(tmp_path / "slurm-1.out", text))
+    assert (found.cause, found.rank) == ("unknown", None)
+
+
+def test_a_failure_after_the_look_counts_more(tmp_path: Path) -> None:
+    text = PLACED + printed(tmp_path, HANGING)
+    text += "srunddp: rank 0 on node01 failed: MemoryError (exit code 1)\n"
+    found, _ = judged(write(tmp_path / "slurm-1.out", text))
+    assert (found.cause, found.rank) == ("host-out-of-memory", 0)
