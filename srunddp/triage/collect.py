@@ -1,8 +1,9 @@
 """Turn lines of logs into events: signs of a cause, exceptions, and reports of launchers."""
 
+import functools
 import itertools
 import re
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,9 @@ from srunddp.triage.tracebacks import Tracebacks
 
 _SNIFFED = 400  # lines at the beginning of a file from which its labels are recognised
 _KEPT = 40  # events kept for each combination of sign, rank and file
+_MOST_EVENTS = 10_000  # kept of one file; of more, each replaces the newest one
+_MOST_STREAMS = 10_000  # ranks of one file that are told apart; the others are one
+_OTHERS = -1
 _TAIL = 12  # last lines of a file that are searched for a good end
 GOES_ON = 3  # steps after an event that show that it did not end the run
 _NEAR = 3  # lines after an error that may continue its message, or may say that it was handled
@@ -36,6 +40,7 @@ _STEP = re.compile(
 )
 _RECENT = 32  # steps that are remembered, because several ranks of a log report the same steps
 _MOST_FORMS = 50_000  # limits memory for a log in which all lines differ
+_REPORTED = "ended with exit code 0 on all ranks"  # by srunddp report
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
@@ -107,6 +112,11 @@ class Evidence:
     own: dict[Path, OwnWords] = field(default_factory=dict)
     stacks: dict[int, PrintedStack] = field(default_factory=dict)
 
+    @functools.cached_property
+    def _endings(self) -> list[Event]:
+        # Asked for each event, of which there may be thousands.
+        return [each for each in self.events if each.kind is Kind.ENDING and each.sure]
+
     @property
     def ended_well(self) -> bool:
         """Whether srunddp's files tell that each run has ended with exit code 0."""
@@ -125,11 +135,7 @@ class Evidence:
         """
         if self.report:
             return False
-        return any(
-            each.file != event.file or each.number > event.number
-            for each in self.events
-            if each.kind is Kind.ENDING and each.sure
-        )
+        return any(each.file != event.file or each.number > event.number for each in self._endings)
 
     def is_outlived(self, event: Event) -> bool:
         """Tell whether srunddp ended with 0 in spite of an event.
@@ -246,6 +252,13 @@ class _Sighting:
         return self.event
 
 
+def _steps_in(text: str) -> tuple[str, ...]:
+    """Return the steps that a line reports; Slurm's step is no step of the run."""
+    if text.startswith(("srun: ", "slurmstepd")):
+        return ()
+    return tuple(_STEP.findall(text[:400].lower()))
+
+
 class _LogReader:
     """Reads one log.
 
@@ -268,7 +281,9 @@ class _LogReader:
         self._rank = rank
         self._dull = dull
         self._node = node_of_name(log.name)
-        self._streams = defaultdict[int | None, _Stream](_Stream)
+        # Only of ranks with a line that has to be read closely: a number behind "rank" may be any.
+        self._streams: dict[int | None, _Stream] = {}
+        self._labelled = set[int]()
         self._sightings: list[_Sighting] = []
         # The positions in _sightings of each combination of sign, kind and rank.
         self._places: dict[tuple[str, Kind, int | None], list[int]] = {}
@@ -322,18 +337,20 @@ class _LogReader:
         # In a rank's log its supervisor tells where another start begins, which is no output.
         if not text.startswith("srunddp: "):
             observed.add_rank(owner, node)
+        self._read(number, text, rank, owner, node)
+        if rank is not None:
+            self._labelled.add(rank)
         speaker = f"rank {rank}" if rank is not None else self._log.name
         # Remove the key first, so that it moves to the end of the dictionary.
         self._evidence.last.pop(speaker, None)
         self._evidence.last[speaker] = text
-        self._read(number, text, self._streams[rank], owner, node)
         return text
 
     def _forget_local_ranks(self) -> None:
         """Forget ranks that come from labels with local ranks: on several nodes these are other
         ranks.
         """
-        self._evidence.observed.seen -= {rank for rank in self._streams if rank is not None}
+        self._evidence.observed.seen -= self._labelled
         for sighting in self._sightings:
             if not sighting.event.end:
                 sighting.event.rank = None
@@ -359,18 +376,31 @@ class _LogReader:
             finished[self._index] = GoodEnd(number, max(weight, known.weight if known else 0))
 
     def _read(
-        self, number: int, text: str, stream: _Stream, owner: int | None, node: str | None
+        self, number: int, text: str, rank: int | None, owner: int | None, node: str | None
     ) -> None:
         form = _DIGITS.sub("0", text)
+        stream = self._streams.get(rank)
         # Inside a traceback the same words may be the exception's message, so read them closely.
-        if form in self._dull and not stream.tracebacks.open:
-            stream.tracebacks.previous = text
+        if form in self._dull and not (stream and stream.tracebacks.open):
             self._count_steps(stream, text)
-            stream.progress.lines += 1
+            if stream:
+                stream.tracebacks.previous = text
+                stream.progress.lines += 1
             return
+        stream = stream or self._new_stream(rank)
         is_dull = self._read_closely(number, text, stream, owner, node)
         if is_dull and len(self._dull) < _MOST_FORMS:
             self._dull.add(form)
+
+    def _new_stream(self, rank: int | None) -> _Stream:
+        """Make the stream of a rank, from whose lines so far only the last one counts."""
+        if len(self._streams) >= _MOST_STREAMS:
+            return self._streams.setdefault(_OTHERS, _Stream())
+        stream = self._streams[rank] = _Stream()
+        speaker = f"rank {rank}" if rank is not None else self._log.name
+        stream.tracebacks.previous = self._evidence.last.get(speaker, "")
+        stream.progress.add(_steps_in(stream.tracebacks.previous))
+        return stream
 
     def _read_closely(
         self, number: int, text: str, stream: _Stream, owner: int | None, node: str | None
@@ -378,7 +408,7 @@ class _LogReader:
         """Read a line closely; return whether it says nothing about an end."""
         if text.startswith("srunddp: ") and ", launcher " in text:
             self._evidence.met = True
-        if text.startswith("srunddp: ended with 0"):
+        if text.startswith("srunddp: ended with 0") or text == _REPORTED:
             self._evidence.finished[self._index] = GoodEnd(number, 3)
         tracebacks = stream.tracebacks
         exceptions = tracebacks.raised
@@ -417,11 +447,10 @@ class _LogReader:
         is_heard = any(says(name, text) for name in ("heard", "handled", "ending", "ended-more"))
         return not (is_near or tracebacks.open or is_heard)
 
-    def _count_steps(self, stream: _Stream, text: str) -> None:
-        if text.startswith(("srun: ", "slurmstepd")):
-            return  # Slurm's step is no step of the run
-        step = tuple(_STEP.findall(text[:400].lower()))
-        stream.progress.add(step)
+    def _count_steps(self, stream: _Stream | None, text: str) -> None:
+        step = _steps_in(text)
+        if stream:
+            stream.progress.add(step)
         self._overall.add(step)
 
     def _exception(self, stream: _Stream, is_handed_on: bool) -> Event:
@@ -500,12 +529,15 @@ class _LogReader:
             if last.text.startswith("terminate called "):
                 last.kind = Kind.NOISE  # that line only announces the line with the cause
         sighting = _Sighting(event, self._progress_after(event, stream), self._overall)
-        places = self._places.setdefault((event.cause, event.kind, event.rank), [])
-        if len(places) < _KEPT:
-            places.append(len(self._sightings))
+        key = (event.cause, event.kind, event.rank)
+        places = self._places.get(key, [])
+        if len(places) < _KEPT and len(self._sightings) < _MOST_EVENTS:
+            self._places.setdefault(key, places).append(len(self._sightings))
             self._sightings.append(sighting)
-        else:  # replace the newest one, because the last of many events may be the one that matters
+        elif places:  # replace the newest one: the last of many events may be the one that matters
             self._sightings[places[-1]] = sighting
+        else:
+            self._sightings[-1] = sighting
 
     def _progress_after(self, event: Event, stream: _Stream) -> Progress:
         """Choose whose later steps would show that the event did not end the run."""

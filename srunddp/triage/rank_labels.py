@@ -41,8 +41,11 @@ _STEPD = re.compile(
     r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\] (?=(?:error|fatal): )"
 )
-# A progress bar does not end its line, so a traceback may begin in the middle of one.
-_BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")
+# A progress bar does not end its line, so a traceback or srunddp's summary may begin in the middle
+# of one.
+_BEHIND_A_BAR = re.compile(
+    r"\[rank\d+\]: Traceback \(most recent|(?<=\])srunddp: (?=ranks? \d|no step|stopped )"
+)
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:attempt_\d+/|^|/)(\d{1,7})/(?:stdout|stderr|output)(?:\.\w+)?$")
 _AGENT = re.compile(r".*(?=attempt_\d+/\d)")
@@ -89,7 +92,8 @@ class RankLabels:
             rank = int(found["rank"]) if "rank" in found else None
             node = found.get("node")
             text = text[match.end() :]
-        if "Traceback (" in text and (header := _BEHIND_A_BAR.search(text)):
+        is_broken = "Traceback (" in text or "]srunddp: " in text
+        if is_broken and (header := _BEHIND_A_BAR.search(text)):
             text = text[header.start() :]
         # torchrun's label with a local rank may stand before torch's label with the rank. The
         # latter counts.

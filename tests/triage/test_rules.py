@@ -51,6 +51,8 @@ def test_a_short_log_is_judged_as_its_row_tells(row: dict[str, Any], tmp_path: P
     assert {key: printed[key] for key in keys} == {key: row[key] for key in keys}
     assert (found.first.text if found.first else "").startswith(row.get("first", ""))
     assert row.get("says", "") in said
+    if "followed" in row:
+        assert [each["text"] for each in printed["followed"]] == row["followed"]
     if rule := row.get("rule"):
         assert [each["rule"] for each in printed["set_aside"]] == [rule]
         assert re.search(rf"^set aside: .*\({rule}: .+\)$", said, re.MULTILINE)

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from srunddp.triage import collect as collecting
 from srunddp.triage import logs
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import diagnose
@@ -136,7 +138,7 @@ def test_files_that_are_no_logs_are_skipped_without_blocking(tmp_path: Path) -> 
     (tmp_path / "link.out").symlink_to(outside)
     (tmp_path / "core.1").write_bytes(b"\x7fELF" + bytes(range(256)) * 20 + b"\nMemoryError\n")
     log(tmp_path, "time,what\n1,MemoryError\n", "monitor.0/node01.node.csv")
-    log(tmp_path, '{"note": "MemoryError"}\n', "monitor.0/run.json")
+    log(tmp_path, '{"note": "MemoryError"}\n', "monitored/run.json")
     log(tmp_path, "raise MemoryError\nMemoryError\n", "train.py")
     assert [each.name for each in find([str(tmp_path)])] == ["slurm-1.out"]
     assert diagnosis(tmp_path).cause is None
@@ -305,3 +307,22 @@ def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
             f"{node}.log",
         )
     assert "MemoryError: node02" in said(tmp_path).splitlines()[0]
+
+
+@pytest.mark.parametrize("line", ["[rank{0}]: step {0} x", "[rank{0}]: MemoryError: {0}"])
+def test_memory_is_bounded_by_what_is_read(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever number stands behind "rank", for example that of a request."""
+    monkeypatch.setattr(collecting, "_MOST_EVENTS", 100)
+    monkeypatch.setattr(collecting, "_MOST_STREAMS", 100)
+    count = 4000
+    path = log(tmp_path, "".join(f"{line.format(number)}\n" for number in range(count)))
+    table()
+    tracemalloc.start()
+    try:
+        diagnosis(path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1000 * count  # a stream of its own for each would take 2,000 bytes and more

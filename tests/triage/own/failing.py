@@ -2,6 +2,7 @@
 --restarts, only after another failure in the first start.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -63,7 +64,7 @@ def fail() -> None:  # noqa: C901
         case "memory":
             raise MemoryError
         case "no-module":
-            import einops_of_nobody  # noqa: F401
+            importlib.import_module("einops_of_nobody")
         case "no-file":
             load_sample("/data/shard-7.tar")
         case "disk-full":
