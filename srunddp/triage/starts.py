@@ -20,6 +20,8 @@ SLACK = 300.0  # seconds by which Slurm's clock and the file system's may differ
 _ATTEMPT = re.compile(r"(.*)(?:attempt_|monitor\.)(\d{1,9})(?:\.(\d{1,9}))?/")
 _EARLIER = re.compile(r"failure\.\d+\.json")  # describes a start after which srunddp began another
 _LISTED = 4  # names in a note
+_OPENING_LINES = 20  # of ranks, at the beginning of a log
+_DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 _ONE_FAILURE = 5  # the most lines that torchrun writes about one failure
 # The line that announces another start, in a file of --log-dir or elsewhere; and rank 0's line
 # after a rendezvous, see srunddp/run/start.py.
@@ -172,25 +174,53 @@ class _Ranks(Enum):
     """What torchrun's ranks wrote last.
 
     Attributes:
-        RUN: No failure yet, or a rank has written a line since the last one.
-        ENDED: A failure, and since then only lines of the launcher.
+        RUN: No failure yet, or the ranks have begun again since the last one.
+        ENDED: A failure, and no new beginning since.
     """
 
     RUN = auto()
     ENDED = auto()
 
 
+class _Opening:
+    """The lines that ranks write only at the beginning of a start."""
+
+    def __init__(self) -> None:
+        self._forms = set[str]()
+        self._count = 0
+
+    def add(self, line: str) -> None:
+        """Read a line of a rank before its start has ended."""
+        self._count += 1
+        form = _form(line)
+        if self._count <= _OPENING_LINES:
+            self._forms.add(form)
+        else:
+            self._forms.discard(form)
+
+    def begins_with(self, line: str) -> bool:
+        """Tell whether a line is as one of the beginning."""
+        return _form(line) in self._forms
+
+
+def _form(line: str) -> str:
+    return _DIGITS.sub("0", line)
+
+
 class _Torchrun:
     """Finds the starts made by torchrun.
 
-    torchrun reports that ranks failed, but not that it starts them again. A new start shows when a
-    rank writes again.
+    torchrun reports that ranks failed, and only at some levels of its log that it starts them
+    again. Else a new start shows when the ranks begin again, with a line as at the first start.
+    Another line after a failure may be of the job script or of a rank that ends.
     """
 
     def __init__(self) -> None:
+        self._opening = _Opening()
         self._ranks = _Ranks.RUN
         self._failures: dict[str, int] = {}  # the line number of each failure, by its words
         self._last_failure = 0
+        self._is_announced = False  # the launcher has said that it starts the ranks again
         self._wrote_again = 0  # the first line of a rank after the last failure
         # The number of tables of failures: each node writes one when the last start has failed.
         self._tables = 0
@@ -201,8 +231,16 @@ class _Torchrun:
             self._tables += 1
         if match := says("restarted", line):
             self._add_failure(number, match[0])
-        elif self._ranks is _Ranks.ENDED and not says("launcher", line):
+            self._is_announced |= "will restart" in match[0]
+        elif not says("launcher", line):
+            self._read_of_rank(number, line)
+
+    def _read_of_rank(self, number: int, line: str) -> None:
+        if self._ranks is _Ranks.RUN:
+            self._opening.add(line)
+        elif self._is_announced or self._opening.begins_with(line):
             self._ranks = _Ranks.RUN
+            self._is_announced = False
             self._wrote_again = number
 
     def _add_failure(self, number: int, words: str) -> None:

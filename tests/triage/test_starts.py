@@ -17,6 +17,7 @@ REQUEUED = (
 STAMPED = "[2026-03-01T10:00:00.123] "
 PLACED = "srunddp: 2 ranks on 2 nodes, launcher Slurm, channel pmi"
 TABLE = "Root Cause (first observed failure):"
+AGAIN = "E1124 torch/distributed/elastic/agent.py:9] 2/3 attempts left; will restart worker group"
 BEFORE, AFTER = (
     time.mktime(time.strptime(f"2026-03-01T{hour}:00:00", "%Y-%m-%dT%H:%M:%S")) for hour in (9, 11)
 )
@@ -45,13 +46,18 @@ def elastic(count: int) -> list[str]:
         (["a", STAMPED + REQUEUED[15:], "srun: b", STAMPED + "error: c", "d", "e"], AFTER, [5]),
         (["a", REQUEUED, "b", "c"], BEFORE, []),
         (["a", REQUEUED, REQUEUED, PLACED, REQUEUED, "b"], AFTER, [4, 6]),
-        # torchrun's: a rank writes after a failure.
-        (["a", failed(0), *elastic(2), "b", "c"], 0.0, [3]),
+        # torchrun's: it says so, or after a failure the ranks begin again.
+        (["a", failed(0), *elastic(2), "a", "c"], 0.0, [3]),
+        (["a", failed(0), AGAIN, *elastic(2), "b", "c"], 0.0, [3]),
+        (["a 1", "b", failed(0), *elastic(2), "b", "a 7", "c"], 0.0, [4]),
+        # What the job script, or a rank that ends, writes after it is no start.
+        (["a", failed(0), *elastic(2), "Job ended at 12:00", "c"], 0.0, []),
+        (["a", *["step 1"] * 30, failed(0), *elastic(2), "step 2"], 0.0, []),
         (["a", failed(0), *elastic(2)], 0.0, []),
-        (["a", failed(0), failed(1), "b", *elastic(5), failed(2), "c"], 0.0, [3, 11]),
+        (["a", failed(0), failed(1), "a", *elastic(5), failed(2), "a"], 0.0, [3, 11]),
         # Its tables are of the last start: one a node, and so maybe more than failures are told.
-        (["a", failed(0), "b", *elastic(5), failed(2), TABLE, "c"], 0.0, [3]),
-        (["a", failed(0), "b", *elastic(5), failed(2), TABLE, TABLE, TABLE, "c"], 0.0, []),
+        (["a", failed(0), "a", *elastic(5), failed(2), TABLE, "c"], 0.0, [3]),
+        (["a", failed(0), "a", *elastic(5), failed(2), TABLE, TABLE, TABLE, "c"], 0.0, []),
     ],
 )
 def test_a_start_begins_where_its_words_tell(
