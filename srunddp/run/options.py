@@ -2,7 +2,7 @@
 name means the same in both commands.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -24,7 +24,7 @@ from srunddp.util.click_types import (
 _Declaration = Callable[[Any], Any]
 
 # By heading of --help, in the order of its list.
-_DECLARED: Mapping[str, tuple[_Declaration, ...]] = {
+_DECLARED: dict[str, tuple[_Declaration, ...]] = {
     "Network and rendezvous": (
         ifaces_option,
         click.option(

@@ -367,7 +367,7 @@ class Coordinator(FailureMonitor):
         if self._leave_by is None and self._is_well_over():
             self._leave_by = now + self._limits.killed_within
             if self._alone >= self._table.ranks:
-                write_stderr(_all_alone(len(self._alone)))
+                write_amid_output(_all_alone(len(self._alone)))
             for rank in self._open:
                 self._connections[rank].send(RunIsOver())
             self._end_connections()
@@ -392,7 +392,7 @@ class Coordinator(FailureMonitor):
             )
         if self._explains_steps and self._stall.has_no_effect(now):
             self._explains_steps = False
-            write_stderr(_no_steps(self._stall.timeout))
+            write_amid_output(_no_steps(self._stall.timeout))
         # If ranks can move, rank 0 answers each ping, and need not send pings of its own.
         if not self._can_move:
             self._liveness.ping(self._open)

@@ -1,7 +1,6 @@
 """Run Slurm's commands: in plain English, without a terminal, and with a time limit."""
 
 import contextlib
-import operator
 import os
 import re
 import subprocess
@@ -212,7 +211,7 @@ def asked_seconds(text: str) -> float | None:
         units = (3600, 60, 1)
     else:
         units = (60, 1, 0)
-    return days * 86400 + sum(map(operator.mul, parts, units))
+    return days * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
 
 def figure(text: str) -> float | None:
