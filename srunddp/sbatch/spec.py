@@ -30,17 +30,17 @@ class SlurmJob:
             are lists in a file.
         setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c
             0".
-        backend: as for srunddp run, as all of its options.
-        ifaces: the file of interfaces.
+        backend: as in srunddp run.
+        ifaces: as in srunddp run.
         log_dir: folder for each rank's output, and for the job's log; None for the job's log alone,
             in logs.
         preflight: run srunddp check first; the training is not started if that finds a failure.
-        offline: offline mode for Hugging Face.
+        offline: as in srunddp run.
         srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one
             that is running.
-        restarts: how often all ranks may start anew.
-        spare_nodes: how many of the nodes wait.
-        result: the file for exit code and restarts.
+        restarts: as in srunddp run.
+        spare_nodes: as in srunddp run; nodes counts them too.
+        result: as in srunddp run.
         run_options: options of srunddp run, such as --prefix; each also has its own name here.
         job_name: the script's name without its ending unless given.
         cpus_per_task: CPUs of each rank, for its loader workers too.
@@ -55,8 +55,8 @@ class SlurmJob:
             --sbatch-arg=--container=BUNDLE.
         container_image: for pyxis; an image that has srunddp.
         container_mounts: for pyxis, SOURCE:TARGET; the working folder is always mounted.
-        monitor: a duration between samples; srunddp report follows the training.
-        monitor_dir: folder for the samples.
+        monitor: as in srunddp run, as it is written: 5s; srunddp report follows the training.
+        monitor_dir: as in srunddp run.
         stage: bring the environment and this folder to nodes that do not see them, by srunddp stage
             push.
         data: further folders to bring along.
