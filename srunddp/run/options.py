@@ -158,9 +158,9 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
 
 def with_options(function: Any) -> Any:
     """Add all options to a command's function, as their decorators one above the other would."""
-    for declarations in reversed(_DECLARED.values()):
-        for declare in reversed(declarations):
-            function = declare(function)
+    in_order = [declare for declarations in _DECLARED.values() for declare in declarations]
+    for declare in reversed(in_order):
+        function = declare(function)
     return function
 
 
