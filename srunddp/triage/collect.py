@@ -291,7 +291,7 @@ class _LogReader:
         self._overall = Progress()
         self._reports = Reports()
         self._stacks = StackReader()
-        self._looks: list[tuple[_Sighting, PrintedStack]] = []
+        self._looks: dict[int, tuple[_Sighting, PrintedStack]] = {}
         self._own: Event | None = None  # srunddp's last word of a failure
 
     def read(self) -> None:
@@ -311,8 +311,9 @@ class _LogReader:
         if labels.local and self._reports.apart:
             self._forget_local_ranks()
         self._evidence.events += [each.settle() for each in self._sightings]
-        for sighting, stack in self._looks:
-            self._evidence.stacks[sighting.settle().rank or 0] = stack
+        for rank, (sighting, stack) in self._looks.items():
+            sighting.settle()
+            self._evidence.stacks[rank] = stack
         self._evidence.steps[self._index] = self._overall.count
         self._look_for_a_good_end(tail)
         self._evidence.cut |= self._log.cut
@@ -322,9 +323,7 @@ class _LogReader:
         text, rank, node = labels.strip(line)
         stack = self._stacks.feed(self._index, number, text)
         if stack:
-            if not stack.lines and stack.event.number == number:
-                sighting = _Sighting(stack.event, self._overall, self._overall)
-                self._looks.append((sighting, stack))
+            self._keep(stack)
             return text
         if rank is None:
             rank = self._rank
@@ -345,6 +344,16 @@ class _LogReader:
         self._evidence.last.pop(speaker, None)
         self._evidence.last[speaker] = text
         return text
+
+    def _keep(self, stack: PrintedStack) -> None:
+        """Keep the last stack of each rank."""
+        rank = stack.event.rank
+        known = self._looks.get(rank) if rank is not None else None
+        if rank is None or (known and known[1] is stack):
+            return
+        if known or len(self._looks) < _MOST_STREAMS:
+            sighting = _Sighting(stack.event, self._overall, self._overall)
+            self._looks[rank] = (sighting, stack)
 
     def _forget_local_ranks(self) -> None:
         """Forget ranks that come from labels with local ranks: on several nodes these are other

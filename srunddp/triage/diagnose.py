@@ -12,6 +12,7 @@ from srunddp.triage.signatures import Kind
 from srunddp.triage.stalls import stalled
 from srunddp.triage.whose import tell_whose
 
+_MOST_TOLD = 100  # failures in srunddp's words with which others are compared
 _OWN_EXIT_CODE = 2  # a good end of at least this weight (see GoodEnd) is never doubted
 
 
@@ -70,7 +71,7 @@ def _tell_others(found: Diagnosis, evidence: Evidence) -> None:
             continue
         if any(is_same(own, each) for own in told):
             continue
-        if each.reason:
+        if each.reason and len(told) < _MOST_TOLD:
             told.append(each)
         if not each.rule and PEER.fits(each, evidence):
             each.rule = PEER.name

@@ -12,6 +12,7 @@ from typing import Any
 
 from srunddp.triage.event import Event
 from srunddp.triage.logs import Log
+from srunddp.triage.rank_labels import MOST_RANKS
 from srunddp.triage.reports import add_note, of_cause
 from srunddp.triage.signatures import Kind
 from srunddp.triage.tracebacks import PythonException, Tracebacks
@@ -114,8 +115,8 @@ def read(kind: OwnFile, log: Log, file: int, own: OwnWords) -> None:
         own: What the files tell; it is changed.
 
     Raises:
-        ValueError, TypeError, LookupError, OverflowError, RecursionError: srunddp has not written
-            the file, or it is cut off.
+        ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError: srunddp
+            has not written the file, or it is cut off.
     """
     match kind:
         case OwnFile.FAILURE:
@@ -147,10 +148,10 @@ def _read_failure(record: dict[str, Any], file: int, own: OwnWords) -> None:
     nodes = {int(victim["rank"]): str(victim.get("node", "")) for victim in record["victims"]}
     if rank is not None:
         nodes |= {int(each): node for each in record.get("ranks", [rank])}
-    own.events.append(event)
-    own.nodes |= nodes
     # The world has at least all ranks up to the highest one named.
-    own.world_size = max(own.world_size, max(nodes) + 1)
+    own.world_size = max(own.world_size, max(nodes, default=-1) + 1)
+    own.nodes |= nodes
+    own.events.append(event)
 
 
 def _exception(traceback: str) -> PythonException | None:
@@ -161,8 +162,12 @@ def _exception(traceback: str) -> PythonException | None:
 
 
 def _read_run(record: dict[str, Any], own: OwnWords) -> None:
-    own.nodes |= {int(rank): str(node) for rank, node in record["ranks"].items()}
-    own.world_size = max(own.world_size, int(record["world_size"]))
+    nodes = {int(rank): str(node) for rank, node in record["ranks"].items()}
+    size = int(record["world_size"])
+    if size > MOST_RANKS:
+        raise ValueError("more ranks than any job has")
+    own.nodes |= nodes
+    own.world_size = max(own.world_size, size)
 
 
 def _read_marks(log: Log, own: OwnWords) -> None:

@@ -77,3 +77,57 @@ def test_ranks_without_output_are_named(name: str) -> None:
     assert all(path.read_text() for path in logs)
     silent = {"mute-exception-logs": [0, 2, 3]}
     assert found.silent == silent.get(name, [])
+
+
+def well(folder: Path) -> Path:
+    """A run that ended well, as it was recorded; returns its output."""
+    shutil.copytree(OWN / "well-logs", folder, dirs_exist_ok=True)
+    (output,) = folder.glob("slurm-*.out")
+    return output
+
+
+CAUGHT = 'Traceback (most recent call last):\n  File "/project/train.py", line 3, in {}\n'
+
+
+def test_an_error_that_a_rank_has_survived_is_none(tmp_path: Path) -> None:
+    output = well(tmp_path)
+    (log,) = tmp_path.rglob("node01.rank0.log")
+    for path in (log, output):
+        path.write_text(path.read_text() + CAUGHT.format("<module>") + "OSError: gone\n")
+    found = judged(tmp_path)
+    assert (found.cause, found.certainty) == (None, Certainty.CERTAIN)
+    assert {each.rule for each in found.set_aside} == {"shutdown"}
+
+
+def test_the_error_of_another_command_counts_though_the_run_ended_well(tmp_path: Path) -> None:
+    output = well(tmp_path)
+    output.write_text(output.read_text() + CAUGHT.format("<module>") + "MemoryError\n")
+    assert judged(tmp_path).cause == "host-out-of-memory"
+
+
+@pytest.mark.parametrize("last", ["end,3", "step,"], ids=["another code", "no end"])
+def test_one_rank_that_did_not_end_well_is_told(last: str, tmp_path: Path) -> None:
+    well(tmp_path)
+    (marks,) = tmp_path.rglob("node02.rank3.marks.csv")
+    marks.write_text(marks.read_text().replace("end,0", last))
+    found = judged(tmp_path)
+    assert (found.cause, found.certainty) == ("unknown", Certainty.UNKNOWN)
+    assert "rank 3" in found.why
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"ranks": 1}', '{"ranks": {}, "world_size": 1e15}'])
+def test_a_damaged_file_is_named_and_does_no_harm(text: str, tmp_path: Path) -> None:
+    well(tmp_path)
+    (run,) = tmp_path.rglob("run.json")
+    run.write_text(text)
+    job = jobs.find([str(tmp_path)], "")
+    evidence = collect(job.logs)
+    assert diagnose(evidence).cause is None  # each rank's own mark tells enough
+    assert any("run.json" in note for note in evidence.notes)
+
+
+def test_the_result_counts_for_the_whole_run(tmp_path: Path) -> None:
+    for code, cause in ((0, None), (1, "unknown")):
+        (tmp_path / "slurm-4711.out").write_text("step 1\n")
+        (tmp_path / "result.json").write_text(f'{{"exit_code": {code}, "restarts": 0}}\n')
+        assert judged(tmp_path).cause == cause
