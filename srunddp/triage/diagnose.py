@@ -31,6 +31,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         found = first_failure(remaining, evidence)
     found = _by_stacks(found, evidence) or found
     found.own = told_by_srunddp(remaining)
+    if found.own:
+        found.why = found.why or found.own.note
     if found.first:
         # Find the rank first: whether an earlier event explains the failure depends on the rank.
         tell_whose(found, found.first, remaining, evidence)

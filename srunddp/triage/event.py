@@ -70,6 +70,7 @@ class Event:
         end: What a launcher reports about the end of ranks, if the event is such a report.
         ours: Whether srunddp itself wrote the line.
         reason: The cause in srunddp's words; empty if the line is not srunddp's.
+        note: A line of srunddp's summary that names the rank at fault; mostly empty.
         handled: Whether a line near it says that the error was handled.
         progress: How many more steps the same rank reported afterwards.
         overall: How many more steps all ranks of the file reported.
@@ -91,6 +92,7 @@ class Event:
     end: End | None = None
     ours: bool = False
     reason: str = ""
+    note: str = ""
     handled: bool = False
     progress: int = 0
     overall: int = 0

@@ -179,6 +179,7 @@ def add_note(event: Event, note: str) -> None:
         event.rank = int(match[1])
         event.node = match[2]
         event.cause = "collective-mismatch"
+        event.note = note
 
 
 def of_cause(cause: str, said: str, event: Event) -> Event:

@@ -18,6 +18,7 @@ SLACK = 300.0  # seconds by which Slurm's clock and the file system's may differ
 # Folders of one start: torchrun's, and those of --monitor, which end with the number of requeues
 # and that of restarts since.
 _ATTEMPT = re.compile(r"(.*)(?:attempt_|monitor\.)(\d{1,9})(?:\.(\d{1,9}))?/")
+_OF_MONITOR = re.compile(r".*monitor\.[\d.]+/")
 _EARLIER = re.compile(r"failure\.\d+\.json")  # describes a start after which srunddp began another
 _LISTED = 4  # names in a note
 _OPENING_LINES = 20  # of ranks, at the beginning of a log
@@ -72,7 +73,9 @@ def newest_start(found: Collection[Log], started: float) -> NewestStart:
     newest = NewestStart(number=max(map(sum, attempts.values()), default=0))
     for log in found:
         if _is_earlier(log, started, attempts):
-            newest.earlier.append(log.name)
+            name = _shown(log)
+            if name not in newest.earlier:
+                newest.earlier.append(name)
             continue
         begins = begins_of_starts(log, started)
         log.begin = max(begins, default=0)
@@ -92,6 +95,12 @@ def _last_attempts(found: Collection[Log]) -> dict[str, tuple[int, ...]]:
         if match := _ATTEMPT.match(log.name):
             attempts[match[1]] = max(_number(match), attempts.get(match[1], ()))
     return attempts
+
+
+def _shown(log: Log) -> str:
+    """Return how a note names a file: of --monitor's files, which are many, only the folder."""
+    match = _OF_MONITOR.match(log.name)
+    return match[0] if match else log.name
 
 
 def _number(match: re.Match[str]) -> tuple[int, ...]:
