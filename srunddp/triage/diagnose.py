@@ -29,10 +29,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         found = _without_failure(remaining, evidence)
     else:
         found = first_failure(remaining, evidence)
-    found = _by_stacks(found, evidence) or found
     found.own = told_by_srunddp(remaining)
     if found.own:
         found.why = found.why or found.own.note
+    else:
+        found = _by_stacks(found, evidence) or found
     if found.first:
         # Find the rank first: whether an earlier event explains the failure depends on the rank.
         tell_whose(found, found.first, remaining, evidence)
@@ -69,7 +70,7 @@ def _tell_others(found: Diagnosis, evidence: Evidence) -> None:
     told = [each for each in (found.own,) if each]
     found.frame = _frame(found, evidence)
     for each in evidence.events:
-        if each.kind in (Kind.WORD, Kind.NOISE) or each is found.first or each in told:
+        if each.kind in (Kind.WORD, Kind.NOISE) or each is found.first:
             continue
         if any(is_same(own, each) for own in told):
             continue

@@ -201,6 +201,8 @@ class _Opening:
     def add(self, line: str) -> None:
         """Read a line of a rank before its start has ended."""
         self._count += 1
+        if self._count > _OPENING_LINES and not self._forms:
+            return
         form = _form(line)
         if self._count <= _OPENING_LINES:
             self._forms.add(form)
