@@ -23,8 +23,10 @@ def default_lost_after(spare_nodes: int) -> float:
     return LOST_AFTER
 
 
-def _is_chosen(parameter: str) -> bool:
-    """Tell whether the user has given a parameter of the command that runs now."""
+def is_chosen(parameter: str) -> bool:
+    """Tell whether the user has given a parameter of the command that runs now, so that its value
+    is no default. Only the thread in which the command began can tell.
+    """
     context = click.get_current_context(silent=True)
     if context is None:
         return False
@@ -49,7 +51,6 @@ class RunCommand:
         restart_grace: Seconds that all ranks may take to end before a restart.
         spare_nodes: How many nodes wait to take the ranks of others.
         stall_timeout: Seconds without a step of any rank after which the run stops; 0 for no limit.
-        asks_for_stall_timeout: Whether the user has chosen that time, so that it is no default.
         lost_after: Seconds without an answer after which a node is lost.
         grace: Seconds that a failed or stopped script may take to end, and one that handles
             SIGTERM.
@@ -83,7 +84,6 @@ class RunCommand:
     restart_grace: float
     spare_nodes: int
     stall_timeout: float
-    asks_for_stall_timeout: bool
     lost_after: float
     grace: float
     signal_grace: float
@@ -120,7 +120,6 @@ class RunCommand:
             restart_grace=given["restart_grace"],
             spare_nodes=given["spare_nodes"],
             stall_timeout=given["stall_timeout"],
-            asks_for_stall_timeout=_is_chosen("stall_timeout"),
             # None means that the option was not given; 0 cannot be given (LOST_LEAST).
             lost_after=given["lost_after"] or default_lost_after(given["spare_nodes"]),
             grace=given["grace"],

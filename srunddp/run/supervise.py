@@ -19,6 +19,7 @@ from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, listen_again
 from srunddp.bootstrap.rendezvous.roles import rendezvous
 from srunddp.errors import ReassignedError, RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
+from srunddp.run.command import is_chosen
 from srunddp.run.restart import EndedStart
 from srunddp.run.run_files import run_metadata
 from srunddp.run.worker import WorkerContext
@@ -88,6 +89,8 @@ class Agent(RankAgent):
             self.context.command.signal_grace,
         )
         self._folder = log.parent if log else None
+        # The rendezvous runs in another thread, which could not ask.
+        self._asks_for_stall_timeout = is_chosen("stall_timeout")
         self._spare_nodes = self._make_spare_nodes() if environment.spares else None
 
     def _make_spare_nodes(self) -> SpareNodes:
@@ -276,7 +279,7 @@ class Agent(RankAgent):
             node=environment.node,
             nodes=found.nodes,
             stall_timeout=command.stall_timeout,
-            asks_for_stall_timeout=command.asks_for_stall_timeout,
+            asks_for_stall_timeout=self._asks_for_stall_timeout,
             step=self.monitor.page.read,
             paused=self.monitor.page.is_paused,
             has_steps=self.monitor.page.has_steps,
