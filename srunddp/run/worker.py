@@ -46,7 +46,7 @@ from srunddp.util.import_hook import surround_import
 _SOON = 0.3  # seconds; ranks that all start now have met by then
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
 # Modules by which ranks work together without a process group of torch.
-_OTHER_WAYS = ("mpi4py.MPI", "horovod", "jax")
+_OTHER_WAYS = ("horovod", "jax")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +154,25 @@ def _note_if_alone(page: telemetry.TelemetryPage) -> None:
     """Note on the page whether the script has worked with torch, but not with other ranks."""
     if "torch" not in sys.modules or not sys.modules.keys().isdisjoint(_OTHER_WAYS):
         return
+    if _script_has_mpi():
+        return
     # A group over a store of the script's own was not noticed when it was made.
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         page.join_others()
     page.conclude_alone()
+
+
+def _script_has_mpi() -> bool:
+    """Tell whether a module of the script has imported mpi4py; srunddp itself may have, too."""
+    if "mpi4py" not in sys.modules:
+        return False
+    return any(
+        not name.startswith(("mpi4py", "srunddp"))
+        and not {"MPI", "mpi4py"}.isdisjoint(vars(module))
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType)
+    )
 
 
 def _wait_for_threads(page: telemetry.TelemetryPage) -> None:

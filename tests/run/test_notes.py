@@ -48,9 +48,19 @@ def notes(folder: Path, script: str, *options: str, **changes: str) -> list[str]
         (STAND_IN.format(together=True), False),
         (STAND_IN.format(together="__import__('os').environ['RANK'] == '1'"), False),
         (STAND_IN.format(together=False) + "sys.modules['horovod'] = torch\n", False),
+        (STAND_IN.format(together=False) + "import mpi4py\n", False),
+        (STAND_IN.format(together=False) + "__import__('mpi4py')\n", True),
         ("print('no torch')\n", False),
     ],
-    ids=["each alone", "together", "one alone", "over Horovod", "without torch"],
+    ids=[
+        "each alone",
+        "together",
+        "one alone",
+        "over Horovod",
+        "over MPI",
+        "srunddp has MPI",
+        "no torch",
+    ],
 )
 def test_ranks_that_have_not_worked_together_are_told_so_at_the_end(
     tmp_path: Path, script: str, is_said: bool
