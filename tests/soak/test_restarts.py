@@ -119,6 +119,9 @@ def drawn(draw: random.Random) -> Plan:
         options=(
             f"--restarts={MOST}",
             "--restart-grace=1s",
+            # mpirun's SIGTERM ends no rank that ignores it, and mpirun itself has no limit: the
+            # other ranks could save for 300 s.
+            "--signal-grace=5s",
             "--timeout=15s",
             *by_env(launcher),
         ),
