@@ -38,7 +38,7 @@ def notes(folder: Path, script: str, *options: str, **changes: str) -> list[str]
         )
     assert [one.returncode for one in done] == [0, 0], done
     assert done[1].stderr == ""
-    return done[0].stderr.splitlines()
+    return [line for line in done[0].stderr.splitlines() if line]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,8 @@ with contextlib.suppress(ValueError, OSError):
 """
     ended = run(tmp_path, ASK + script, size=2, variables=variables)
     assert ended.codes == [0, 0], ended.text
-    (line,) = ended.text.splitlines()
+    empty, line = ended.text.splitlines()
+    assert empty == ""
     assert line.startswith("srunddp: no store at MASTER_PORT")
     assert "_distributed_c10d" in line
 

@@ -35,8 +35,9 @@ from tests.support.connections import (
 )
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
-LOST = "srunddp: rank 0 on node01 lost: no answer for 60 s (exit code 69)\n"
-KILLED = "srunddp: rank 0 on node01 failed: srunddp itself was killed (exit code 137)\n"
+# An empty line comes first, as a script may have left one unfinished.
+LOST = "\nsrunddp: rank 0 on node01 lost: no answer for 60 s (exit code 69)\n"
+KILLED = "\nsrunddp: rank 0 on node01 failed: srunddp itself was killed (exit code 137)\n"
 
 
 def test_rank_zero_is_obeyed_and_nothing_is_said_again(capfd: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +118,7 @@ def test_a_node_that_was_cut_off_while_rank_zero_ended_does_not_say_how(
     it.close(0, now=25.0, reset=True)
     assert it.monitor.finished
     cause = "node02 did not hear of rank 0 on node01 for 20 s, and rank 0 has ended meanwhile"
-    assert capfd.readouterr().err == f"srunddp: {cause} (exit code 69)\n"
+    assert capfd.readouterr().err == f"\nsrunddp: {cause} (exit code 69)\n"
     if not done:
         assert (it.root_cause.ranks, it.root_cause.exit_code) == ((), 69)
 

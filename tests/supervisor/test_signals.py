@@ -48,7 +48,7 @@ def test_a_skew_of_sigterm_between_nodes_blames_nobody(skew: float, tmp_path: Pa
     assert ended.codes == [143] * 3, ended.text
     assert ended.verdicts == []
     said = (
-        "srunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit (exit"
+        "\nsrunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit (exit"
         " code 143)\n"
     )
     assert ended.text == said
