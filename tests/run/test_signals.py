@@ -455,8 +455,9 @@ def test_ranks_that_their_launcher_stops_and_continues_are_not_blamed(tmp_path: 
     script = "say('works')\nwait_for('end')\n"
     below = {rank: [sys.executable, "-c", AS_SHELL] for rank in range(2)}
     with world(tmp_path, script, size=2, below=below, limits={"stopped_for": 1.0}) as it:
-        workers = it.workers()
         until(lambda: it.has_said("works.0") and it.has_said("works.1"))
+        # Not before: other children of a supervisor come and go while it starts.
+        workers = it.workers()
         for number, state in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "S")):
             for worker in workers:
                 os.killpg(os.getpgid(worker), number)
