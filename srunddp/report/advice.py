@@ -248,11 +248,14 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
     # A rank that alone waits for data has a note of its own.
     others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
     usual = _usual([share(each.data_s, each.step_s) for each in others])
-    if min(usual, _usual([each.steady_wait_share for each in others])) <= DATA_WAIT:
+    steady = _usual([each.steady_wait_share for each in others])
+    figure = summary.data_share or 0.0
+    # The figure that is shown has to be above the threshold that is shown beside it.
+    if min(figure, usual, steady) <= DATA_WAIT:
         return None
-    found = f"{format.percent(summary.data_share)} of the step time is waiting for data"
+    found = f"{format.percent(figure)} of the step time is waiting for data"
     threshold = f"above {format.percent(DATA_WAIT)}"
-    return Advice("data wait", found, threshold, _quicker_data(summary), summary.data_share)
+    return Advice("data wait", found, threshold, _quicker_data(summary), figure)
 
 
 def _quicker_data(summary: Summary) -> str:

@@ -132,7 +132,11 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         figure=_on_average(format.number(summary.throughput.per_s)),
     )
     step_time = Chart(
-        "Step time", axis, "ms", 1e3, figure=_on_average(format.duration(summary.step_s))
+        "Step time",
+        axis,
+        "ms",
+        1e3,
+        figure=_on_average(format.duration(summary.step_s), " on the median rank"),
     )
     waiting = Chart(
         "Waiting for data",
@@ -155,11 +159,11 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     return _section("Time line", charts)
 
 
-def _on_average(figure: str) -> str:
+def _on_average(figure: str, where: str = "") -> str:
     """Return a legend's words for a figure of the summary; empty where it is not known."""
     if figure == format.UNKNOWN:
         return ""
-    return f"{figure} on average"
+    return f"{figure} on average{where}"
 
 
 def _throughput(run: RunData, summary: Summary) -> list[tuple[float, float]]:

@@ -179,6 +179,17 @@ def test_more_workers_are_advised_only_where_a_cpu_is_unused(tmp_path: Path) -> 
         assert not re.match(r"--dataloader.num_workers=[1-9]", note.hint), note
 
 
+def test_a_note_s_figure_is_above_its_threshold(tmp_path: Path) -> None:
+    """Also where most ranks wait for data, and the average of all is below it."""
+    waiting = {rank: 0.03 for rank in range(5)}
+    made_up = MadeUp(nodes=4, ranks_per_node=2, data=0.0, slow_data=waiting)
+    summary = summary_of(read(made_up.write(tmp_path)))
+    for note in judging.notes(summary):
+        assert note.rule != "data wait" or (note.cost or 0.0) > judging.DATA_WAIT, note
+    assert summary.data_share is not None
+    assert summary.data_share < judging.DATA_WAIT
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_one_quantity_has_one_value_wherever_it_is_shown(ranks: int, tmp_path: Path) -> None:
     """Ranks that wait for unlike times have several averages: card, note, legend and JSON show the
