@@ -17,7 +17,7 @@ FILE_EXISTS = 3  # exit code of a writer that was to make a new file, but the fi
 _writers: list[int] = []
 
 
-def start_writer(path: Path, text: str, *, new: bool = False) -> int:
+def start_writer(path: Path, text: str, *, new: bool = False) -> int | None:
     """Start a process that appends a text to a file.
 
     Args:
@@ -26,12 +26,16 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int:
         new: Write nothing if the file exists; the process then ends with :data:`FILE_EXISTS`.
 
     Returns:
-        The process id.
+        The process id; None if the kernel makes no process now, and nothing is written. A limit on
+            processes or memory may not end the supervisor.
     """
     with warnings.catch_warnings():
         # Python warns of a fork while other threads run. The child needs no lock of theirs.
         warnings.simplefilter("ignore")
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            return None
     if pid:
         _writers.append(pid)
         return pid

@@ -47,7 +47,7 @@ class FailureRecorder:
     signal_grace: float = SIGNAL_GRACE
     _signal: int = 0  # the launcher's last signal that ends a run; 0 for none
     _signalled_at: float = 0.0
-    _stack_writer: int = 0  # the process that writes a stack to the log; 0 for none
+    _stack_writer: int | None = None  # the process that writes a stack to the log
     _oom_kills: int = field(default_factory=oom_kills)
 
     def ending_signal(self, now: float) -> int:
@@ -81,7 +81,9 @@ class FailureRecorder:
         # One writer at a time: somebody may ask each minute, and the file system may not answer.
         if self._stack_writer and not has_ended(self._stack_writer):
             return
-        self._stack_writer = start_writer(self.log, f"\n{text}") if self.log else 0
+        self._stack_writer = None
+        if self.log:
+            self._stack_writer = start_writer(self.log, f"\n{text}")
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
         """Return the failure of a worker that ended without a message.

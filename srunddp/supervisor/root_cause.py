@@ -213,7 +213,8 @@ def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> i
     """Start to write ``failure.json``.
 
     Returns:
-        The writer's process id, see :func:`start_writer`; None if there is no folder for logs.
+        The writer's process id; None if there is no folder for logs, or no process could be
+            started, see :func:`start_writer`.
     """
     if folder is None:
         return None

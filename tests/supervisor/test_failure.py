@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import click
 import pytest
@@ -20,6 +23,7 @@ from srunddp.supervisor.failure import (
 )
 from srunddp.supervisor.messages import HasFailed
 from srunddp.supervisor.recorder import FailureRecorder
+from srunddp.supervisor.root_cause import RootCause, report_as_deputy
 from srunddp.supervisor.stacks import StackDump
 
 
@@ -292,6 +296,33 @@ def test_of_signals_an_abort_may_be_secondary_names_are_told() -> None:
     recorder = FailureRecorder(1, "node02", StackDump(), None)
     assert recorder.of_status(-signal.SIGABRT, 1.0).weight is FailureKind.ABORTED
     assert recorder.of_status(-40, 1.0).cause == "killed by signal 40"
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_without_a_process_to_write_them_files_are_left_out_and_the_run_goes_on(
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A limit on processes, or on memory, may hold for a while only."""
+
+    def no_fork() -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    monkeypatch.setattr(StackDump, "request", lambda *_: "")
+    log = tmp_path / "node02.rank1.log"
+    recorder = FailureRecorder(1, "node02", StackDump(), log)
+    for _ in range(2):  # it may be asked again
+        recorder.print_stack(os.getpid())
+    failure = replace(recorder.of_status(7, 1.0), traceback="ValueError: boom")
+    recorder.write(failure)
+    report_as_deputy(RootCause.of(failure), tmp_path)
+    said = capfd.readouterr().err
+    assert said.count("rank 1 on node02 gives no stack") == 2
+    assert "rank 1 on node02 failed" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("signal_grace", "counts_for"), [(5.0, 120.0), (600.0, 600.0)])

@@ -42,6 +42,7 @@ def printed(folder: Path, stacks: dict[int, str]) -> str:
         log = write(folder / "logs" / f"{node}.rank{rank}.log", "")
         recorder = FailureRecorder(rank, node, cast(StackDump, Asked(text)), log)
         recorder.print_stack(1)
+        assert recorder._stack_writer is not None
         wait_for_child(recorder._stack_writer, LONG)
         said += log.read_text()
     return said
