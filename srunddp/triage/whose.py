@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from srunddp.triage.collect import Evidence
 from srunddp.triage.diagnosis import Diagnosis
-from srunddp.triage.event import Event
+from srunddp.triage.event import Event, is_same
 from srunddp.triage.first_failure import OF_PEERS
 from srunddp.triage.rank_labels import the_only_other
 from srunddp.triage.signatures import Kind, says
@@ -31,14 +31,12 @@ def tell_whose(
         found.rank = the_only_other(waited, observed)
         found.victim = found.rank is not None and found.rank != first.rank
     own = found.own
-    if own and not found.victim and (own.rank is not None or own.node):
+    if own and not found.victim and _is_whose(own, first):
         found.rank = own.rank
         found.node = own.node
         return
     node = None if found.victim else first.node or _lost_node(first, remaining)
-    if first.kind is Kind.ENDING or first.cause == "node-failure":
-        # The line is about the whole job or a node. A label before other lines, or the only rank
-        # with output, says nothing about it.
+    if _is_of_the_job(first):
         found.node = node
         return
     if found.rank is None and not found.victim:
@@ -55,6 +53,28 @@ def tell_whose(
     if found.rank is not None:
         node = node or observed.nodes.get(found.rank)
     found.node = node
+
+
+def _is_whose(own: Event, first: Event) -> bool:
+    """Tell whether srunddp's word of rank and node is also about the first failure.
+
+    It is if both are one failure, or if the first failure is what srunddp's rank died of. Slurm's
+    word about the whole job or a node is not: srunddp then tells which rank the end reached first.
+    """
+    if own.rank is None and not own.node:
+        return False
+    if first is own or is_same(own, first):
+        return True
+    if _is_of_the_job(first):
+        return False
+    return first.rank in (None, own.rank)
+
+
+def _is_of_the_job(first: Event) -> bool:
+    """Tell whether the line is about the whole job or a node. A label before other lines, or the
+    only rank with output, says nothing about it.
+    """
+    return first.kind is Kind.ENDING or first.cause == "node-failure"
 
 
 def _lost_node(first: Event, remaining: Sequence[Event]) -> str | None:
