@@ -7,6 +7,7 @@ cannot be written does not end the run.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -204,10 +205,33 @@ def _open_files(config: MonitorConfig) -> tuple[int, int]:
     name = str(config.folder / f"{config.node}.rank{config.rank}")
     steps = open_to_append(Path(name + ".steps.csv"), "--monitor-dir", STEPS.header)
     marks = open_to_append(Path(name + ".marks.csv"), "--monitor-dir", MARKS.header)
-    if config.rank == 0:  # an earlier start may have used the same folder outside Slurm
+    if config.rank == 0:  # an earlier run may have used the same folder outside Slurm
         with contextlib.suppress(OSError):
             (config.folder / RUN).unlink()
+        _set_restarts_aside(config.folder)
     return steps, marks
+
+
+def _set_restarts_aside(folder: Path) -> None:
+    """Rename the folders of an earlier run's restarts: ``monitor.0.1`` beside ``monitor.0`` becomes
+    ``earlier.K.monitor.0.1``, K from 1.
+
+    Otherwise they would pass for this run's last start. At a restart of this run there are none:
+    its first start has renamed them.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder.parent):
+            first, _, restart = name.rpartition(".")
+            if first == folder.name and restart.isdecimal():
+                _set_aside(folder.parent / name)
+
+
+def _set_aside(folder: Path) -> None:
+    for number in itertools.count(1):
+        earlier = folder.with_name(f"earlier.{number}.{folder.name}")
+        if not earlier.exists():
+            folder.rename(earlier)
+            return
 
 
 def _line(when: float, name: str, value: float) -> str:

@@ -5,6 +5,7 @@ why, how each rank ended, and which ranks there were. Lines of logs only add to 
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -21,6 +22,7 @@ from srunddp.util.sample_files import MARKS
 _LONGEST_RESULT = 200  # bytes
 _RESULT = {"exit_code", "restarts"}
 _END = "end"  # the mark that a supervisor writes last, with the exit code
+PROCESS = "process"  # the first mark, with the time at which the kernel started the supervisor
 
 
 class OwnFile(Enum):
@@ -172,20 +174,35 @@ def _read_run(record: dict[str, Any], own: OwnWords) -> None:
 
 def _read_marks(log: Log, own: OwnWords) -> None:
     match = OwnFile.MARKS.value.fullmatch(str(log.path.absolute()))
-    rows = (line.split(",") for _, line in log.lines())
-    if not match or next(rows, [])[: len(MARKS.names)] != list(MARKS.names):
+    header = next(log.lines(), (0, ""))[1]
+    if not match or header.split(",")[: len(MARKS.names)] != list(MARKS.names):
         raise ValueError("no marks")
     rank = int(match["rank"])
     own.begun.add(rank)
     own.nodes.setdefault(rank, match["node"])
-    for code in _codes(rows):
-        own.ends[rank] = code
+    for mark in marks_of(log):
+        if mark.name == _END:
+            own.ends[rank] = int(float(mark.value))
 
 
-def _codes(rows: Iterable[list[str]]) -> Iterable[int]:
-    for _, mark, value, *_ in (row for row in rows if len(row) >= len(MARKS.names)):
-        if mark == _END:
-            yield int(float(value))
+@dataclass(frozen=True)
+class Mark:
+    """A row of a file of marks; its time is in seconds since the epoch."""
+
+    time: float
+    name: str
+    value: str
+
+
+def marks_of(log: Log) -> Iterable[Mark]:
+    """Yield the whole rows of a file of marks; none of another file."""
+    if not OwnFile.MARKS.value.fullmatch(str(log.path.absolute())):
+        return
+    for _, line in log.lines():
+        row = line.split(",")
+        with suppress(ValueError):  # the header, or a damaged line
+            if len(row) >= len(MARKS.names):
+                yield Mark(float(row[0]), row[1], row[2])
 
 
 def _result(log: Log) -> int | None:

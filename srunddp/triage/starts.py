@@ -4,6 +4,9 @@ Slurm starts a job again when it is requeued; srunddp and torchrun start the ran
 failed. All may go on writing to the same file.
 """
 
+from __future__ import annotations
+
+import math
 import re
 import time
 from collections.abc import Collection
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from srunddp.triage.logs import Log
+from srunddp.triage.own_files import PROCESS, marks_of
 from srunddp.triage.rank_labels import named_stepd
 from srunddp.triage.signatures import says
 
@@ -30,6 +34,9 @@ _AGAIN = re.compile(
     r"srunddp: (?:another start begins here|restart \d+ of \d+: all ranks start anew)"
 )
 _PLACED = re.compile(r"srunddp: \d+ ranks? on \d+ nodes?, launcher ")
+# torchrun's number of a start; or how often Slurm has requeued the job, and how often srunddp has
+# restarted the ranks since.
+_Start = tuple[int, ...]
 
 
 @dataclass
@@ -88,13 +95,47 @@ def newest_start(found: Collection[Log], started: float) -> NewestStart:
     return newest
 
 
-def _last_attempts(found: Collection[Log]) -> dict[str, tuple[int, ...]]:
+def _last_attempts(found: Collection[Log]) -> dict[str, _Start]:
     """Find the last start of which each torchrun agent or run has a folder, by the folder above."""
-    attempts = dict[str, tuple[int, ...]]()
+    folders = dict[str, dict[_Start, list[Log]]]()
     for log in found:
         if match := _ATTEMPT.match(log.name):
-            attempts[match[1]] = max(_number(match), attempts.get(match[1], ()))
-    return attempts
+            folders.setdefault(match[1], {}).setdefault(_number(match), []).append(log)
+    return {above: _last(starts) for above, starts in folders.items()}
+
+
+def _last(starts: dict[_Start, list[Log]]) -> _Start:
+    """Return the start with the highest number that is not of an earlier run.
+
+    A run outside Slurm may use the folder of an earlier one that had more restarts. Those are over
+    before the later run's processes begin, which no restart of the same run is.
+    """
+    *lower, last = sorted(starts)
+    if not lower:
+        return last
+    spans = {start: _span(logs) for start, logs in starts.items()}
+    while lower and any(spans[last].is_before(spans[each]) for each in lower):
+        last = lower.pop()
+    return last
+
+
+@dataclass(frozen=True)
+class _Span:
+    """When the first process of a start began and its last mark was written; NaN if unknown."""
+
+    begin: float
+    end: float
+
+    def is_before(self, other: _Span) -> bool:
+        return self.end <= other.begin
+
+
+def _span(logs: Collection[Log]) -> _Span:
+    marks = [each for log in logs for each in marks_of(log)]
+    began = [each.time for each in marks if each.name == PROCESS]
+    # A restart has the processes of the start before it, so their beginning tells nothing there.
+    later = [each.time for each in marks if each.name != PROCESS]
+    return _Span(min(began, default=math.nan), max(later, default=math.nan))
 
 
 def _shown(log: Log) -> str:
@@ -103,16 +144,16 @@ def _shown(log: Log) -> str:
     return match[0] if match else log.name
 
 
-def _number(match: re.Match[str]) -> tuple[int, ...]:
+def _number(match: re.Match[str]) -> _Start:
     return tuple(int(each) for each in match.groups()[1:] if each)
 
 
-def _is_earlier(log: Log, started: float, attempts: dict[str, tuple[int, ...]]) -> bool:
+def _is_earlier(log: Log, started: float, attempts: dict[str, _Start]) -> bool:
     """Tell whether the whole file belongs to an earlier start."""
     if _EARLIER.fullmatch(log.path.name) or log.mtime < started - SLACK:
         return True
     attempt = _ATTEMPT.match(log.name)
-    return attempt is not None and _number(attempt) < attempts[attempt[1]]
+    return attempt is not None and _number(attempt) != attempts[attempt[1]]
 
 
 def begins_of_starts(log: Log, started: float) -> list[int]:

@@ -66,6 +66,25 @@ def test_events_and_the_last_sums_are_there_when_it_ends(tmp_path: Path) -> None
     assert json.loads((tmp_path / FOLDER / "run.json").read_text()) == described
 
 
+def test_restarts_of_an_earlier_run_in_the_folder_are_set_aside(tmp_path: Path) -> None:
+    """Otherwise report and triage would take them for the last start of this run."""
+
+    def start(name: str, rank: int = 0) -> None:
+        Monitor(MonitorConfig(tmp_path / name, "node01", rank, False, 60.0))
+
+    for earlier in range(1, 3):
+        start("monitor.0", rank=1)
+        for restart in ("monitor.0.1", "monitor.0.2", "monitor.1"):
+            start(restart)
+            start(restart, rank=1)
+        assert {"monitor.0.1", "monitor.0.2"} <= {each.name for each in tmp_path.iterdir()}
+        start("monitor.0")
+        aside = [f"earlier.{k}.monitor.0.{g}" for k in range(1, earlier + 1) for g in (1, 2)]
+        found = sorted(each.name for each in tmp_path.iterdir())
+        assert found == sorted(["monitor.0", "monitor.1", *aside])
+        assert len(list((tmp_path / aside[0]).iterdir())) == 4
+
+
 @pytest.mark.parametrize(("rank", "seen"), [(0, True), (1, False), (None, False)])
 def test_rank_0_alone_is_told_of_the_folder(
     rank: int | None, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

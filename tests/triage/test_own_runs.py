@@ -115,6 +115,44 @@ def test_one_rank_that_did_not_end_well_is_told(last: str, tmp_path: Path) -> No
     assert "rank 3" in found.why
 
 
+@pytest.mark.parametrize(
+    ("marks", "cause"),
+    [
+        # A later run in the same folder was killed; the restart is of an earlier one.
+        (["process,", "meeting,", "met,"], "unknown"),
+        (["process,", "meeting,", "end,3"], "unknown"),
+        (["process,", "meeting,", "end,0"], None),
+    ],
+    ids=["killed", "failed", "well"],
+)
+def test_a_restart_of_an_earlier_run_is_not_the_end_of_this_one(
+    marks: list[str], cause: str | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "logs" / "run"
+    last = _marks(folder / "monitor.0.1", 100.0, ["process,", "meeting,", "end,0"])
+    _marks(folder / "monitor.0", last, marks)
+    assert judged(tmp_path).cause == cause
+
+
+def test_a_restart_begins_with_the_processes_of_the_start_before_it(tmp_path: Path) -> None:
+    folder = tmp_path / "logs" / "run"
+    _marks(folder / "monitor.0", 100.0, ["process,", "meeting,", "end,3"])
+    _marks(folder / "monitor.0.1", 100.0, ["process,"])
+    found = judged(tmp_path)
+    assert (found.cause, "rank 0" in found.why) == ("unknown", True)
+    _marks(folder / "monitor.0.1", 100.0, ["process,", "meeting,", "end,0"])
+    assert judged(tmp_path).cause is None
+
+
+def _marks(folder: Path, begin: float, marks: list[str]) -> float:
+    """Write rank 0's marks, one a second; return when the last of them was."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [f"{begin + second:.3f},{mark}" for second, mark in enumerate(marks)]
+    text = "\n".join(["time,mark,value", *rows, ""])
+    (folder / "node01.rank0.marks.csv").write_text(text)
+    return begin + len(marks) - 1
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"ranks": 1}', '{"ranks": {}, "world_size": 1e15}'])
 def test_a_damaged_file_is_named_and_does_no_harm(text: str, tmp_path: Path) -> None:
     well(tmp_path)
