@@ -13,7 +13,7 @@ from srunddp.triage.stalls import stalled
 from srunddp.triage.whose import tell_whose
 
 _MOST_TOLD = 100  # failures in srunddp's words with which others are compared
-_OWN_EXIT_CODE = 2  # a good end of at least this weight (see GoodEnd) is never doubted
+_OWN_EXIT_CODE = 2  # a good end of at least this weight (see GoodEnd): no line of a log doubts it
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -109,8 +109,6 @@ def _without_failure(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
     if weight >= needed and not doubt:
         return Diagnosis(None, Certainty.LIKELY)
     if not doubt:
-        doubt = evidence.why
-    if not doubt:
         doubt = "the logs are empty"
         if evidence.last:
             speaker, text = list(evidence.last.items())[-1]
@@ -127,6 +125,8 @@ def _doubt_of_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
             "Slurm says that the job still runs; `scancel --signal=URG JOB` shows where each"
             " rank is"
         )
+    if evidence.why:
+        return evidence.why
     if any(end.weight >= _OWN_EXIT_CODE for end in finished.values()):
         return ""
     for each in words:

@@ -144,12 +144,12 @@ def test_a_restart_begins_with_the_processes_of_the_start_before_it(tmp_path: Pa
     assert judged(tmp_path).cause is None
 
 
-def _marks(folder: Path, begin: float, marks: list[str]) -> float:
-    """Write rank 0's marks, one a second; return when the last of them was."""
+def _marks(folder: Path, begin: float, marks: list[str], rank: int = 0) -> float:
+    """Write a rank's marks, one a second; return when the last of them was."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{begin + second:.3f},{mark}" for second, mark in enumerate(marks)]
     text = "\n".join(["time,mark,value", *rows, ""])
-    (folder / "node01.rank0.marks.csv").write_text(text)
+    (folder / f"node01.rank{rank}.marks.csv").write_text(text)
     return begin + len(marks) - 1
 
 
@@ -164,8 +164,19 @@ def test_a_damaged_file_is_named_and_does_no_harm(text: str, tmp_path: Path) -> 
     assert any("run.json" in note for note in evidence.notes)
 
 
-def test_the_result_counts_for_the_whole_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", ["", "Training finished\n", "srunddp: ended with 0\n"])
+def test_the_result_counts_for_the_whole_run(said: str, tmp_path: Path) -> None:
+    """Whatever the script's log says of its end."""
     for code, cause in ((0, None), (1, "unknown")):
-        (tmp_path / "slurm-4711.out").write_text("step 1\n")
+        (tmp_path / "slurm-4711.out").write_text(f"step 1\n{said}")
         (tmp_path / "result.json").write_text(f'{{"exit_code": {code}, "restarts": 0}}\n')
         assert judged(tmp_path).cause == cause
+
+
+def test_a_rank_without_an_end_outweighs_what_another_says_of_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "4711.0"
+    for rank, marks in enumerate((["process,", "met,", "end,0"], ["process,", "met,"])):
+        _marks(run / "monitor.0", 100.0, marks, rank)
+    (run / "node01.rank0.log").write_text("step 1\nTraining finished\n")
+    found = judged(tmp_path)
+    assert (found.cause, "rank 1" in found.why) == ("unknown", True)
