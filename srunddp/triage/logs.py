@@ -83,6 +83,22 @@ class Log:
             texts = map(_clean, line.splitlines() if number >= self.begin else ())
             yield from ((number, text) for text in texts if text)
 
+    def whole(self) -> bytes:
+        """Read the file without a limit on the length of its lines.
+
+        Raises:
+            ValueError: It is larger than :data:`WHOLE`.
+        """
+        content = b""
+        try:
+            with open(self.path, "rb") as file:
+                content = file.read(WHOLE + 1)
+        except OSError as error:
+            self.notes.append(f"{self.name}: {os.strerror(error.errno or 0)}")
+        if len(content) > WHOLE:
+            raise ValueError(f"{self.name} is larger than {WHOLE} bytes")
+        return content
+
     def _read(self) -> Iterator[tuple[int, bytes]]:
         self.notes.clear()
         try:

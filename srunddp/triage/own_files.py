@@ -135,7 +135,7 @@ def read(kind: OwnFile, log: Log, file: int, own: OwnWords) -> None:
 
 
 def _json(log: Log) -> Any:
-    return json.loads("\n".join(line for _, line in log.lines()))
+    return json.loads(log.whole())
 
 
 def _read_failure(record: dict[str, Any], file: int, own: OwnWords) -> None:

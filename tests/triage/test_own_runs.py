@@ -4,6 +4,7 @@ names rank, node and cause of each with certainty; see ``tests/triage/record_run
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,25 @@ def _marks(folder: Path, begin: float, marks: list[str], rank: int = 0) -> float
     text = "\n".join(["time,mark,value", *rows, ""])
     (folder / f"node01.rank{rank}.marks.csv").write_text(text)
     return begin + len(marks) - 1
+
+
+@pytest.mark.parametrize("size", [1_800, 1_899, 1_900, 1_901, 2_000, 2_001, 50_000, 50_001])
+def test_a_traceback_of_any_length_is_read(size: int, tmp_path: Path) -> None:
+    """In the file it is one line; of a log's longer lines the middle is not read.
+
+    A quote is two characters in JSON, so wherever a cut begins, one of both texts is damaged.
+    """
+    failure = {"rank": 1, "ranks": [1], "node": "node02", "cause": "ValueError: bad batch"}
+    quotes = '"' * size
+    frame = f'  File "/project/model.py", line 1, in forward\n    call({quotes})\n'
+    traceback = f"Traceback (most recent call last):\n{frame}ValueError: bad batch"
+    for pad in ("", "x"):
+        text = traceback.replace("call(", f"{pad}call(")
+        record = {**failure, "exit_code": 1, "traceback": text, "victims": []}
+        (tmp_path / "failure.json").write_text(json.dumps(record, indent=2))
+        found = judged(tmp_path)
+        assert (found.rank, found.node, found.certainty) == (1, "node02", Certainty.CERTAIN)
+        assert found.frame == "model.py:1 in forward"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"ranks": 1}', '{"ranks": {}, "world_size": 1e15}'])
