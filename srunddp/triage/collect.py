@@ -252,6 +252,15 @@ class _Sighting:
         return self.event
 
 
+def _add_look(rank: int, stack: PrintedStack, stacks: dict[int, PrintedStack]) -> None:
+    """Add where a rank was. The job's output and the rank's log have the same; what follows it in
+    either counts.
+    """
+    known = stacks.setdefault(rank, stack).event
+    known.overall = max(known.overall, stack.event.overall)
+    known.lines = max(known.lines, stack.event.lines)
+
+
 def _steps_in(text: str) -> tuple[str, ...]:
     """Return the steps that a line reports; Slurm's step is no step of the run."""
     if text.startswith(("srun: ", "slurmstepd")):
@@ -289,6 +298,7 @@ class _LogReader:
         self._places: dict[tuple[str, Kind, int | None], list[int]] = {}
         self._last_time: float | None = None
         self._overall = Progress()
+        self._work = Progress()  # the lines of all ranks
         self._reports = Reports()
         self._stacks = StackReader()
         self._looks: dict[int, tuple[_Sighting, PrintedStack]] = {}
@@ -313,7 +323,7 @@ class _LogReader:
         self._evidence.events += [each.settle() for each in self._sightings]
         for rank, (sighting, stack) in self._looks.items():
             sighting.settle()
-            self._evidence.stacks[rank] = stack
+            _add_look(rank, stack, self._evidence.stacks)
         self._evidence.steps[self._index] = self._overall.count
         self._look_for_a_good_end(tail)
         self._evidence.cut |= self._log.cut
@@ -352,7 +362,7 @@ class _LogReader:
         if rank is None or (known and known[1] is stack):
             return
         if known or len(self._looks) < _MOST_STREAMS:
-            sighting = _Sighting(stack.event, self._overall, self._overall)
+            sighting = _Sighting(stack.event, self._work, self._overall)
             self._looks[rank] = (sighting, stack)
 
     def _forget_local_ranks(self) -> None:
@@ -395,6 +405,7 @@ class _LogReader:
             if stream:
                 stream.tracebacks.previous = text
                 stream.progress.lines += 1
+            self._work.lines += 1
             return
         stream = stream or self._new_stream(rank)
         is_dull = self._read_closely(number, text, stream, owner, node)
@@ -452,6 +463,7 @@ class _LogReader:
         if not is_work:
             return False
         stream.progress.lines += 1
+        self._work.lines += 1
         is_near = stream.raised is not None and number <= stream.raised.number + _NEAR
         is_heard = any(says(name, text) for name in ("heard", "handled", "ending", "ended-more"))
         return not (is_near or tracebacks.open or is_heard)

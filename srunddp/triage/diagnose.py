@@ -49,7 +49,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _by_stacks(found: Diagnosis, evidence: Evidence) -> Diagnosis | None:
     """Name the rank that the others wait for, if nothing but an end from outside is told."""
     is_told = found.first and found.first.kind is not Kind.ENDING and found.cause != "unknown"
-    if is_told or found.cause is None:
+    # A rank that ended is no longer where it was when somebody asked.
+    if is_told or found.cause is None or evidence.report:
         return None
     return stalled(evidence.stacks, evidence.observed.world_size or 0)
 

@@ -8,6 +8,7 @@ from srunddp.triage.signatures import Kind, Signature, says, table, weight
 from srunddp.triage.tracebacks import PythonException
 
 MARGIN = 5.0  # seconds by which the clocks of two nodes may differ
+MANY_LINES = 10  # lines after an event that show that it did not end the rank
 _ENDED_BY = (1, 2, 9, 15)  # signals by which launchers and people end a rank: HUP, INT, KILL, TERM
 # Signals N for which an exit code 128 + N counts as the signal; other codes above 128 are the
 # script's own.

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from srunddp.triage.collect import GOES_ON, Evidence
-from srunddp.triage.event import Event
+from srunddp.triage.event import MANY_LINES, Event
 from srunddp.triage.signatures import Kind, says
-
-_MANY = 10  # lines after an event that show that it did not end the rank
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def _worked_on(event: Event, evidence: Evidence) -> bool:
     """Tell whether the rank wrote on, provided that its lines can be told from those of others."""
     observed = evidence.observed
     is_alone = max(observed.world_size or 0, len(observed.seen)) < 2
-    return (event.rank is not None or is_alone) and event.lines >= _MANY
+    return (event.rank is not None or is_alone) and event.lines >= MANY_LINES
 
 
 def _others_worked_on(event: Event, evidence: Evidence) -> bool:

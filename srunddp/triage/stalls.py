@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from srunddp.triage.diagnosis import Certainty, Diagnosis
-from srunddp.triage.event import Event
+from srunddp.triage.event import MANY_LINES, Event
 from srunddp.triage.signatures import Kind, says
 from srunddp.util.hostlist import ranges
 from srunddp.util.python_stack import (
+    Stack,
     dump_of_printed,
     find_blocking_rank,
     is_waiting,
@@ -55,7 +56,7 @@ class StackReader:
             event.node = match[2]
             event.ours = True
             self._open = PrintedStack(event)
-        elif self._open and text.startswith('  File "'):
+        elif self._open and text.lstrip().startswith('File "'):  # a label may take a space
             self._open.lines.append(text)
         elif text != _HEADING:
             self._open = None
@@ -71,19 +72,25 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
 
     Returns:
         None if the stacks do not tell: the run went on afterwards, all ranks are at the same place,
-            or all of them wait.
+            all of them wait, or more than one has given no stack.
     """
-    if not stacks or any(each.event.overall for each in stacks.values()):
+    if not stacks or any(_went_on(each.event) for each in stacks.values()):
         return None
     texts = {rank: "" for rank in range(world_size)}
     texts |= {rank: dump_of_printed(each.lines) for rank, each in stacks.items()}
     places = {rank: main_stack(text) for rank, text in texts.items()}
     rank = find_blocking_rank(texts, {})
-    others = [each for each in texts if top_frame(places[each]) != top_frame(places[rank])]
-    if not others or (places[rank] and is_waiting(places[rank])):
+    if not _stands_out(rank, places):
         return None
-    where = sorted({top_frame(places[each]) for each in others})
-    why = f"ranks {ranges(others)} are in {', '.join(where)}"
+    at = top_frame(places[rank])
+    others = [each for each, place in places.items() if place and top_frame(place) != at]
+    if not others:
+        return None
+    where = ", ".join(sorted({top_frame(places[each]) for each in others}))
+    if len(others) == 1:
+        why = f"rank {others[0]} is in {where}"
+    else:
+        why = f"ranks {ranges(others)} are in {where}"
     # A rank that has given no stack has no line.
     told = stacks[rank] if rank in stacks else stacks[others[0]]
     found = Diagnosis("rank-stalled", Certainty.LIKELY, told.event, rank=rank, why=why)
@@ -91,3 +98,18 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
     if rank in stacks:
         found.node = told.event.node
     return found
+
+
+def _went_on(look: Event) -> bool:
+    """Tell whether any rank made a step, or the ranks wrote lines of work, after a look."""
+    return look.overall > 0 or look.lines >= MANY_LINES
+
+
+def _stands_out(rank: int, places: Mapping[int, Stack]) -> bool:
+    """Tell whether a rank is where it does not wait, or is the only one without a stack.
+
+    If several have none, perhaps only some ranks were asked.
+    """
+    if places[rank]:
+        return not is_waiting(places[rank])
+    return sum(not place for place in places.values()) == 1

@@ -83,8 +83,11 @@ def test_a_rank_without_a_stack_is_the_one(tmp_path: Path) -> None:
         (dict.fromkeys(range(4), ALL_REDUCE), ""),
         (dict.fromkeys(range(4), LOAD_BATCH), ""),
         (HANGING, "step 2\nstep 3\n"),
+        (HANGING, "".join(f"loss 0.{number} lr 0.1\n" for number in range(20))),
+        ({1: ALL_REDUCE, 2: ALL_REDUCE}, ""),
+        ({1: LOAD_BATCH}, ""),
     ],
-    ids=["all wait", "all work", "it went on"],
+    ids=["all wait", "all work", "it went on", "it wrote on", "two asked", "one asked"],
 )
 def test_where_no_rank_stands_out_none_is_named(
     stacks: dict[int, str],
@@ -94,6 +97,43 @@ def test_where_no_rank_stands_out_none_is_named(
     text = PLACED + printed(tmp_path, stacks) + after
     found, _ = judged(write(tmp_path / "slurm-1.out", text))
     assert (found.cause, found.rank) == ("unknown", None)
+
+
+def test_the_end_of_a_rank_after_the_look_counts_more(tmp_path: Path) -> None:
+    text = PLACED + printed(tmp_path, HANGING)
+    text += "srun: error: node02: task 3: Exited with exit code 1\n"
+    found, _ = judged(write(tmp_path / "slurm-1.out", text))
+    assert (found.cause, found.rank) == ("unknown", 3)
+
+
+@pytest.mark.parametrize("name", ["a.out", "z.out"])  # before and after the ranks' logs
+def test_steps_in_any_copy_of_a_look_show_that_the_run_went_on(name: str, tmp_path: Path) -> None:
+    text = PLACED + printed(tmp_path, HANGING) + CANCELLED
+    write(tmp_path / "logs" / name, text)
+    assert judged(tmp_path / "logs")[0].rank == 2
+    with (tmp_path / "logs" / "node01.rank0.log").open("a") as log:
+        log.write("step 2\n")
+    assert judged(tmp_path / "logs")[0].rank is None
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "{rank}: ",  # srun --label
+        "[1,{rank}]<stderr>:",  # mpirun --tag-output of Open MPI 4
+        "[1,{rank}]<stderr>: ",
+        "[prterun-node01-77@1,{rank}]<stderr>: ",  # of Open MPI 5
+        "[{rank}] ",  # mpiexec -prepend-rank
+        "node01:{rank}: ",  # srunddp --prefix
+    ],
+)
+def test_stacks_are_read_behind_labels(label: str, tmp_path: Path) -> None:
+    text = PLACED
+    for rank, stack in HANGING.items():
+        said = printed(tmp_path, {rank: stack}).splitlines(keepends=True)
+        text += "".join(label.format(rank=rank) + line for line in said)
+    found, _ = judged(write(tmp_path / "slurm-1.out", text))
+    assert (found.cause, found.rank, found.node) == ("rank-stalled", 2, "node02")
 
 
 def test_a_failure_after_the_look_counts_more(tmp_path: Path) -> None:
