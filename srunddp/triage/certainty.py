@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from srunddp.triage.collect import Evidence
+from srunddp.triage.collect import GOES_ON, Evidence
 from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.event import Event, surely_before
 from srunddp.triage.signatures import Kind, says
@@ -88,6 +88,14 @@ def teller(case: Case) -> Teller:
     return Teller.LINE
 
 
+def is_not_said_by_an_authority(case: Case) -> bool:
+    """The line is not from Slurm, the kernel or mpirun.
+
+    Any script may print ``the job exceeded its time limit``, even about another job.
+    """
+    return not says("authority", case.first.text)
+
+
 def a_rank_ended_by_itself(case: Case) -> bool:
     """A launcher reported that a rank ended by itself, which may be the reason why the run was
     ended.
@@ -126,6 +134,19 @@ def another_end_is_told(case: Case) -> bool:
     )
 
 
+def wrote_on_until_stopped(case: Case) -> bool:
+    """The rank wrote on after its traceback until somebody cancelled the job.
+
+    So the script has caught the exception without saying so.
+    """
+    first = case.first
+    return (
+        first.raised is not None
+        and first.lines >= GOES_ON
+        and case.evidence.is_stopped_after(first)
+    )
+
+
 def is_of_an_unknown_rank(case: Case) -> bool:
     """Several ranks wrote lines, and nothing tells which of them failed.
 
@@ -141,7 +162,7 @@ def is_of_an_unknown_rank(case: Case) -> bool:
 def made_steps_afterwards(case: Case) -> bool:
     """The same rank reported another step after the event.
 
-    One step is enough for doubt; to set an event aside as survived takes three.
+    One step is enough for doubt; to set an event aside as survived takes :data:`GOES_ON`.
     """
     return case.first.progress > 0
 
@@ -191,6 +212,7 @@ def its_log_ends_well_unreported(case: Case) -> bool:
 
 _OF_A_LINE: tuple[Objection, ...] = (
     another_end_is_told,
+    wrote_on_until_stopped,
     is_of_an_unknown_rank,
     made_steps_afterwards,
     another_cause_may_be_first,
@@ -199,6 +221,7 @@ _OF_A_LINE: tuple[Objection, ...] = (
 OBJECTIONS: dict[Teller, tuple[Objection, ...] | None] = {
     Teller.GUESS: None,
     Teller.END_FROM_OUTSIDE: (
+        is_not_said_by_an_authority,
         a_rank_ended_by_itself,
         stood_still_before,
         never_made_a_step,

@@ -31,6 +31,10 @@ def uncaught(
 # By the objection: logs to which it alone applies, and the same without what it speaks of, which
 # are judged with certainty.
 CASES = {
+    "is_not_said_by_an_authority": (
+        "step 1\nthe job exceeded its time limit\n",
+        f"step 1\n{LIMIT}",
+    ),
     "a_rank_ended_by_itself": (f"step 1\n{EXITED}{LIMIT}", f"step 1\n{LIMIT}"),
     "stood_still_before": (
         f"2026-03-01 09:00:00 step 1\n{LIMIT}",
@@ -38,6 +42,10 @@ CASES = {
     ),
     "never_made_a_step": (f"hello\n{LIMIT}", f"step 1\n{LIMIT}"),
     "another_end_is_told": (f"{uncaught()}{LIMIT}", uncaught()),
+    "wrote_on_until_stopped": (
+        f"{uncaught()}a\nb\nc\nState: CANCELLED\n",
+        f"{uncaught()}a\nb\nState: CANCELLED\n",
+    ),
     "is_of_an_unknown_rank": (
         f"[rank0]: a\n[rank1]: b\n{uncaught()}",
         f"[rank0]: a\n[rank1]: b\n{uncaught(by='[rank1]: ')}",
