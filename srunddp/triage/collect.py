@@ -25,7 +25,6 @@ from srunddp.triage.signatures import Kind, Signature, says, table
 from srunddp.triage.stalls import PrintedStack, StackReader
 from srunddp.triage.tracebacks import Tracebacks
 
-_SNIFFED = 400  # lines at the beginning of a file from which its labels are recognised
 _KEPT = 40  # events kept for each combination of sign, rank and file
 _MOST_EVENTS = 10_000  # kept of one file; of more, each replaces the newest one
 _MOST_STREAMS = 10_000  # ranks of one file that are told apart; the others are one
@@ -307,10 +306,7 @@ class _LogReader:
     def read(self) -> None:
         """Read all lines, and add the events to the evidence."""
         lines = self._log.lines()
-        # A label such as "3: " can only be recognised over many lines, but must be known for the
-        # first.
-        begin = list(itertools.islice(lines, _SNIFFED))
-        labels = RankLabels.sniff([text for _, text in begin])
+        labels, begin = RankLabels.of_beginning(lines)
         tail = deque[tuple[int, str, int]](maxlen=_TAIL)
         for number, line in itertools.chain(begin, lines):
             text = self._read_labelled(number, line, labels)

@@ -4,8 +4,9 @@ from what lines say about ranks and the world.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -55,6 +56,7 @@ _NO_RANK = re.compile(
 _NODE_IN_NAME = re.compile(r"^([A-Za-z][\w-]*?\d*)\.rank\d+\.log$")
 
 _OF_RANKS = ("rank", "world", "ntasks", "clients", "process", "task ", "worker ")
+_SNIFFED = 400  # lines at the beginning of a file from which its labels are recognised
 _MOST_SHAPES = 1000
 _ONE_ATTEMPT = 3  # steps within which the last of several processes begins
 
@@ -65,6 +67,24 @@ class RankLabels:
 
     kind: str = ""
     local: bool = False  # whether torchrun's labels occurred, which contain a local rank
+
+    @classmethod
+    def of_beginning(
+        cls, lines: Iterator[tuple[int, str]]
+    ) -> tuple[RankLabels, list[tuple[int, str]]]:
+        """Recognise the label of a file.
+
+        A label such as ``3: `` can only be recognised over many lines, but must be known for the
+        first.
+
+        Args:
+            lines: The file's numbered lines.
+
+        Returns:
+            The label, and the lines that were taken from ``lines``.
+        """
+        begin = list(itertools.islice(lines, _SNIFFED))
+        return cls.sniff([text for _, text in begin]), begin
 
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
@@ -255,7 +275,8 @@ class ObservedRanks:
         self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
 
     def add_world_size(self, size: int) -> None:
-        """Note a stated world size; the largest one counts, and values above a million do not."""
+        """Note a stated world size; the largest one counts, and values above
+        :data:`MOST_RANKS` do not."""
         self.stated = max(self.stated, size if size <= MOST_RANKS else 0)
 
     @property

@@ -64,6 +64,8 @@ def _is_of_launcher(event: Event, _: Evidence) -> bool:
 
 
 def _was_survived(event: Event, evidence: Evidence) -> bool:
+    if evidence.met and says("own-unreached", event.text):
+        return True  # srunddp's note is of a rank that reached rank 0 later
     if event.cause == "ranks-missing":
         if evidence.met and event.text.startswith("srunddp: waiting"):
             return True

@@ -6,6 +6,7 @@ failed. All may go on writing to the same file.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -15,7 +16,7 @@ from enum import Enum, auto
 
 from srunddp.triage.logs import Log
 from srunddp.triage.own_files import PROCESS, marks_of
-from srunddp.triage.rank_labels import named_stepd
+from srunddp.triage.rank_labels import RankLabels, named_stepd
 from srunddp.triage.signatures import says
 
 SLACK = 300.0  # seconds by which Slurm's clock and the file system's may differ
@@ -165,9 +166,12 @@ def begins_of_starts(log: Log, started: float) -> list[int]:
     """
     requeued = _Requeued(started)
     torchrun = _Torchrun()
-    for number, line in log.lines():
-        requeued.feed(number, line)
-        torchrun.feed(number, line)
+    lines = log.lines()
+    labels, begin = RankLabels.of_beginning(lines)
+    for number, line in itertools.chain(begin, lines):
+        text, _, _ = labels.strip(line)
+        requeued.feed(number, text)
+        torchrun.feed(number, text)
     return [*requeued.begins, *torchrun.begins()]
 
 

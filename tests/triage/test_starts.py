@@ -66,3 +66,27 @@ def test_a_start_begins_where_its_words_tell(
     path = write(tmp_path / "slurm-7.out", "".join(f"{line}\n" for line in lines))
     (log,) = find([str(path)])
     assert begins_of_starts(log, started) == begins
+
+
+@pytest.mark.parametrize(
+    "label", ["{}: ", "[1,{}]<stderr>:", "[1,{}]<stdout>: ", "[{}] ", "n1:{}: "]
+)
+@pytest.mark.parametrize(
+    ("lines", "begins"),
+    [
+        (["a", "srunddp: restart 1 of 3: all ranks start anew", "b", "c"], [2]),
+        (["a", "b", REQUEUED, PLACED, "d"], [4]),
+        (["a", failed(0), *elastic(2), "a", "c"], [3]),
+    ],
+    ids=["restart", "requeue", "torchrun"],
+)
+def test_labels_hide_no_start(
+    label: str, lines: list[str], begins: list[int], tmp_path: Path
+) -> None:
+    labelled = [
+        line if line == REQUEUED else label.format(number % 2) + line
+        for number, line in enumerate(lines)
+    ]
+    path = write(tmp_path / "slurm-7.out", "".join(f"{line}\n" for line in labelled))
+    (log,) = find([str(path)])
+    assert begins_of_starts(log, 0.0) == begins
