@@ -120,7 +120,7 @@ class Evidence:
     def ended_well(self) -> bool:
         """Whether srunddp's files tell that each run has ended with exit code 0."""
         told = [each for each in self.own.values() if each.ended_well]
-        return bool(told) and not any(each.events or each.why for each in self.own.values())
+        return bool(told) and not any(each.has_failed or each.why for each in self.own.values())
 
     @property
     def why(self) -> str:

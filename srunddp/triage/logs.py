@@ -19,6 +19,7 @@ HEAD = 16 << 20
 TAIL = 32 << 20
 GAP = 1_000_000_000  # line numbers after the part that was not read start here
 MOST_FILES = 20_000
+LONGEST_RESULT = 200  # bytes of a file of --result
 _LONGEST = 4000  # bytes; of a longer line only the beginning and the last _END bytes are read
 _END = 800
 
@@ -183,7 +184,11 @@ def _below(folder: Path, deep: bool) -> Iterator[Log]:
         if _MONITOR.fullmatch(os.path.basename(parent)):
             read = [each for each in files if _OF_MONITOR.fullmatch(each)]
         else:
-            read = [each for each in files if not _NO_LOG.search(each)]
+            read = [
+                each
+                for each in files
+                if not _NO_LOG.search(each) or _may_be_result(Path(parent, each))
+            ]
         for name in sorted(read, key=natural, reverse=True):
             path = Path(parent, name)
             with suppress(OSError):  # the file may have been removed meanwhile
@@ -191,6 +196,17 @@ def _below(folder: Path, deep: bool) -> Iterator[Log]:
                 # file that is read anyway.
                 if path.is_file() and not path.is_symlink():
                     yield _log(path, folder)
+
+
+def _may_be_result(path: Path) -> bool:
+    """Tell whether a file may be that of ``--result``, which the user has named."""
+    if path.suffix.lower() != ".json":
+        return False
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= LONGEST_RESULT:
+            content = path.read_bytes()
+            return b'"exit_code"' in content and b'"restarts"' in content
+    return False
 
 
 def _log(path: Path, folder: Path) -> Log:

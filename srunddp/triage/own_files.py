@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.triage.event import Event
-from srunddp.triage.logs import Log
+from srunddp.triage.logs import LONGEST_RESULT, Log
 from srunddp.triage.rank_labels import MOST_RANKS
 from srunddp.triage.reports import add_note, of_cause
 from srunddp.triage.signatures import Kind
 from srunddp.triage.tracebacks import PythonException, Tracebacks
 from srunddp.util.sample_files import MARKS
 
-_LONGEST_RESULT = 200  # bytes
 _RESULT = {"exit_code", "restarts"}
 _END = "end"  # the mark that a supervisor writes last, with the exit code
 PROCESS = "process"  # the first mark, with the time at which the kernel started the supervisor
@@ -67,9 +66,14 @@ class OwnWords:
     exit_code: int | None = None
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a file tells of a failure of the run; a check before it may have been wrong."""
+        return any(each.cause != "check-failed" for each in self.events)
+
+    @property
     def ended_well(self) -> bool:
         """Whether the run, or each of its ranks, has written that it ended with exit code 0."""
-        if self.events:
+        if self.has_failed:
             return False
         if self.exit_code is not None:
             return self.exit_code == 0
@@ -95,7 +99,7 @@ def kind_of(log: Log) -> OwnFile | None:
     for kind in OwnFile:
         if kind.value.fullmatch(str(log.path.absolute())):
             return kind
-    if log.size <= _LONGEST_RESULT and _result(log) is not None:
+    if log.size <= LONGEST_RESULT and _result(log) is not None:
         return OwnFile.RESULT
     return None
 

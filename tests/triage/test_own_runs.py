@@ -200,3 +200,24 @@ def test_a_rank_without_an_end_outweighs_what_another_says_of_its_own(tmp_path: 
     (run / "node01.rank0.log").write_text("step 1\nTraining finished\n")
     found = judged(tmp_path)
     assert (found.cause, "rank 1" in found.why) == ("unknown", True)
+
+
+def test_a_result_is_known_by_its_content_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "slurm-4711.out").write_text("step 1\nTraining finished\n")
+    (tmp_path / "config.json").write_text('{"error": "CUDA out of memory"}\n')
+    assert judged(tmp_path).cause is None
+    (tmp_path / "end-4711.json").write_text('{"exit_code": 3, "restarts": 0}\n')
+    found = judged(tmp_path)
+    assert (found.cause, "3" in found.why) == ("unknown", True)
+
+
+@pytest.mark.parametrize(("code", "cause"), [(0, None), (3, "check-failed")])
+def test_a_failed_check_counts_unless_the_run_ended_well(
+    code: int, cause: str | None, tmp_path: Path
+) -> None:
+    finding = {"level": "FAIL", "check": "memlock", "found": "64 KiB", "expected": "unlimited"}
+    finding |= {"hint": "ask the site"}
+    record = {"version": 1, "findings": [{**finding, "ranks": [0, 1], "nodes": ["node01"]}]}
+    (tmp_path / "preflight.4711.json").write_text(json.dumps(record))
+    _marks(tmp_path / "4711.0" / "monitor.0", 100.0, ["process,", f"end,{code}"])
+    assert judged(tmp_path).cause == cause
