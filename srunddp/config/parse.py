@@ -4,9 +4,10 @@ import dataclasses
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
@@ -110,8 +111,14 @@ class Setting(NamedTuple):
     path: str
 
 
+Split = Callable[[Setting], Iterable[tuple[str, yaml.Node]]]
+
+
 def parse_values(
-    keys: Keys, options: Sequence[tuple[str, yaml.Node]], removed: Removed
+    keys: Keys,
+    options: Sequence[tuple[str, yaml.Node]],
+    removed: Removed,
+    splits: Mapping[str, Split] = MappingProxyType({}),
 ) -> dict[str, Setting]:
     """Return what the options, and the files of each ``config`` among them, give by key.
 
@@ -121,22 +128,44 @@ def parse_values(
         keys: That there are.
         options: Names without dashes, and values.
         removed: By the name of a key that there was once, the hint what to do instead.
+        splits: By the name of a key whose value stands for values of other keys, what returns
+            these. A key that is given there and by its own name has the latter value.
 
     Raises:
         ConfigError: A key is unknown, or given twice in a file; a value is of another type; a file
             is wrong.
     """
-    given: dict[str, _Given] = {}
     # Two passes: --config may stand after an option, which still wins.
-    for name, node in options:
-        if name == "config":
-            given |= _from_file(str(node.value), keys, removed)
+    layers = [
+        _from_file(str(node.value), keys, removed) for name, node in options if name == "config"
+    ]
+    by_option: dict[str, _Given] = {}
     for name, node in options:
         if name != "config":
             one = _Given(f"--{name}", node)
-            given[_known(name, keys, removed, one)] = one
+            by_option[_known(name, keys, removed, one)] = one
+    layers.append(by_option)
+    for name, split in splits.items():
+        _split(name, split, keys, layers)
+    given: dict[str, _Given] = {}
+    for layer in layers:
+        given |= layer
     # Converted last: a value in a file that the command line replaces may be of a wrong type.
     return {name: Setting(_value(one, keys[name]), one.path) for name, one in given.items()}
+
+
+def _split(name: str, split: Split, keys: Keys, layers: Sequence[dict[str, _Given]]) -> None:
+    """Replace a key by those that its value stands for, in the last layer that has it; in the
+    others it does not count.
+    """
+    found = [(layer, layer.pop(name)) for layer in layers if name in layer]
+    if not found:
+        return
+    layer, one = found[-1]
+    others = split(Setting(_value(one, keys[name]), one.path))
+    stood_for = {other: _Given(f"--{other}", node, one.path) for other, node in others}
+    for other in stood_for.keys() - layer.keys():
+        layer[other] = stood_for[other]
 
 
 def save_config(path: str | os.PathLike[str], config: Any) -> None:

@@ -331,7 +331,9 @@ def sbatch(
         _check_with_source(given, salloc=salloc)
     if source:
         job = None
-        text, notes = convert.convert(source, _carried(given))
+        added = _added(given)
+        text, notes = convert.convert(source, _carried(added))
+        validate.check_run_options(added, os.environ, script=text)
         _note(notes)
         _note(["srunddp has to be in PATH there: install it in the environment of the script"])
     else:
@@ -353,7 +355,10 @@ def sbatch(
         number, code = slurm.submit(text, os.environ, _note, wait=waits)
         # Only the number goes to standard output: job=$(srunddp sbatch --submit …).
         click.echo(number)
-        _say_what_follows(number, job)
+        if waits:
+            _say_how_it_ended(number, code, job)
+        else:
+            _say_what_follows(number, job)
         sys.exit(code)
 
 
@@ -371,7 +376,13 @@ def _check_with_slurm(text: str, options: Sequence[str], *, submit: bool, force:
     """
     if submit and force:
         return
-    notes = slurm.check(text, options, os.environ)
+    try:
+        notes = slurm.check(text, options, os.environ)
+    except ConfigError as error:
+        if not submit:
+            raise
+        hint = f"{error.hint}; to submit it all the same: --submit --force"
+        raise ConfigError(error.found, expected=error.expected, hint=hint) from None
     # If Slurm does not answer, sbatch itself is about to say so.
     if not submit:
         _note(notes)
@@ -381,16 +392,39 @@ def _say_what_follows(number: str, job: SlurmJob | None) -> None:
     """Say where a submitted job's log is, and which commands read what it leaves."""
     logs = number
     if job:
-        log, is_whole = scripts.log_of(job, number)
+        log, logs = _logs_of(number, job)
         say(f"job {number} is submitted, its log: {log}")
-        # Slurm soon forgets an ended job, and then where its log was.
-        if is_whole:
-            logs = word(log)
+    _say_how_to_report(number, job)
+    say(f"if it fails -> srunddp triage {logs}")
+
+
+def _say_how_it_ended(number: str, code: int, job: SlurmJob | None) -> None:
+    """Say how a job has ended that sbatch has waited for, and which commands read what it left."""
+    logs = number
+    ended = f"job {number} has ended with exit code {code}"
+    if job:
+        log, logs = _logs_of(number, job)
+        ended += f", its log: {log}"
+    say(ended)
+    _say_how_to_report(number, job)
+    if code:
+        say(f"what failed -> srunddp triage {logs}")
+
+
+def _logs_of(number: str, job: SlurmJob) -> tuple[str, str]:
+    """Return the path of a job's log, and the argument by which srunddp triage finds it."""
+    log, is_whole = scripts.log_of(job, number)
+    # Slurm soon forgets an ended job, and then where its log was.
+    if is_whole:
+        return log, word(log)
+    return log, number
+
+
+def _say_how_to_report(number: str, job: SlurmJob | None) -> None:
     if job and job.monitor:
         folder = os.path.join(job.folder, job.monitor_folder)
         words = ["report", *([] if folder == "logs" else [f"--monitor-dir={folder}"]), number]
         say(f"where the time goes -> srunddp {shlex.join(words)}")
-    say(f"if it fails -> srunddp triage {logs}")
 
 
 def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:
@@ -416,9 +450,9 @@ def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:
         )
 
 
-def _carried(given: Mapping[str, Any]) -> convert.Carried:
-    """Return what options and files of defaults add to a converted command, with notes on the
-    files.
+def _added(given: Mapping[str, Any]) -> SlurmJob:
+    """Return a job with nothing but what options and files of defaults add to a converted command,
+    with notes on the files.
     """
     settings, paths = _settings(given)
     for path in paths:
@@ -431,6 +465,10 @@ def _carried(given: Mapping[str, Any]) -> convert.Carried:
             _note([f"{path}: not used, as the job script has its own: {', '.join(unused)}"])
     job = job_of({name: settings[name] for name in settings if name in CARRIED})
     validate.check_texts(job)
+    return job
+
+
+def _carried(job: SlurmJob) -> convert.Carried:
     return convert.Carried(
         srun=scripts.step_options(job),
         program=job.srunddp or "",
@@ -465,13 +503,13 @@ def _job(given: Mapping[str, Any], *, interactive: bool, has_to_be_seen: bool) -
             _note([f"{path}: {', '.join(of_path)}"])
     requested = job_of(settings)
     job = _with_defaults(requested, os.environ)
-    validate.check(job, interactive=interactive)
+    validate.check(job, os.environ, interactive=interactive)
     problem = validate.script_problem(job)
     if problem and has_to_be_seen and not (job.stage or job.in_container):
         raise ConfigError(problem[0], expected="a Python script to submit", hint=problem[1])
     if problem:
         _note([" -> ".join(problem)])
-    _note(validate.notes(job, {} if interactive else os.environ))
+    _note(validate.notes(job, os.environ, interactive=interactive))
     if given["script"]:
         _note(after_script(click.get_current_context(), given["arguments"]))
     return job
@@ -502,29 +540,16 @@ def parse_settings(
         if value == ("none",) and name != "arguments":
             value = ()  # --env=none takes back the values from a file
         values.append((name, _node(value)))
-    settings = _by_own_names(keys, parse_values(keys, values, {}))
+    settings = parse_values(keys, values, {}, {"run_options": _of_run_options})
     for name, setting in settings.items():
         if name in run_options.OPTIONS:
             run_options.check(name, setting.value, setting.path)
     return settings
 
 
-def _by_own_names(
-    keys: Mapping[str, ConfigField], settings: dict[str, Setting]
-) -> dict[str, Setting]:
-    """Replace ``run_options`` by the options that its words name. An option that is given by its
-    own name wins, unless it is from a file and the word is not.
-    """
-    own = dict(settings)
-    passed_on = own.pop("run_options", None)
-    if passed_on is None:
-        return own
-    path = passed_on.path
-    values = [(name, _node(value)) for name, value in run_options.parse(passed_on.value, path)]
-    for name, setting in parse_values(keys, values, {}).items():
-        if name not in own or (own[name].path and not path):
-            own[name] = Setting(setting.value, path)
-    return own
+def _of_run_options(words: Setting) -> list[tuple[str, yaml.Node]]:
+    """Return the options that the words of ``run_options`` name."""
+    return [(name, _node(value)) for name, value in run_options.parse(words.value, words.path)]
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:

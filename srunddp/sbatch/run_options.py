@@ -3,6 +3,7 @@ words of ``--run-options``. Both are checked as ``srunddp run`` itself would che
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import click
 
@@ -19,13 +20,18 @@ REFUSED = {
 }
 # By key, such as stall_timeout.
 OPTIONS = {name: option for name, option in ALL.items() if name not in REFUSED}
+# To these none is a value of their own; to all others it means that the option is not given.
+TAKE_NONE = ("bind", "show_ranks")
 
 
 def key_of(option: click.Option) -> ConfigField:
     """Return the key that an option has in a YAML file; a value stays as it is written."""
+    text = option.help or ""
     if option.is_flag:
-        return ConfigField(bool, False, option.help or "")
-    return ConfigField(str | None, None, option.help or "")
+        return ConfigField(bool, False, text)
+    if option.name in TAKE_NONE:
+        return ConfigField(Literal["none"] | str | None, None, text)
+    return ConfigField(str | None, None, text)
 
 
 def check(key: str, value: object, path: str) -> None:
@@ -72,12 +78,7 @@ def parse(given: Sequence[str], path: str) -> Iterator[tuple[str, str | bool]]:
     context = _run_context()
     for word in given:
         if not word.startswith("-"):
-            raise ConfigError(
-                f"--run-options {word!r}",
-                expected="an option of srunddp run",
-                hint=f"write --run-options=--{word}",
-                where=path,
-            )
+            raise _no_option(word, path, f"write --run-options=--{word}")
         try:
             values, _, _ = context.command.make_parser(context).parse_args([_with_value(word)])
         except click.UsageError as refused:
@@ -87,7 +88,10 @@ def parse(given: Sequence[str], path: str) -> Iterator[tuple[str, str | bool]]:
             raise UsageError(
                 error.found, expected=error.expected, hint=error.hint, where="--run-options"
             ) from None
-        for key, value in values.items():
+        named = {key: value for key, value in values.items() if key in ALL}
+        if not named:  # as of - and --
+            raise _no_option(word, path, "remove it")
+        for key, value in named.items():
             if key in REFUSED:
                 raise ConfigError(
                     f"--run-options {word!r}",
@@ -96,6 +100,12 @@ def parse(given: Sequence[str], path: str) -> Iterator[tuple[str, str | bool]]:
                     where=path,
                 )
             yield key, value
+
+
+def _no_option(word: str, path: str, hint: str) -> ConfigError:
+    return ConfigError(
+        f"--run-options {word!r}", expected="an option of srunddp run", hint=hint, where=path
+    )
 
 
 def _with_value(word: str) -> str:
@@ -110,7 +120,8 @@ def _run_context() -> click.Context:
         token_normalize_func=lambda name: name.replace("_", "-"),
     )
     script = click.Argument(["script"])
-    command = click.Command("run", params=[*ALL.values(), script])
+    # --help is for whoever reads it, not for a job.
+    command = click.Command("run", params=[*ALL.values(), script], add_help_option=False)
     return click.Context(command, info_name="run", parent=group)
 
 

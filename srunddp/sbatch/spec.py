@@ -9,7 +9,7 @@ from pathlib import PurePath
 from srunddp.sbatch.slurm_options import split
 from srunddp.util.slurm_tres import tres_count
 
-_LOGS = "logs"  # without --log-dir, as for the samples of srunddp run
+_LOGS = "logs"  # without --log-dir, as for the readings of srunddp run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class SlurmJob:
     @property
     def world_size(self) -> int:
         """How many ranks there are; 0 if Slurm decides."""
-        return ((self.node_count or 0) - (self.spare_nodes or 0)) * self.tasks
+        return max(0, (self.node_count or 0) - (self.spare_nodes or 0)) * self.tasks
 
     @property
     def restarts_ranks(self) -> bool:
@@ -187,7 +187,7 @@ class SlurmJob:
 
     @property
     def monitor_folder(self) -> str:
-        """The folder of the samples, if there are any."""
+        """The folder of the readings, if there are any."""
         return self.monitor_dir or self.log_folder
 
     @property
@@ -195,8 +195,8 @@ class SlurmJob:
         """The folders that must exist when the job starts, relative to the folder in which it
         starts.
         """
-        has_samples = bool(self.monitor) and not self.monitor_dir
-        in_log_folder = "output" not in self.slurm or self.log_dir or has_samples or self.preflight
+        has_readings = bool(self.monitor) and not self.monitor_dir
+        in_log_folder = "output" not in self.slurm or self.log_dir or has_readings or self.preflight
         of_files = [
             str(self.slurm.get(name, "")).rpartition("/")[0] for name in ("output", "error")
         ]

@@ -23,17 +23,14 @@ _AWAY = re.compile(
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 # Hints by a part of Slurm's message; the first part that matches counts.
 _HINTS = {
-    "not available now": "sinfo -s lists the partitions; a job that can wait: --submit --force",
+    "not available now": "sinfo -s lists the partitions",
     "account": "sacctmgr show associations user=$USER lists your accounts",
     "partition": "sinfo -s lists the partitions",
     "time limit": "sinfo -s lists the limit of each partition",
     "unrecognized option": (
         "correct the spelling, or see sbatch --help for the options of this Slurm"
     ),
-    "node configuration": (
-        "sinfo -o '%P %D %c %m %G' lists CPUs, memory and GPUs of the nodes; a job that only has to"
-        " wait for nodes that are down: --submit --force"
-    ),
+    "node configuration": ("sinfo -o '%P %D %c %m %G' lists CPUs, memory and GPUs of the nodes"),
 }
 
 

@@ -7,6 +7,7 @@ Mistakes that only Slurm can see, such as exceeded limits or malformed times and
 import ast
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -63,27 +64,37 @@ _SAME = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "signal")
 _Problem = tuple[object, str, str, str]
 
 
-def check(job: SlurmJob, *, interactive: bool = False) -> None:
+def check(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = False) -> None:
     """Refuse a job if no script can do what it asks for.
 
     Args:
         job: the job, from options, files and defaults.
+        environ: the environment variables of this command, which the job gets, too.
         interactive: the script is for salloc, which lacks some options of sbatch.
 
     Raises:
         ConfigError: the first problem that is found.
     """
-    _check_run_options(job)
     of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
     problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
     for is_there, found, expected, hint in problems:
         if is_there:
             raise ConfigError(found, expected=expected, hint=hint)
+    # Last, as a wrong number of nodes or of spare ones makes a wrong number of ranks.
+    check_run_options(job, environ, ranks=job.world_size)
 
 
-def _check_run_options(job: SlurmJob) -> None:
+def check_run_options(
+    job: SlurmJob, environ: Mapping[str, str], *, ranks: int = 0, script: str = ""
+) -> None:
     """Refuse what ``srunddp run`` would refuse in the job. Types are checked before, see
     :mod:`srunddp.sbatch.run_options`.
+
+    Args:
+        job: the job, of which only the options of ``srunddp run`` and ``env`` are used.
+        environ: the environment variables of this command, which the job gets, too.
+        ranks: how many ranks there are; 0 if that is not known.
+        script: the job script, if it is not made of the job.
 
     Raises:
         ConfigError: an option does not fit, or needs another one.
@@ -91,13 +102,33 @@ def _check_run_options(job: SlurmJob) -> None:
     if "port" in job.run:
         port_range(str(job.run["port"]), where="--port")
     if "show-ranks" in job.run:
-        if not job.log_dir:
+        if not _is_given("log_dir", job, environ, script):
             raise UsageError(
                 "--show-ranks without --log-dir", expected="both", hint="add --log-dir=logs"
             )
-        shown_ranks(str(job.run["show-ranks"]), job.world_size or _MANY)
-    if job.monitor_dir and not job.monitor:
+        shown_ranks(str(job.run["show-ranks"]), ranks or _MANY)
+    if job.monitor_dir and not _is_given("monitor", job, environ, script):
         raise UsageError("--monitor-dir without --monitor", expected="both", hint="add --monitor")
+
+
+def _is_given(key: str, job: SlurmJob, environ: Mapping[str, str], script: str) -> bool:
+    """Tell whether ``srunddp run`` gets an option: from the job, by the option's variable, or by a
+    line of the script.
+    """
+    variable = str(RUN_OPTIONS[key].envvar)
+    name = re.compile(rf"{option(key)}(?![\w-])|\b{variable}\b")
+    if getattr(job, key) or name.search("\n".join([*job.setup, script])):
+        return True
+    variables = dict(each.split("=", 1) for each in job.env)
+    if _exports(job, variable):
+        variables = {**environ, **variables}
+    return bool(variables.get(variable))  # click takes an empty variable for none
+
+
+def _exports(job: SlurmJob, variable: str) -> bool:
+    """Tell whether sbatch hands an environment variable on to the job."""
+    words = str(job.slurm.get("export", "ALL")).split(",")
+    return any(word.upper() == "ALL" or word.partition("=")[0] == variable for word in words)
 
 
 def check_texts(job: SlurmJob) -> None:
@@ -387,13 +418,14 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
     return None
 
 
-def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
+def notes(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = False) -> Iterator[str]:
     """Yield notes on what the user may not intend, or on what this node does not see although other
     nodes may. SCRIPT's own problems are left to :func:`script_problem`.
 
     Args:
         job: a job that :func:`check` has accepted.
-        environ: the environment variables for sbatch; empty for salloc.
+        environ: the environment variables for sbatch or salloc.
+        interactive: the script is for salloc.
     """
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     missing = (
@@ -431,9 +463,9 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     yield from _of_requeue(job)
     yield from _few_cpus(job)
     yield from _missing_gpus(job)
-    yield from _too_long(job)
+    yield from _too_long(job, environ, interactive)
     for name in sorted(environ):
-        if name.startswith("SBATCH_") and environ[name]:
+        if name.startswith("SBATCH_") and environ[name] and not interactive:
             yield (
                 f"{name}={environ[name]} is exported, which wins over the script's own line at"
                 " sbatch"
@@ -482,17 +514,36 @@ def _few_cpus(job: SlurmJob) -> Iterator[str]:
         )
 
 
-def _too_long(job: SlurmJob) -> Iterator[str]:
+def _counting(
+    job: SlurmJob, environ: Mapping[str, str], interactive: bool, name: str, variable: str = ""
+) -> str:
+    """Return the value of an option that counts: a variable of sbatch's wins over the script's own
+    line, a word of salloc's command line over a variable; empty for none.
+    """
+    variable = variable or name.upper()
+    given = str(job.slurm.get(name, ""))
+    if interactive:
+        return given or environ.get(f"SALLOC_{variable}", "")
+    return environ.get(f"SBATCH_{variable}", "") or given
+
+
+def _too_long(job: SlurmJob, environ: Mapping[str, str], interactive: bool) -> Iterator[str]:
     """Note a time limit that no chosen partition allows: Slurm may accept such a job, and never
     start it.
     """
-    wanted = job.slurm.get("time")
-    asked = slurm_command.asked_seconds(str(wanted))
-    if asked is None or {"clusters", "cluster", "reservation"} & job.slurm.keys():
+    # With --time-min Slurm shortens the time limit to what the partition allows.
+    if {"cluster", "time-min"} & job.slurm.keys():
+        return
+    count = functools.partial(_counting, job, environ, interactive)
+    if count("clusters") or count("reservation"):
+        return
+    wanted = count("time", "TIMELIMIT")
+    asked = slurm_command.asked_seconds(wanted)
+    if asked is None:
         return
     rows = slurm_command.output("sinfo", "-h", "-o", "%P %l", timeout=_SINFO_WITHIN).splitlines()
     limits = dict(row.split(None, 1) for row in rows if len(row.split()) == 2)
-    wished = str(job.slurm.get("partition", "")).split(",")
+    wished = count("partition").split(",")
     chosen = {
         name.rstrip("*"): limit
         for name, limit in limits.items()
@@ -502,7 +553,7 @@ def _too_long(job: SlurmJob) -> Iterator[str]:
     seconds = [slurm_command.seconds(limit) or math.inf for limit in chosen.values()]
     if seconds and asked > max(seconds):
         longest = " and ".join(f"{limit} in partition {name}" for name, limit in chosen.items())
-        yield f"--time={wanted} is more than the limit, {longest}: the job may wait for ever"
+        yield f"a time limit of {wanted} is more than {longest}: the job may wait for ever"
 
 
 def _missing_gpus(job: SlurmJob) -> Iterator[str]:

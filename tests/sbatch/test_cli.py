@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,6 +18,7 @@ from srunddp.cli import main
 from srunddp.sbatch import cli, run_options
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.slurm_options import OPTIONS
+from srunddp.supervisor.output.redirect import shown_ranks
 from tests.support.facts import tells
 from tests.support.starting import srunddp, write
 
@@ -154,6 +156,8 @@ def test_a_refusal_of_slurm_is_one_line(
     words = said.removeprefix("sbatch: ").removeprefix("error: ")
     assert line.startswith("srunddp: error: ")
     assert tells(line, "sbatch", words, "; expected ", f" -> {hint}")
+    # It can be submitted all the same, and only then --force has a meaning.
+    assert line.endswith("--submit --force") is bool(option)
 
 
 @pytest.mark.parametrize(
@@ -352,6 +356,19 @@ def test_a_conversion_refuses_what_the_job_script_has_itself(
     assert tells(done.stderr, "error", *named)
 
 
+def test_a_conversion_checks_the_options_of_run(
+    called: Callable[..., Result], tmp_path: Path
+) -> None:
+    write(tmp_path / "job.sh", "srun torchrun --nproc-per-node=2 train.py\n")
+    for word in ("--port=80", "--show-ranks=all", "--show-ranks=-1", "--monitor-dir=x"):
+        done = called("--from=job.sh", word)
+        assert (done.exit_code != 0, done.stdout) == (True, ""), word
+    # The number of ranks is not known, and the script may have what an option needs.
+    assert called("--from=job.sh", "--log-dir=l", "--show-ranks=0,999").exit_code == 0
+    write(tmp_path / "job.sh", "srun torchrun --nproc-per-node=2 --tee=3 --log-dir=logs train.py\n")
+    assert called("--from=job.sh", "--show-ranks=none").exit_code == 0
+
+
 def test_an_option_after_the_script_is_noted(called: Callable[..., Result]) -> None:
     assert "--submit stands after SCRIPT" in called("train.py", "--submit").stderr
     assert "after SCRIPT" not in called("train.py", "--lr=1").stderr
@@ -452,6 +469,43 @@ def test_every_option_of_run_is_an_option_of_a_job(called: Callable[..., Result]
         ]
 
 
+def takes_none(option: click.Option) -> bool:
+    """Whether srunddp run has a meaning of its own for none."""
+    if option.name == "show_ranks":
+        return shown_ranks("none", 2) == (range(0),)
+    return isinstance(option.type, click.Choice) and "none" in option.type.choices
+
+
+@pytest.mark.parametrize(
+    "option", [one for one in run_options.OPTIONS.values() if takes_none(one)], ids=str
+)
+def test_none_stays_where_run_has_a_meaning_for_it(
+    option: click.Option, called: Callable[..., Result], tmp_path: Path
+) -> None:
+    word = f"{option.opts[-1]}=none"
+    folder = "--log-dir=l"
+    write(tmp_path / "a.yaml", f"{option.name}: none\n")
+    write(tmp_path / "job.sh", "srun torchrun --nproc-per-node=2 train.py\n")
+    for words in (
+        (word, "train.py"),
+        (f"--run-options={word}", "train.py"),
+        ("--config=a.yaml", "train.py"),
+        ("--from=job.sh", word),
+    ):
+        assert f" {word} " in called(folder, *words).stdout.replace("\\\n", " "), words
+    # Nothing is given by the other names of no value.
+    taken_back = called(folder, "--config=a.yaml", f"{option.opts[-1]}=null", "train.py")
+    assert option.opts[-1] not in taken_back.stdout.partition("set -e")[2]
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "--", "-", "prefix"])
+def test_a_word_of_run_options_has_to_name_an_option(
+    word: str, called: Callable[..., Result]
+) -> None:
+    done = called(f"--run-options={word}", "train.py")
+    assert (done.exit_code in (2, 78), done.stdout) == (True, "")
+
+
 def test_log_dir_means_in_a_job_what_it_means_in_a_run(called: Callable[..., Result]) -> None:
     """Each rank's output goes to a file there. The job's log and the samples are there, too."""
     with_it = called("--log-dir=out", "--monitor", "train.py").stdout
@@ -478,8 +532,28 @@ def test_an_option_by_its_own_name_wins_unless_it_is_from_a_file(
     )[2].replace("--stall", "")
 
 
+def test_words_of_a_file_win_over_an_earlier_file(
+    called: Callable[..., Result], tmp_path: Path
+) -> None:
+    write(tmp_path / "user.yaml", "grace: 5\nrun_options: [--fast-exit]\n")
+    write(tmp_path / "a.yaml", "run_options: [--grace=8, --grace=9]\n")
+    of_user = called("train.py").stdout.partition("set -e")[2]
+    assert ("--grace=5" in of_user, "--fast-exit" in of_user) == (True, True)
+    of_both = called("--config=a.yaml", "train.py").stdout.partition("set -e")[2]
+    assert ("--grace=9" in of_both, "--fast-exit" in of_both) == (True, False)
+    # Where the words are taken back, the value below them counts.
+    words = ("--config=a.yaml", "--run-options=none", "train.py")
+    assert "--grace=5" in called(*words).stdout.partition("set -e")[2]
+
+
 def test_wait_ends_with_the_code_of_the_job(tmp_path: Path) -> None:
     a_script(tmp_path)
     path = stub(tmp_path, "sbatch", "echo 4711; exit 3")
     done = srunddp("sbatch", "--submit", "--wait", "train.py", folder=tmp_path, PATH=path)
     assert (done.returncode, done.stdout) == (3, "4711\n")
+    assert "4711 has ended with exit code 3" in done.stderr
+    assert "srunddp triage logs/train-4711.out\n" in done.stderr
+    path = stub(tmp_path, "sbatch", "echo 4711")
+    done = srunddp("sbatch", "--submit", "--wait", "train.py", folder=tmp_path, PATH=path)
+    assert "4711 has ended with exit code 0, its log: logs/train-4711.out\n" in done.stderr
+    assert "triage" not in done.stderr

@@ -104,7 +104,7 @@ def text_of(job: SlurmJob, *, interactive: bool = False) -> str | None:
     """The script; None where the job is refused, by one line that says why."""
     refusal = None
     try:
-        validate.check(job, interactive=interactive)
+        validate.check(job, {}, interactive=interactive)
     except ConfigError as error:
         refusal = error
     assert refusal is None or (str(refusal).isprintable() and refusal.expected and refusal.hint)

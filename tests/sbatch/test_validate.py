@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, UsageError
 from srunddp.sbatch import validate
 from srunddp.sbatch.spec import SlurmJob
 from tests.support.facts import tells
@@ -68,7 +68,7 @@ from tests.support.starting import write
 )
 def test_notes_say_what_may_be_meant_otherwise(fields: dict[str, Any], said: str) -> None:
     job = SlurmJob(**{"script": "train.py", **fields})
-    validate.check(job)
+    validate.check(job, {})
     assert said in "\n".join(validate.notes(job, {"SBATCH_PARTITION": "debug", "SBATCH_QOS": ""}))
 
 
@@ -110,17 +110,36 @@ def test_gpus_that_slurm_does_not_have_are_noted(
         (("--time=400-0", "--partition=long"), ""),
         (("--time=400-0", "--partition=unknown"), ""),
         (("--time=often",), ""),
+        (("--time=99:00:00", "--time-min=1:00:00"), ""),
+        (("--time=99:00:00", "SBATCH_PARTITION=long"), ""),
+        (("--time=99:00:00", "SBATCH_CLUSTERS=other"), ""),
+        (("--time=99:00:00", "SBATCH_TIMELIMIT=60"), ""),
+        (("SBATCH_TIMELIMIT=99:00:00",), "1-00:00:00 in partition gpu"),
+        (("--time=90:00", "SBATCH_PARTITION=urgent"), "1:00:00 in partition urgent"),
+        (("--time=90:00", "SALLOC_PARTITION=urgent"), ""),
+        (("salloc", "--time=90:00", "SALLOC_PARTITION=urgent"), "1:00:00 in partition urgent"),
+        (("salloc", "--time=90:00", "SBATCH_PARTITION=urgent"), ""),
+        (("salloc", "--time=90:00", "--partition=long", "SALLOC_PARTITION=urgent"), ""),
     ],
     ids=str,
 )
 def test_a_time_limit_that_no_partition_allows_is_noted(
     words: tuple[str, ...], limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By the time limit and the partition that count, whatever gives them."""
+    options = tuple(word for word in words if word.startswith("-"))
+    exported = dict(word.split("=", 1) for word in words if word.startswith(("SB", "SA")))
+    interactive = "salloc" in words
     rows = "gpu* 1-00:00:00\\nurgent 1:00:00\\nlong infinite\\n"
     write(tmp_path / "sinfo", f"#!/bin/bash\nprintf '{rows}'\n").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    notes = list(validate.notes(SlurmJob(script=__file__, sbatch_arg=words), {}))
-    assert [tells(note, words[0], limit, "wait") for note in notes] == [True] * bool(limit)
+    job = SlurmJob(script=__file__, sbatch_arg=options)
+    notes = [
+        note
+        for note in validate.notes(job, exported, interactive=interactive)
+        if "is exported" not in note
+    ]
+    assert [tells(note, limit, "wait") for note in notes] == [True] * bool(limit)
 
 
 def test_nothing_is_noted_of_a_job_that_says_everything() -> None:
@@ -251,5 +270,45 @@ SPARED = {"nodes": 2, "ntasks_per_node": 2, "restarts": 1, "spare_nodes": 1}
 def test_spare_nodes_need_restarts_and_other_nodes(fields: dict[str, Any], said: str) -> None:
     job = SlurmJob(script="train.py", **SPARED | fields)
     with pytest.raises(ConfigError) if said else contextlib.nullcontext() as raised:
-        validate.check(job)
+        validate.check(job, {})
     assert raised is None or str(raised.value).startswith(said)
+
+
+def test_a_wrong_number_of_nodes_is_told_before_what_follows_from_it() -> None:
+    fields: dict[str, Any] = {"nodes": 1, "spare_nodes": 2, "restarts": 1, "log_dir": "logs"}
+    job = SlurmJob(script="train.py", run_options=("--show-ranks=0",), **fields)
+    assert job.world_size == 0
+    with pytest.raises(ConfigError, match="--spare-nodes 2 with --nodes 1"):
+        validate.check(job, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "environ", "is_refused"),
+    [
+        ({}, {}, True),
+        ({"log_dir": "logs"}, {}, False),
+        ({}, {"SRUNDDP_LOG_DIR": "logs"}, False),
+        ({}, {"SRUNDDP_LOG_DIR": ""}, True),
+        ({"env": ("SRUNDDP_LOG_DIR=logs",)}, {}, False),
+        ({"env": ("SRUNDDP_LOG_DIR=",)}, {"SRUNDDP_LOG_DIR": "logs"}, True),
+        ({"setup": ("export SRUNDDP_LOG_DIR=logs",)}, {}, False),
+        ({"sbatch_arg": ("--export=NONE",)}, {"SRUNDDP_LOG_DIR": "logs"}, True),
+        ({"sbatch_arg": ("--export=A=1,ALL",)}, {"SRUNDDP_LOG_DIR": "logs"}, False),
+        ({"sbatch_arg": ("--export=A,SRUNDDP_LOG_DIR",)}, {"SRUNDDP_LOG_DIR": "logs"}, False),
+    ],
+    ids=str,
+)
+def test_an_option_that_needs_another_takes_its_variable_too(
+    fields: dict[str, Any], environ: dict[str, str], is_refused: bool
+) -> None:
+    """The job gets the variables of whoever submits it, unless --export says otherwise."""
+    job = SlurmJob(script="train.py", run_options=("--show-ranks=0",), **fields)
+    with pytest.raises(UsageError) if is_refused else contextlib.nullcontext():
+        validate.check(job, environ)
+
+
+def test_the_monitors_folder_takes_the_monitors_variable() -> None:
+    job = SlurmJob(script="train.py", monitor_dir="m")
+    validate.check(job, {"SRUNDDP_MONITOR": "5"})
+    with pytest.raises(UsageError):
+        validate.check(job, {})

@@ -39,5 +39,5 @@ def written(words: Sequence[str]) -> str:
     """The script of ``srunddp sbatch …``."""
     job = requested(words)
     interactive = "--salloc" in words
-    validate.check(job, interactive=interactive)
+    validate.check(job, {}, interactive=interactive)
     return render(job, words, interactive=interactive)
