@@ -84,7 +84,7 @@ def test_whoever_has_joined_others_once_has_not_worked_alone() -> None:
     assert not page.ran_alone()
 
 
-BEATS = "import srunddp, time\nsrunddp.heartbeat()\nsrunddp.heartbeat(last=True)\ntime.sleep(2)\n"
+BEATS = "import srunddp, time\nsrunddp.heartbeat()\nsrunddp.heartbeat(last=True)\ntime.sleep(6)\n"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ BEATS = "import srunddp, time\nsrunddp.heartbeat()\nsrunddp.heartbeat(last=True)
     [
         ("import time; time.sleep(4)", ("--stall-timeout=0.2",), {}, True),
         ("import time; time.sleep(4)", (), {"SRUNDDP_STALL_TIMEOUT": "0.2"}, True),
-        (BEATS, ("--stall-timeout=0.2",), {}, False),
+        (BEATS, ("--stall-timeout=3",), {}, False),
         ("import time; time.sleep(1)", ("--stall-timeout=0",), {}, False),
     ],
     ids=["option", "variable", "steps", "no limit"],
