@@ -2,6 +2,7 @@
 name means the same in both commands.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,17 @@ from srunddp.util.click_types import (
 )
 
 _Declaration = Callable[[Any], Any]
+
+
+class _AbsolutePath(click.Path):
+    """A path that is made absolute at once, because with --staged the process changes its working
+    directory. click's resolve_path would also follow /dev/stdout to a pipe without a name.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        return os.path.abspath(super().convert(value, param, ctx))
+
 
 # By heading of --help, in the order of its list.
 _DECLARED: dict[str, tuple[_Declaration, ...]] = {
@@ -97,9 +109,7 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
     "Output and monitoring": (
         click.option(
             "--result",
-            # Make the path absolute now, because with --staged the process changes its working
-            # directory.
-            type=click.Path(resolve_path=True),
+            type=_AbsolutePath(),
             metavar="FILE",
             help="Write exit code and restarts there.",
         ),
@@ -126,7 +136,7 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
         click.option(
             "--monitor-dir",
             type=DIR,
-            help="Where the samples go (default: --log-dir's folder, else logs).",
+            help="Where the readings go (default: --log-dir's folder, else logs).",
         ),
     ),
     "Environment": (

@@ -24,7 +24,7 @@ from srunddp.sbatch import render as scripts
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.spec import SlurmJob
 from srunddp.util import slurm_command
-from srunddp.util.atomic_file import replace_file
+from srunddp.util.atomic_file import is_stream, replace_file
 from srunddp.util.click_types import COMPLETE, DIR, FILE, MonitoredCommand
 from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
@@ -614,7 +614,7 @@ def _note(lines: Iterable[str]) -> None:
 
 def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -> None:
     """Make the log folders, and write the script to an executable file."""
-    if path and os.path.lexists(path) and not force:
+    if path and os.path.lexists(path) and not force and not is_stream(path):
         raise ConfigError(
             f"{path} exists", expected="a new file", hint="choose another name, or add --force"
         )
@@ -624,4 +624,5 @@ def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -
             os.makedirs(folder, exist_ok=True)
         if path:
             replace_file(Path(path), text.encode())
-            os.chmod(path, 0o755)
+            if not is_stream(path):
+                os.chmod(path, 0o755)

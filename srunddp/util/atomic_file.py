@@ -2,20 +2,24 @@
 
 import os
 import re
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace the content of ``path`` so that a kill or a power cut leaves either the old file or
-    the new.
+    the new. A device or a pipe is written to instead.
 
     Only one rank may call this for a given path.
 
     Raises:
-        OSError: The folder is missing or not writable, or the disk is full. The old file is
-            unchanged.
+        OSError: The folder is missing or not writable, the disk is full, or nobody reads the pipe.
+            The old file is unchanged.
     """
+    if is_stream(path):
+        _write_to(path, content)
+        return
     temporary = path.with_name(path.name + ".tmp")
     # Remove what a killed process has left. In /tmp it may also be a link that another user has
     # made.
@@ -34,6 +38,33 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):  # the first of the two errors says more
             temporary.unlink()
         raise
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path leads to a device, a pipe or an open file of a process, such as
+    /dev/stdout: these are written to, never replaced.
+    """
+    try:
+        kind = os.stat(path).st_mode
+    except OSError:
+        return False
+    if not stat.S_ISREG(kind):
+        return not stat.S_ISDIR(kind)
+    # /dev/stdout is a link, also where standard output goes to a regular file.
+    folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    return os.path.islink(path) and (folder == "/dev" or folder.startswith("/proc/"))
+
+
+def _write_to(path: Path, content: bytes) -> None:
+    if not content:  # a pipe's reader would take the end of nothing for the end
+        return
+    # O_NONBLOCK: an open of a pipe that nobody reads fails instead of waiting. O_APPEND: what
+    # standard output has got by now stays, where that is a file.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
+    descriptor = os.open(path, flags)
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "wb") as file:
+        file.write(content)
 
 
 def append_whole(file: int, data: bytes) -> None:
