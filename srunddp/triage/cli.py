@@ -5,7 +5,7 @@ import click
 from srunddp.triage import jobs, render
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import diagnose
-from srunddp.util.click_types import FILE, answering, json_option, json_text, logs_option
+from srunddp.util.click_types import FILE, json_option, json_text, logs_option
 
 
 @click.command()
@@ -24,14 +24,11 @@ def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
     mpirun's, a file for each rank. Of several jobs the newest is judged, and the others are named.
     Exit code 0 whatever is found, 78 when there is nothing to read.
     """
-    with answering():
-        job = jobs.find(what, log_dir)
-        evidence = collect(job.logs)
-        job.add_to(evidence)
-        found = diagnose(evidence)
-        lines = [*render.lines(found, evidence), *(job.lines() if job.others or not what else ())]
-        click.echo(
-            json_text(render.record(found, evidence) | job.record())
-            if as_json
-            else "\n".join(lines)
-        )
+    job = jobs.find(what, log_dir)
+    evidence = collect(job.logs)
+    job.add_to(evidence)
+    found = diagnose(evidence)
+    lines = [*render.lines(found, evidence), *(job.lines() if job.others or not what else ())]
+    click.echo(
+        json_text(render.record(found, evidence) | job.record()) if as_json else "\n".join(lines)
+    )

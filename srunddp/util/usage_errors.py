@@ -83,6 +83,12 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
     command = see.removeprefix("see ").removesuffix(" --help")
     if context.info_name == "run":
         known.append("--version")
+        if name == "-V":  # as of python
+            return UsageError(
+                f"no option {name}",
+                expected=f"an option of {command}",
+                hint="did you mean --version?",
+            )
     found = f"no option {name}"
     hint = did_you_mean(name, known, 0.7) or see
     if any(each.name == "script" for each in context.command.params) and (other := foreign(name)):
