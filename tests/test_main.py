@@ -29,7 +29,10 @@ def test_the_module_does_what_the_command_does(tmp_path: Path, arguments: str) -
     assert (of_module.stdout, of_module.stderr) == (of_command.stdout, of_command.stderr)
 
 
-@pytest.mark.parametrize("packages", ["lib/python3.11/site-packages", "."])
+PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@pytest.mark.parametrize("packages", [f"lib/{PYTHON}/site-packages", "."])
 def test_a_command_whose_packages_python_does_not_search_names_their_folder(
     packages: str, tmp_path: Path
 ) -> None:
@@ -50,3 +53,24 @@ def test_a_command_whose_packages_python_does_not_search_names_their_folder(
     folder = (prefix / packages).resolve()
     assert said(tmp_path).endswith(f"-> export PYTHONPATH={folder}\n")
     assert "no click" in said(folder)
+
+
+def test_a_command_whose_packages_are_for_another_python_names_that(tmp_path: Path) -> None:
+    """The packages of the running Python come first, wherever both are."""
+    prefix = tmp_path / "prefix"
+    command = write(prefix / "bin" / "srunddp", "")
+    shutil.copy(ROOT / "bin" / "srunddp", command)
+    words = [sys.executable, "-S", str(command), "--version"]
+
+    def said() -> str:
+        done = subprocess.run(words, cwd=tmp_path, env={}, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1)
+        return done.stderr
+
+    # In the order of names one of them is before any other Python's, and one behind.
+    for other in ("python3.0", "python3.99"):
+        write(prefix / "lib" / other / "site-packages" / "srunddp" / "__init__.py", "")
+        assert said().endswith(f"start it by python3.0 {command.resolve()}\n")
+    folder = prefix / "lib" / PYTHON / "site-packages"
+    write(folder / "srunddp" / "__init__.py", "")
+    assert said().endswith(f"-> export PYTHONPATH={folder.resolve()}\n")
