@@ -64,8 +64,8 @@ class RunCommand:
         prefix: Whether to put node and rank before each line on the terminal.
         quiet: Whether to leave out the summary line.
         verbose: Whether to print a line for each rank.
-        monitor: Seconds between samples; None for no monitoring.
-        monitor_dir: The folder for the samples; None for the folder of the output.
+        monitor: Seconds between readings; None for no monitoring.
+        monitor_dir: The folder for the readings; None for the folder of the output.
         offline: Whether to set the variables of :func:`srunddp.stage.offline.offline`.
         staged: Whether to run in the copies that :mod:`srunddp.stage.paths` finds.
         bind: ``auto`` to run on the CPUs next to the GPU, or ``none``.

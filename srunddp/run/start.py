@@ -122,7 +122,7 @@ def check_restarts_without_mpi(options: RendezvousOptions, environment: Environm
 
 
 def _open_files(plan: RunPlan, limits: Limits) -> tuple[OutputRedirect, Monitor]:
-    """Open the files of this rank's output and samples; call it before any socket is opened.
+    """Open the files of this rank's output and readings; call it before any socket is opened.
 
     If standard output is closed, a socket would get descriptor 1, and the script's output would go
     to that socket.
@@ -191,7 +191,7 @@ def _folder_of_files(plan: RunPlan) -> str:
     if plan.output.file:
         return f", logs in {plan.output.file.parent}"
     if plan.monitor:
-        return f", samples in {plan.monitor.folder.parent}"
+        return f", readings in {plan.monitor.folder.parent}"
     return ""
 
 

@@ -168,6 +168,23 @@ def test_one_rank_that_fails_ends_mpirun_with_its_code(
     assert ("KeyError: 'no such variable'" in done.errors) == (how == "exception")
 
 
+@pytest.mark.parametrize(
+    ("option", "what"), [("--log-dir", "logs in"), ("--monitor-dir", "readings in")]
+)
+def test_the_summary_line_ends_with_the_folder_of_the_files(
+    mpi: Mpi, option: str, what: str, tmp_path: Path
+) -> None:
+    """Under mpirun nobody can know its name before."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    monitor = ["--monitor=1"] if option == "--monitor-dir" else []
+    done = mpi.run(2, SRUNDDP, f"{option}={tmp_path / 'out'}", *monitor, str(script))
+    assert done.code == 0, done.errors
+    (folder,) = (tmp_path / "out").iterdir()
+    (line,) = [line for line in done.errors.splitlines() if "2 ranks on 1 node" in line]
+    assert line.endswith(f", {what} {folder}")
+
+
 def test_explicit_variables_rule_where_no_launcher_is() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -22,6 +22,7 @@ from srunddp.sbatch.run_options import OPTIONS as RUN_OPTIONS
 from srunddp.sbatch.slurm_options import OPTIONS
 from srunddp.util.console import coloured
 from tests.conftest import ROOT
+from tests.support.starting import srunddp
 
 TABLE: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
     (ROOT / "tests" / "util" / "wrong_inputs.yaml").read_text()
@@ -268,3 +269,9 @@ def test_colour_is_for_terminals_and_without_no_color(monkeypatch: pytest.Monkey
     monkeypatch.delenv("NO_COLOR")
     with open(os.devnull) as file:
         assert coloured(text, file) == text
+
+
+def test_a_letter_for_the_version_is_told_its_name(tmp_path: Path) -> None:
+    done = srunddp("-V", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("-> did you mean --version?\n")
