@@ -44,6 +44,8 @@ _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.O
 def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg]
     """Return a type that also takes ``none``, for no value, and leaves a value as it is written."""
 
+    # A class derived from the kind's own: click asks by isinstance whether a type is a choice or a
+    # range, to write the help and to complete words.
     class OrNone(type(kind)):  # type: ignore[misc]
         def convert(
             self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -329,7 +331,6 @@ def sbatch(
         )
     if source:
         _check_with_source(given, salloc=salloc)
-    if source:
         job = None
         added = _added(given)
         text, notes = convert.convert(source, _carried(added))

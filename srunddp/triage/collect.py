@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,17 +63,20 @@ class Progress:
             self.count += 1
 
 
-class GoodEnd(NamedTuple):
-    """The line by which a log says that the run ended well, and how much that counts.
+class Authority(IntEnum):
+    """Who says that the run ended well; of two, the greater one counts."""
 
-    Attributes:
-        number: The line's number.
-        weight: 0 for a job script's words, 1 for the run's own words, 2 for an exit code, 3 for
-            srunddp's own line, which counts for all ranks.
-    """
+    JOB_SCRIPT = 0  # its words may be about a part of the run
+    RUN = 1
+    EXIT_CODE = 2
+    SRUNDDP = 3  # its line counts for all ranks
+
+
+class GoodEnd(NamedTuple):
+    """The line by which a log says that the run ended well: its number, and who says it."""
 
     number: int
-    weight: int
+    by: Authority
 
 
 @dataclass
@@ -142,7 +146,7 @@ class Evidence:
         That happens when spare nodes have replaced a lost node.
         """
         good_end = self.finished.get(event.file)
-        is_told_in_file = good_end is not None and good_end.weight >= 3
+        is_told_in_file = good_end is not None and good_end.by is Authority.SRUNDDP
         if event.ours:
             return is_told_in_file and good_end is not None and event.number < good_end.number
         if not is_told_in_file and not self.ended_well:
@@ -379,16 +383,20 @@ class _LogReader:
             if not says("finished", text) or says("unfinished", text):
                 continue
             if says("exit-zero", text):
-                weight = 2
+                by = Authority.EXIT_CODE
             elif says("succeeded", text):
-                weight = 1
+                by = Authority.RUN
             else:
-                weight = 0
+                by = Authority.JOB_SCRIPT
             later = list(tail)[place:]
-            if weight == 0 and not all(says("at-exit", each) for _, each, _ in later):
+            if by is Authority.JOB_SCRIPT and not all(
+                says("at-exit", each) for _, each, _ in later
+            ):
                 continue  # only a part of the run has ended
             known = finished.get(self._index)
-            finished[self._index] = GoodEnd(number, max(weight, known.weight if known else 0))
+            if known:
+                by = max(by, known.by)
+            finished[self._index] = GoodEnd(number, by)
 
     def _read(
         self, number: int, text: str, rank: int | None, owner: int | None, node: str | None
@@ -425,7 +433,7 @@ class _LogReader:
         if text.startswith("srunddp: ") and ", launcher " in text:
             self._evidence.met = True
         if text.startswith("srunddp: ended with 0") or text == _REPORTED:
-            self._evidence.finished[self._index] = GoodEnd(number, 3)
+            self._evidence.finished[self._index] = GoodEnd(number, Authority.SRUNDDP)
         tracebacks = stream.tracebacks
         exceptions = tracebacks.raised
         chains = len(tracebacks.done)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from srunddp.triage.certainty import Case, is_certain
-from srunddp.triage.collect import Evidence
+from srunddp.triage.collect import Authority, Evidence
 from srunddp.triage.diagnosis import Certainty, Diagnosis
 from srunddp.triage.event import Event, is_same
 from srunddp.triage.first_failure import explained_by, first_failure, told_by_srunddp
@@ -13,7 +13,6 @@ from srunddp.triage.stalls import stalled
 from srunddp.triage.whose import tell_whose
 
 _MOST_TOLD = 100  # failures in srunddp's words with which others are compared
-_OWN_EXIT_CODE = 2  # a good end of at least this weight (see GoodEnd): no line of a log doubts it
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -102,12 +101,12 @@ def _without_failure(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
         why = f"{alone} processes say that they are alone"
         return Diagnosis("world-of-one", Certainty.LIKELY, why=why)
     doubt = _doubt_of_a_good_end(words, evidence)
-    weight = max((end.weight for end in evidence.finished.values()), default=-1)
-    # In a log that is cut off, a job script's words (weight 0) may be about a part of the run.
-    needed = 1 if evidence.cut else 0
+    # In a log that is cut off, a job script's words may be about a part of the run.
+    needed = Authority.RUN if evidence.cut else Authority.JOB_SCRIPT
+    is_told = any(end.by >= needed for end in evidence.finished.values())
     if evidence.ended_well and not evidence.runs:
         return Diagnosis(None, Certainty.CERTAIN)
-    if weight >= needed and not doubt:
+    if is_told and not doubt:
         return Diagnosis(None, Certainty.LIKELY)
     if not doubt:
         doubt = "the logs are empty"
@@ -128,7 +127,8 @@ def _doubt_of_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
         )
     if evidence.why:
         return evidence.why
-    if any(end.weight >= _OWN_EXIT_CODE for end in finished.values()):
+    # No line of a log makes an exit code doubtful.
+    if any(end.by >= Authority.EXIT_CODE for end in finished.values()):
         return ""
     for each in words:
         if each.file in finished and finished[each.file].number < each.number:

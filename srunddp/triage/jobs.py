@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from srunddp.errors import ConfigError, one_line
 from srunddp.triage import logs
-from srunddp.triage.collect import Evidence, GoodEnd
+from srunddp.triage.collect import Authority, Evidence, GoodEnd
 from srunddp.triage.event import Event
 from srunddp.triage.logs import Log
 from srunddp.triage.rank_labels import ranks_of_names
@@ -138,7 +138,7 @@ class JobLogs:
         file = len(evidence.names)
         evidence.names.append("Slurm")  # shown where other events have a file's name
         if self.slurm.state == "COMPLETED":
-            evidence.finished[file] = GoodEnd(1, 2)
+            evidence.finished[file] = GoodEnd(1, Authority.EXIT_CODE)
         elif self.slurm.state in _CAUSES:
             evidence.events.append(self._end(self.slurm, file))
 

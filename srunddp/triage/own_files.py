@@ -14,7 +14,7 @@ from typing import Any
 from srunddp.triage.event import Event
 from srunddp.triage.logs import LONGEST_RESULT, Log
 from srunddp.triage.rank_labels import MOST_RANKS
-from srunddp.triage.reports import add_note, of_cause
+from srunddp.triage.reports import add_note, failed_check, of_cause
 from srunddp.triage.signatures import Kind
 from srunddp.triage.tracebacks import PythonException, Tracebacks
 from srunddp.util.sample_files import MARKS
@@ -227,15 +227,4 @@ def _of_finding(found: dict[str, Any], file: int) -> Event:
     nodes = found["nodes"]
     rank = ranks[0] if len(ranks) == 1 else None
     node = nodes[0] if len(nodes) == 1 else None
-    return Event(
-        "check-failed",
-        Kind.PRIMARY,
-        True,
-        file,
-        1,
-        text,
-        rank,
-        node,
-        ours=True,
-        reason=reason,
-    )
+    return failed_check(file, 1, text, rank, node, reason=reason)

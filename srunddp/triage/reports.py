@@ -146,18 +146,7 @@ def ours(file: int, number: int, text: str) -> Event | None:
     if match := says("own-check", text):
         first, others, node = match.groups()
         rank = int(first) if first and not others else None
-        return Event(
-            "check-failed",
-            Kind.PRIMARY,
-            True,
-            file,
-            number,
-            text,
-            rank,
-            node,
-            ours=True,
-            reason=text,
-        )
+        return failed_check(file, number, text, rank, node, reason=text)
     if match := says("own", text):
         who = match[1] or match[3]
         rank = int(who) if who else None
@@ -165,6 +154,33 @@ def ours(file: int, number: int, text: str) -> Event | None:
         event = Event("unknown", Kind.PRIMARY, False, file, number, text, rank, node)
         return of_cause(match[5], text, event)
     return None
+
+
+def failed_check(
+    file: int, number: int, text: str, rank: int | None, node: str | None, *, reason: str
+) -> Event:
+    """Return the event of a check that ``srunddp check`` calls failed.
+
+    Args:
+        file: The position of its log in the list of logs.
+        number: The number of the line.
+        text: The line.
+        rank: The only rank that it is about; None for several.
+        node: The only node that it is about; None for several.
+        reason: What was found, without the name of the check where that is known apart.
+    """
+    return Event(
+        "check-failed",
+        Kind.PRIMARY,
+        True,
+        file,
+        number,
+        text,
+        rank,
+        node,
+        ours=True,
+        reason=reason,
+    )
 
 
 def add_note(event: Event, note: str) -> None:

@@ -7,7 +7,7 @@ explain a later failure that says nothing about its cause.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from srunddp.triage.collect import GOES_ON, Evidence
+from srunddp.triage.collect import GOES_ON, Authority, Evidence
 from srunddp.triage.event import MANY_LINES, Event
 from srunddp.triage.signatures import Kind, says
 
@@ -110,8 +110,8 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     if not good_end:
         return False
     if event.raised and event.raised.top:
-        return good_end.weight > 1 and event.number < good_end.number
-    if good_end.weight > 0:
+        return good_end.by >= Authority.EXIT_CODE and event.number < good_end.number
+    if good_end.by >= Authority.RUN:
         return event.number < good_end.number
     return event.progress > 0
 

@@ -189,8 +189,9 @@ def comes_later(rank: int) -> float:
 
 
 class _Kind(Enum):
-    """Why an address was passed over: rank 0 is not there, or not yet. What tells more comes
-    later.
+    """Why an address was passed over: rank 0 is not there, or not yet.
+
+    In the order of how much a reason tells the user: where several were found, the last one counts.
     """
 
     NOT_LISTENING = auto()  # the node answers, and no process listens there
