@@ -11,7 +11,7 @@ from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.rendezvous.protocol import RendezvousResult
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
 from srunddp.errors import file_errors
-from srunddp.util.atomic_file import plain, replace_file
+from srunddp.util.atomic_file import plain, write_output
 
 
 def clear_result(path: str) -> None:
@@ -48,7 +48,7 @@ def _write_result(path: str, content: bytes) -> None:
         hint="name a file in a folder that is there and may be written to",
         where="--result",
     ):
-        replace_file(Path(path), content)
+        write_output(Path(path), content)
 
 
 def requeues() -> int:

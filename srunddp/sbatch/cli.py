@@ -24,7 +24,7 @@ from srunddp.sbatch import render as scripts
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.spec import SlurmJob
 from srunddp.util import slurm_command
-from srunddp.util.atomic_file import is_stream, replace_file
+from srunddp.util.atomic_file import is_stream, write_output
 from srunddp.util.click_types import COMPLETE, DIR, FILE, MonitoredCommand
 from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
@@ -624,6 +624,6 @@ def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -
         for folder in folders:
             os.makedirs(folder, exist_ok=True)
         if path:
-            replace_file(Path(path), text.encode())
+            write_output(Path(path), text.encode())
             if not is_stream(path):
                 os.chmod(path, 0o755)

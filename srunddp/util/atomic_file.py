@@ -9,17 +9,14 @@ from pathlib import Path
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace the content of ``path`` so that a kill or a power cut leaves either the old file or
-    the new. A device or a pipe is written to instead.
+    the new. Whatever else is in its place, such as a pipe, is replaced as well.
 
     Only one rank may call this for a given path.
 
     Raises:
-        OSError: The folder is missing or not writable, the disk is full, or nobody reads the pipe.
-            The old file is unchanged.
+        OSError: The folder is missing or not writable, or the disk is full. The old file is
+            unchanged.
     """
-    if is_stream(path):
-        _write_to(path, content)
-        return
     temporary = path.with_name(path.name + ".tmp")
     # Remove what a killed process has left. In /tmp it may also be a link that another user has
     # made.
@@ -38,6 +35,19 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):  # the first of the two errors says more
             temporary.unlink()
         raise
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write to a path that the user has named: a file is replaced as by :func:`replace_file`, and a
+    device or a pipe is written to.
+
+    Raises:
+        OSError: As of :func:`replace_file`, or nobody reads the pipe.
+    """
+    if is_stream(path):
+        _write_to(path, content)
+    else:
+        replace_file(path, content)
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:

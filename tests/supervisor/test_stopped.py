@@ -38,7 +38,9 @@ REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; the job is requeued
 
 def stopped(errors: str, sentence: str, code: int) -> int:
     """After which step, of which there is a whole checkpoint; nothing else was said."""
-    found = re.fullmatch(rf"srunddp: {sentence} \(exit code {code}\)\n", errors)
+    # A supervisor begins with an empty line, as a script may have left a line unfinished.
+    line = errors.removeprefix("\n")
+    found = re.fullmatch(rf"srunddp: {sentence} \(exit code {code}\)\n", line)
     assert found, errors
     assert int(found[1]) == int(found[2])
     return int(found[1])

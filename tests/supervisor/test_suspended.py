@@ -155,7 +155,7 @@ def test_who_saves_after_the_launcher_s_signal_has_time(scenes: Scenes) -> None:
         ended, saved = scenes[name].result()
         assert saved, ended.text
         said = (
-            "srunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit"
+            "\nsrunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit"
             " (exit code 143)\n"
         )
         assert ended.text == said

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.util.atomic_file import is_stream, replace_file
+from srunddp.util.atomic_file import is_stream, write_output
 from tests.support.starting import srunddp, write
 
 WRITE = """
 import sys
 from pathlib import Path
-from srunddp.util.atomic_file import replace_file
+from srunddp.util.atomic_file import write_output
 print("before", flush=True)
-replace_file(Path("/dev/stdout"), b"content\\n")
+write_output(Path("/dev/stdout"), b"content\\n")
 """
 
 
@@ -36,7 +36,7 @@ def read(fifo: Path) -> Iterator[int]:
 def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     with read(fifo) as reader:
-        replace_file(fifo, b"content\n")
+        write_output(fifo, b"content\n")
         assert os.read(reader, 99) == b"content\n"
     assert (fifo.is_fifo(), os.listdir(tmp_path)) == (True, ["fifo"])
 
@@ -44,16 +44,16 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
 def test_a_link_to_a_pipe_is_that_pipe(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("fifo")
     with read(tmp_path / "fifo") as reader:
-        replace_file(tmp_path / "link", b"content\n")
+        write_output(tmp_path / "link", b"content\n")
         assert os.read(reader, 99) == b"content\n"
     assert (tmp_path / "link").is_symlink()
 
 
 def test_a_pipe_that_nobody_reads_does_not_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    replace_file(tmp_path / "fifo", b"")
+    write_output(tmp_path / "fifo", b"")
     with pytest.raises(OSError, match="No such device"):
-        replace_file(tmp_path / "fifo", b"content\n")
+        write_output(tmp_path / "fifo", b"content\n")
     assert (tmp_path / "fifo").is_fifo()
 
 
@@ -75,7 +75,7 @@ def test_only_what_is_no_file_is_a_stream(tmp_path: Path) -> None:
     for path in ("file", "link", "missing", "."):
         assert not is_stream(tmp_path / path)
     assert is_stream("/dev/null")
-    replace_file(tmp_path / "link", b"content")
+    write_output(tmp_path / "link", b"content")
     assert not (tmp_path / "link").is_symlink()  # as of a file of one's own
     assert (tmp_path / "file").read_bytes() == b""
 
