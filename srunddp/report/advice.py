@@ -283,7 +283,9 @@ def _quicker_data(summary: Summary) -> str:
     if workers is None or room is None:
         more = "more --dataloader.num_workers"
     else:
-        more = f"--dataloader.num_workers={workers + max(1, int(room))} (now {workers})"
+        # One worker reads no quicker than the rank itself: it only reads while the rank computes.
+        wanted = max(2, workers + max(1, int(room)))
+        more = f"--dataloader.num_workers={wanted} (now {workers})"
     return f"{more}; where that does not help, data on faster storage (srunddp stage)"
 
 

@@ -107,15 +107,6 @@ TROUBLES = {
         lambda _: ("--batch_size=1024",),
         samples_per_cpu_s,
     ),
-    "more threads than CPUs": Trouble(
-        "cpu oversubscribed",
-        "memory",
-        ("--num_threads=8", "--width=4096", "--batch_size=256", "--rows=40000"),
-        "fewer --num_threads",
-        lambda _: ("--num_threads=1",),
-        samples_per_s,
-        ranks=2,
-    ),
     "rank 0 writes in a callback": Trouble(
         "slow rank",
         "memory",
