@@ -1,7 +1,8 @@
 """What a rank knows of its monitoring before anything is started."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from srunddp.util.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from srunddp.supervisor.limits import LOST_AFTER
+from srunddp.util.quick_dataclass import dataclass
 
 # The defaults of options that no other command has; of others they stand beside their use.
 _LOST_AFTER_WITH_SPARES = 15.0  # with spare nodes, taking a node for lost too early costs little

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,7 @@ from srunddp.run.run_files import requeues, run_name
 from srunddp.run.script import Script
 from srunddp.supervisor.output.redirect import OutputTarget, output_target
 from srunddp.util.atomic_file import plain
+from srunddp.util.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from srunddp.stage.paths import StagedPaths

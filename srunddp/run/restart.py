@@ -13,7 +13,7 @@ import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple, NoReturn
 
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin
@@ -23,6 +23,7 @@ from srunddp.supervisor.descendants import Earlier
 from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.messages import Message
+from srunddp.util.quick_dataclass import dataclass
 
 _VARIABLE = "_SRUNDDP_RESTART"
 

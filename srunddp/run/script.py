@@ -7,10 +7,10 @@ import os
 import re
 import sys
 import types
-from dataclasses import dataclass
 
 from srunddp.errors import ConfigError, Scope, SrunddpError, Stopped
 from srunddp.run import main_module
+from srunddp.util.quick_dataclass import dataclass
 
 LAUNCHERS = {
     **dict.fromkeys(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from signal import SIGINT, Signals
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervis
 from srunddp.supervisor.worker_messages import MpiHasFailed, MpiHasNoWorld, ReceivedOverMpi
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
 from srunddp.util.console import say_amid_output
+from srunddp.util.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from srunddp.spare_nodes.spare_nodes import SpareNodes

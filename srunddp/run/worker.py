@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -42,6 +41,7 @@ from srunddp.supervisor.worker_messages import (
 )
 from srunddp.supervisor.worker_process import WorkerPipe, kill_forks_on_exit
 from srunddp.util.import_hook import surround_import
+from srunddp.util.quick_dataclass import dataclass
 
 _SOON = 0.3  # seconds; ranks that all start now have met by then
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl

@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from srunddp.supervisor.signals import handles, signal_main_thread
 from srunddp.supervisor.stacks import StackDump
 from srunddp.util.kernel_file import children_of, stat_fields, text_of
 from srunddp.util.python_stack import is_saving, main_stack
+from srunddp.util.quick_dataclass import dataclass
 
 PROBE = signal.SIGRTMAX - 4
 """The signal whose handler shows that the main thread runs Python. Neither Python, torch, NCCL nor

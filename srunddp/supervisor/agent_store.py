@@ -29,7 +29,6 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
@@ -37,6 +36,7 @@ from srunddp.supervisor.signals import die_with_parent
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import say_amid_output
 from srunddp.util.descriptors import close_all, opened
+from srunddp.util.quick_dataclass import dataclass
 
 
 @dataclass(eq=False)

@@ -3,9 +3,9 @@
 import errno
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.util.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,13 @@ import os
 import signal
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from srunddp.supervisor.launcher import REMOTE_STARTERS
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.util.kernel_file import children_of, stat_fields, text_of
+from srunddp.util.quick_dataclass import dataclass
 
 # Where stat_fields() has the session and the start time, which are fields 6 and 22 of the file.
 _SESSION = 3
@@ -153,11 +154,14 @@ class Descendants:
             children = self.earlier.without(children_of(os.getpid()))
             for child in children:
                 self._end(child)
+            has_reaped = False
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+                    has_reaped = True
             if set(children) <= set(given_up) or time.monotonic() >= end:
                 return set(children)
+            if has_reaped:
+                continue  # the children of what has ended are children of this process now
             time.sleep(look)
             look = min(2 * look, _LONGEST_LOOK)
 

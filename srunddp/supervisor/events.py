@@ -7,10 +7,10 @@ of the base class compares the class too, and each dataclass makes the start of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from srunddp.supervisor.failure import Failure
+from srunddp.util.quick_dataclass import dataclass
 
 
 class VerdictTerms(NamedTuple):

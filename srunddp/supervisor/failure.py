@@ -10,7 +10,6 @@ import opcode
 import os
 import re
 import traceback
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, IntEnum
 from types import TracebackType
@@ -18,6 +17,7 @@ from types import TracebackType
 from srunddp.errors import SrunddpError
 from srunddp.supervisor.signals import signal_name
 from srunddp.util.cgroup import kills_whole_step
+from srunddp.util.quick_dataclass import dataclass
 
 # The longest text in bytes of JSON: a letter may take several, and the message must fit.
 _LONGEST = 24000

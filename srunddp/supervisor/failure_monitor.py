@@ -9,7 +9,7 @@ what both know of their own rank.
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from srunddp.supervisor.clock import Clock
@@ -21,6 +21,7 @@ from srunddp.supervisor.node_replacement import NextStart, SpareNodesOfStart
 from srunddp.supervisor.restart import NO_STEPS_SEEN, RestartPolicy, StartSteps
 from srunddp.supervisor.root_cause import RootCause, report, write
 from srunddp.util.console import write_amid_output
+from srunddp.util.quick_dataclass import dataclass
 
 # A single process reports its end by these signals. Whoever sent another signal, such as SIGTERM,
 # knows why the process ends; Python prints nothing for it either.

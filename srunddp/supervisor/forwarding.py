@@ -7,12 +7,13 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from srunddp.supervisor import signals
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.sentinel import Mark, Sentinel
 from srunddp.supervisor.worker_process import WorkerProcess
+from srunddp.util.quick_dataclass import dataclass
 
 # Of each of these signals the kernel discards what is pending when the other one comes.
 _OPPOSITE: dict[int, int] = {signal.SIGTSTP: signal.SIGCONT, signal.SIGCONT: signal.SIGTSTP}

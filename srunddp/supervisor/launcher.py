@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.util.kernel_file import ancestors, environ_of
+from srunddp.util.quick_dataclass import dataclass
 
 # The processes of launchers that start ranks, by the kernel's names, which have at most 15 letters.
 _SLURMSTEPD = "slurmstepd"

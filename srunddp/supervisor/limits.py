@@ -4,7 +4,7 @@ One :class:`Limits` is handed to every part that waits, so a test can change all
 A time that a user may choose is an option instead, and only its default is here.
 """
 
-from dataclasses import dataclass
+from srunddp.util.quick_dataclass import dataclass
 
 STALL_TIMEOUT = 300.0
 """The default of ``--stall-timeout``: the run ends after so long without a step of any rank."""

@@ -6,10 +6,10 @@ All ranks of a run have the same version of srunddp, so the messages may change 
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.util.messages import Message
+from srunddp.util.quick_dataclass import dataclass
 
 # Rank, address and port of a node that another node tries to reach. The rank is the node's lowest.
 ProbeTarget = tuple[int, str, int]

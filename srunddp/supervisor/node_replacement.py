@@ -7,13 +7,14 @@ these objects and does not import that package.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, Protocol
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.messages import Ping
 from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.root_cause import RootCause
+from srunddp.util.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -56,6 +56,7 @@ from srunddp.supervisor.events import (
 )
 from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.util.quick_dataclass import dataclass
 
 
 class Phase(Enum):

@@ -5,7 +5,7 @@ exit code, a signal or a limit.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from srunddp.supervisor.failure import (
@@ -24,6 +24,7 @@ from srunddp.supervisor.worker_messages import ScriptHasFailed
 from srunddp.util import python_stack
 from srunddp.util.cgroup import oom_kills
 from srunddp.util.console import write_amid_output
+from srunddp.util.quick_dataclass import dataclass
 
 
 @dataclass

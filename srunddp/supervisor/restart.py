@@ -4,13 +4,13 @@ starts.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from srunddp.errors import SrunddpError
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.failure import FailureCategory
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.root_cause import Ending, RootCause
+from srunddp.util.quick_dataclass import dataclass
 
 # Exit codes of scripts that were started wrongly (argparse's 2, sysexits' EX_CONFIG): another start
 # would end in the same way.

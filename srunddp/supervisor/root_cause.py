@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import write_amid_output
 from srunddp.util.hostlist import fold, fold_ranks
+from srunddp.util.quick_dataclass import dataclass
 
 LOST = 69  # exit code for a lost node: EX_UNAVAILABLE of sysexits.h, as for a RendezvousError
 STALLED = 124  # exit code for a stall, the same as timeout(1)'s

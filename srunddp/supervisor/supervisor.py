@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from srunddp.supervisor import signals
@@ -81,6 +81,7 @@ from srunddp.supervisor.worker_messages import (
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
 from srunddp.util import python_stack
 from srunddp.util.console import write_amid_output
+from srunddp.util.quick_dataclass import dataclass
 
 # The world, which the worker is told, and the failure monitor of this start.
 RendezvousOutcome = tuple[WorkerMessage, FailureMonitor]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from srunddp.supervisor.failure import FailureCategory, FailureKind
 from srunddp.util.messages import Message
+from srunddp.util.quick_dataclass import dataclass
 
 
 class WorkerMessage(Message):

@@ -10,13 +10,13 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass
 
 from srunddp.supervisor import signals
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_messages import Unreadable, WorkerMessage
 from srunddp.util.descriptors import move_high
 from srunddp.util.kernel_file import stat_fields
+from srunddp.util.quick_dataclass import dataclass
 
 
 @dataclass

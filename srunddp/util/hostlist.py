@@ -8,10 +8,10 @@ import itertools
 import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.quick_dataclass import dataclass
 
 LONGEST_LIST = 65536  # names; a typo such as node[1-99999999] must not fill the memory
 TOO_MANY = f"more than {LONGEST_LIST} names"

@@ -5,8 +5,9 @@ name.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
+
+from srunddp.util.quick_dataclass import dataclass
 
 
 class Use(Enum):

@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.util.cgroup import cpu_quota
 from srunddp.util.kernel_file import text_of
+from srunddp.util.quick_dataclass import dataclass
 from srunddp.util.slurm_tres import tres_count
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set

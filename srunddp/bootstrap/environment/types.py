@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
+
+from srunddp.util.quick_dataclass import dataclass
 
 NO_LAUNCHER = "none"
 """The launcher's name where a process stands alone."""

@@ -8,11 +8,11 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.network.ifaces_entry import DEFAULT, Entries
 from srunddp.errors import ConfigError, Scope, file_errors
+from srunddp.util.quick_dataclass import dataclass
 from srunddp.util.yaml_source import compose
 
 VARIABLE = "SRUNDDP_IFACES"

@@ -3,11 +3,12 @@
 import fnmatch
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from srunddp.errors import ConfigError, Scope, UsageError
 from srunddp.util.hostlist import expand, shortened
+from srunddp.util.quick_dataclass import dataclass
 
 AUTO = "auto"
 NEAREST = "nearest"

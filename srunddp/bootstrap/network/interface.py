@@ -10,7 +10,7 @@ import fnmatch
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from srunddp.bootstrap.network.ifaces_entry import (
     is_pattern,
 )
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.quick_dataclass import dataclass
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"

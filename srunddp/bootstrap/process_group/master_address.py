@@ -11,8 +11,10 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from srunddp.util.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -19,7 +19,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
 from functools import partial
@@ -48,6 +47,7 @@ from srunddp.util.descriptors import move_high
 from srunddp.util.excepthook import leave_to_srunddp
 from srunddp.util.import_hook import surround_import
 from srunddp.util.kernel_file import raise_open_files_limit
+from srunddp.util.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.errors import PeerError, Stopped
 from srunddp.telemetry import event, heartbeat
+from srunddp.util.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     import torch

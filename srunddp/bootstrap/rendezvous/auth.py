@@ -10,8 +10,9 @@ import ctypes
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
+
+from srunddp.util.quick_dataclass import dataclass
 
 KINDS = ("secret", "munge", "none")
 # The roles of the two ends. A proof contains the role of its maker, so that it cannot be sent back

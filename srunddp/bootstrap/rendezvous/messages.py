@@ -8,11 +8,12 @@ the rank has proven itself.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.supervisor.worker_messages import WorkerMessage
 from srunddp.util.messages import Message
+from srunddp.util.quick_dataclass import dataclass
 
 # Rank, address and port of each deputy, a rank that may act for rank 0 when rank 0 is gone.
 Deputies = tuple[tuple[int, str, int], ...]

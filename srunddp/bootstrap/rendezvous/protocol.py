@@ -14,12 +14,13 @@ import selectors
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from urllib.parse import quote, unquote
 
 from srunddp.bootstrap.rendezvous import auth
 from srunddp.bootstrap.rendezvous.messages import AbortReason, RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError
+from srunddp.util.quick_dataclass import dataclass
 
 _FAILED = "failed"
 _LONGEST = 700  # PMI-1's lines have at most 1024 bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
@@ -17,6 +17,7 @@ from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import BoundSockets
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.quick_dataclass import dataclass
 
 DEFAULT_TIMEOUT = 300.0
 """The default of ``--timeout``: seconds that the ranks wait for each other."""

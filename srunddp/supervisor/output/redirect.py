@@ -13,7 +13,7 @@ import fcntl
 import os
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from srunddp.errors import ConfigError, Scope, UsageError
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.util.atomic_file import append_whole, plain
 from srunddp.util.descriptors import close_all, fill_standard
+from srunddp.util.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from srunddp.supervisor.output.relay import OutputRelay
