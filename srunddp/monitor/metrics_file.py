@@ -30,8 +30,7 @@ from srunddp.util.kernel_file import stat_fields
 _WITHIN = 0.5  # seconds to remove the file: the end of a run must not wait for a file system
 _MODE = 0o644  # the exporter is another user
 _CLEANS_EVERY = 6  # writes
-# A file that was not written again for so many intervals belongs to no process that runs.
-_INTERVALS = 30
+_OLD = 300.0  # seconds after which a file that is not written again belongs to no running process
 _NAME_LETTERS = 200
 _START = 19  # starttime of /proc/PID/stat, counted from the field behind the name
 _ENDED = "ZX"  # states of a process whose parent has not waited for it
@@ -228,10 +227,10 @@ class MetricsFile:
         writes = 0
         while True:
             self._write(path, first_line + exposition(labels, self._state()))
-            # After the write, so that the own file is never among those that are left over.
+            # After the write, so that the own file is not among those that are left over.
             if writes % _CLEANS_EVERY == 0:
                 with suppress(OSError):
-                    remove_left_over(self._folder, self._every * _INTERVALS)
+                    remove_left_over(self._folder)
             writes += 1
             if self._over.wait(self._every):
                 break
@@ -274,7 +273,7 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def remove_left_over(folder: Path, age: float) -> None:
+def remove_left_over(folder: Path) -> None:
     """Remove the files of runs that were killed, as far as this user may.
 
     Of another user's process nobody may be able to tell whether it runs, and of one in a container
@@ -282,7 +281,6 @@ def remove_left_over(folder: Path, age: float) -> None:
 
     Args:
         folder: The folder of the textfile collector.
-        age: Seconds since the last write after which any file is left over.
 
     Raises:
         OSError: The folder cannot be read.
@@ -291,15 +289,15 @@ def remove_left_over(folder: Path, age: float) -> None:
         for entry in entries:
             if re.fullmatch(r"srunddp-.+\.prom(\.tmp)?", entry.name):
                 with suppress(OSError):
-                    if _is_left_over(entry, age):
+                    if _is_left_over(entry):
                         os.unlink(entry.path)
 
 
-def _is_left_over(entry: os.DirEntry[str], age: float) -> bool:
+def _is_left_over(entry: os.DirEntry[str]) -> bool:
     status = entry.stat(follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         return False
-    if time.time() - status.st_mtime > age:
+    if time.time() - status.st_mtime > _OLD:
         return True
     if status.st_uid != os.geteuid() or not entry.name.endswith(".prom"):
         return False

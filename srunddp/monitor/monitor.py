@@ -50,10 +50,8 @@ class Monitor:
         self.page = TelemetryPage(recording=config is not None)
         self._config = config
         self._files = _open_files(config) if config else None
-        # How many of the page's events have been written, and how many steps a script with its own
-        # loop has counted.
+        # How many of the page's events have been written.
         self._seen = 0
-        self._count = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._sampler: Sampler | None = None
@@ -190,9 +188,7 @@ class Monitor:
             )
             row = f"{figures},{sums.longest_step_s:.6f},{sums.epoch}"
         else:
-            # The script has a loop of its own. Where no step is expected for now, nothing is read.
-            self._count = self.page.read() or self._count
-            row = f"{self._count},,,,,,"
+            row = f"{self.page.steps_made()},,,,,,"  # the script has a loop of its own
         _write(steps, f"{time.time():.3f},{row}\n")
 
 

@@ -24,8 +24,7 @@ class _StepWatch:
         self.at: float | None = None
 
     def look(self) -> None:
-        # While no step is expected, nothing is read.
-        steps = self._page.read() or self.steps
+        steps = self._page.steps_made()
         if steps != self.steps:
             self.steps = steps
             self.at = time.time()
