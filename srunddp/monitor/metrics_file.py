@@ -56,8 +56,9 @@ class RunLabels:
     @property
     def file_name(self) -> str:
         """The name of the run's file. An epilog can find those of a job by their beginning."""
-        name = f"srunddp-{plain(self.job or 'none')}.{plain(self.step)}.{plain(self.user)}"
-        return f"{name[:_NAME_LETTERS]}.prom"
+        parts = (self.job or "none", self.step, self.user, self.node)
+        name = ".".join(map(plain, parts))
+        return f"srunddp-{name[:_NAME_LETTERS]}.prom"
 
     def text(self) -> str:
         """Return the labels as they stand in each line, with the braces."""
@@ -276,8 +277,8 @@ def _replace(path: Path, content: bytes) -> None:
 def remove_left_over(folder: Path) -> None:
     """Remove the files of runs that were killed, as far as this user may.
 
-    Of another user's process nobody may be able to tell whether it runs, and of one in a container
-    neither. Their files are removed once they are old.
+    Whether the process of another user, of a container or of another node runs may not be seen from
+    here. Their files are removed once they are old.
 
     Args:
         folder: The folder of the textfile collector.
@@ -305,9 +306,9 @@ def _is_left_over(entry: os.DirEntry[str]) -> bool:
     descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, errors="replace") as file:
         written = _WRITER.match(file.readline(_NAME_LETTERS))
-    if not written or written[4] != _namespace():
+    if not written or (written[3], written[4]) != (_boot(), _namespace()):
         return False
-    return written[3] != _boot() or _start_of(written[1]) != written[2]
+    return _start_of(written[1]) != written[2]
 
 
 def _first_line() -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,7 +117,7 @@ def names(folder: Path) -> set[str]:
 
 
 def name(job: str, step: str = "3") -> str:
-    return f"srunddp-{job}.{step}.{user_name()}.prom"
+    return f"srunddp-{job}.{step}.{user_name()}.{NODE}.prom"
 
 
 def values(file: Path) -> dict[str, float]:
@@ -331,6 +335,84 @@ def test_the_folder_has_to_be_one_absolute_path(tmp_path: Path, folder: str) -> 
         "train.py", folder=tmp_path, SRUNDDP_IFACES=str(write(tmp_path / "ifaces.conf", text))
     )
     assert "ifaces.conf:3:12: " in one_message(done)
+
+
+PROMETHEUS = """
+global: {{scrape_interval: 1s}}
+scrape_configs:
+- job_name: nodes
+  honor_labels: true
+  static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+@contextmanager
+def prometheus(folder: Path, metrics: Path) -> Iterator[Callable[[str], dict[str, float]]]:
+    """node_exporter and Prometheus of Debian; yields what asks Prometheus for the present values
+    of a metric, by job.
+    """
+    tools = [shutil.which(name) for name in ("prometheus-node-exporter", "prometheus")]
+    if None in tools:
+        pytest.skip("Debian's packages prometheus and prometheus-node-exporter")
+    exporter, server = (free_port() for _ in range(2))
+    write(folder / "prometheus.yml", PROMETHEUS.format(port=exporter))
+    commands = (
+        (
+            *("--collector.disable-defaults", "--collector.textfile"),
+            f"--collector.textfile.directory={metrics}",
+            f"--web.listen-address=127.0.0.1:{exporter}",
+        ),
+        (
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{server}",
+        ),
+    )
+
+    def ask(metric: str) -> dict[str, float]:
+        url = f"http://127.0.0.1:{server}/api/v1/query?query={metric}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found = json.load(answer)["data"]["result"]
+        except OSError:
+            return {}
+        return {each["metric"].get("job", ""): float(each["value"][1]) for each in found}
+
+    with ExitStack() as stack:
+        log = stack.enter_context(open(folder / "prometheus.log", "wb"))
+        for tool, words in zip(tools, commands, strict=True):
+            process = subprocess.Popen([str(tool), *words], stdout=log, stderr=log)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        yield ask
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_prometheus_reads_two_jobs_and_not_one_that_was_killed(tmp_path: Path) -> None:
+    metrics, variables = site(tmp_path)
+    write(tmp_path / "train.py", STEPS)
+    killed = slurm(0, 1, SLURM_JOB_ID="4711") | variables
+    lives = slurm(0, 1, SLURM_JOB_ID="4712") | variables
+    later = slurm(0, 1, SLURM_JOB_ID="4713") | variables
+    with prometheus(tmp_path, metrics) as ask, ExitStack() as stack:
+        one = stack.enter_context(started("train.py", folder=tmp_path, **killed))
+        two = stack.enter_context(started("train.py", folder=tmp_path, **lives))
+        until(lambda: ask("srunddp_ranks") == {"4711": 1, "4712": 1})
+        # Steps are written at the second write, 10 s after the first.
+        until(lambda: ask("srunddp_steps_total") == {"4711": 1, "4712": 1})
+        assert ask("node_textfile_scrape_error") == {"nodes": 0}
+        os.kill(one.pid, signal.SIGKILL)
+        one.wait()
+        three = stack.enter_context(started("train.py", folder=tmp_path, **later))
+        until(lambda: ask("srunddp_ranks") == {"4712": 1, "4713": 1})
+        assert ended_well(two)
+        assert ended_well(three)
+        until(lambda: ask("srunddp_ranks") == {})
 
 
 # The file by itself.
