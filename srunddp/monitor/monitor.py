@@ -24,7 +24,7 @@ from srunddp.supervisor.output.redirect import open_to_append
 from srunddp.telemetry import MONITOR_FOLDER, TelemetryPage
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.kernel_file import stat_fields
-from srunddp.util.sample_files import MARKS, STEPS
+from srunddp.util.sample_files import MARKS, SETTINGS, STEPS
 
 if TYPE_CHECKING:
     from srunddp.monitor.sampler.process import Sampler
@@ -54,6 +54,7 @@ class Monitor:
         self._seen = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._finding: threading.Thread | None = None
         self._sampler: Sampler | None = None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> int | None:
@@ -122,11 +123,34 @@ class Monitor:
         """
         self._event(time.time(), name, value)
 
-    def describe(self, run: Mapping[str, Any]) -> None:
-        """Write run.json, which describes the run; called on rank 0 after the rendezvous."""
+    def describe(
+        self, run: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] | None = None
+    ) -> None:
+        """Write run.json, which describes the run; called on rank 0 after the rendezvous.
+
+        Args:
+            run: What is known by now.
+            more: Finds out what takes longer. It is called in a thread of its own, and run.json is
+                written again with that.
+        """
+        if not self._config:
+            return
+        own = {"script": self._config.script, "seconds": self._config.seconds}
+        known = {"version": 1, **run, **own}
+        self._write_run(known)
+        if more is not None:
+            find = more
+
+            def describe_again() -> None:
+                self._write_run({**known, **find()})
+
+            # Of its own, as the folder of the script may answer later than that of the readings.
+            self._finding = threading.Thread(target=describe_again, daemon=True)
+            self._finding.start()
+
+    def _write_run(self, run: Mapping[str, Any]) -> None:
         if self._config:
-            own = {"script": self._config.script, "seconds": self._config.seconds}
-            text = json.dumps({"version": 1, **run, **own}, indent=2) + "\n"
+            text = json.dumps(run, indent=2) + "\n"
             # In the thread, like every other write.
             self._tasks.put(partial(_replace, self._config.folder / RUN, text))
 
@@ -149,6 +173,8 @@ class Monitor:
             limit: How many seconds to wait; what is not written by then is lost.
         """
         if self._files and self._thread:
+            if self._finding:
+                self._finding.join(limit)
             # The order matters: the worker's last events, the ``end`` event, then None, which stops
             # the thread.
             self._tasks.put(partial(self._look, *self._files))
@@ -204,6 +230,8 @@ def _open_files(config: MonitorConfig) -> tuple[int, int]:
     if config.rank == 0:  # an earlier run may have used the same folder outside Slurm
         with contextlib.suppress(OSError):
             (config.folder / RUN).unlink()
+        with contextlib.suppress(OSError):
+            (config.folder / SETTINGS).unlink()
         _set_restarts_aside(config.folder)
     return steps, marks
 

@@ -5,12 +5,12 @@ not wait for the import.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT, Signals
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
@@ -245,10 +245,16 @@ class Agent(RankAgent):
             found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
         self.monitor.mark("met")
         if setup.environment.rank == 0:
-            self.monitor.describe(run_metadata(setup, found))
+            self.monitor.describe(run_metadata(setup, found), self._find_provenance)
         self._meeting = found.meeting
         self._start_metrics(found.meeting)
         return found.meeting, self._failure_monitor(found)
+
+    def _find_provenance(self) -> Mapping[str, Any]:
+        # Imported here because only --monitor needs it, in a thread for which nobody waits.
+        from srunddp.run.provenance import provenance
+
+        return provenance(self.context.command, self.context.script)
 
     def _start_metrics(self, meeting: RendezvousInfo) -> None:
         """Begin to write this node's metrics, if this is its first rank and the site wants them."""
