@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -33,6 +35,14 @@ def submit(runner: SlurmJobRunner, ifaces: Path, end: Path) -> str:
     ).stdout.strip()
 
 
+def writer_of(file: Path) -> int:
+    """The process id of the supervisor. By scancel a step gets SIGTERM before SIGKILL."""
+    found = re.match(r"# srunddp \S+, process (\d+) .* in (\S+)\n", file.read_text())
+    assert found
+    assert found[2] == os.readlink("/proc/self/ns/pid")
+    return int(found[1])
+
+
 def epilog_line() -> str:
     """The one that docs/admin.md gives, with its folder."""
     text = (ROOT / "docs" / "admin.md").read_text()
@@ -58,8 +68,9 @@ def test_two_jobs_on_a_node_and_what_a_killed_one_leaves(runner: SlurmJobRunner)
         return [each.name for each in metrics.iterdir() if each.name.endswith(".prom")]
 
     until(lambda: present() == {*jobs}, why=lambda: sorted(folder.glob("*.out")))
-    for job in jobs[:2]:
-        runner.cluster.run("scancel", "--signal=KILL", job)
+    for file in metrics.iterdir():
+        if file.name.startswith(tuple(f"srunddp-{job}." for job in jobs[:2])):
+            os.kill(writer_of(file), signal.SIGKILL)
     until(lambda: runner.cluster.run("squeue", "-h", "-o%i").stdout.split() == [jobs[2]])
     assert present() == {*jobs}
 
