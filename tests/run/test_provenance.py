@@ -8,12 +8,13 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from srunddp._version import __version__
 from srunddp.run.provenance import git_commit, versions
-from tests.conftest import tool
+from tests.conftest import ROOT, tool
 from tests.support.starting import srunddp, write
 
 
@@ -89,9 +90,7 @@ def test_the_report_tells_by_what_a_run_was_made(repository: Path, tmp_path: Pat
         folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    told = srunddp("report", "--json", "readings/run", folder=tmp_path)
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout)
+    found = report(tmp_path)
     commit = git(repository, "rev-parse", "HEAD")
     assert found["git_commit"] == commit
     assert found["versions"] == versions()
@@ -103,3 +102,23 @@ def test_the_report_tells_by_what_a_run_was_made(repository: Path, tmp_path: Pat
     assert commit in page
     assert f"torch {metadata.version('torch')}" in page
     assert "<td>--signal-grace</td><td>300.0</td>" in page
+
+
+def test_the_report_has_the_settings_of_a_trainer(tmp_path: Path) -> None:
+    """Those of its last start there: an earlier run's file is gone with it."""
+    script = ROOT / "docs" / "examples" / "simple.py"
+    monitor = ("--monitor=60", "--monitor-dir=readings")
+    words = ("--epochs=1", "--batch_size=100", f"--output_dir={tmp_path / 'out'}")
+    assert srunddp(*monitor, script, *words, folder=tmp_path).returncode == 0
+    found = report(tmp_path)
+    assert (found["settings"]["epochs"], found["settings"]["batch_size"]) == (1, 100)
+    assert found["settings"]["lr"] == 0.01
+    write(tmp_path / "train.py", "print('no Trainer')\n")
+    assert srunddp(*monitor, "train.py", folder=tmp_path).returncode == 0
+    assert report(tmp_path)["settings"] == {}
+
+
+def report(folder: Path) -> dict[str, Any]:
+    told = srunddp("report", "--json", "readings/run", folder=folder)
+    assert told.returncode == 0, told.stderr
+    return dict(json.loads(told.stdout))
