@@ -173,14 +173,15 @@ class Monitor:
             limit: How many seconds to wait; what is not written by then is lost.
         """
         if self._files and self._thread:
-            if self._finding:
-                self._finding.join(limit)
-            # The order matters: the worker's last events, the ``end`` event, then None, which stops
-            # the thread.
+            until = time.monotonic() + limit
+            # The order matters: the worker's last events, the ``end`` event, what is found out for
+            # run.json, then None, which stops the thread.
             self._tasks.put(partial(self._look, *self._files))
             self.mark("end", code)
+            if self._finding:
+                self._finding.join(limit)
             self._tasks.put(None)
-            self._thread.join(limit)
+            self._thread.join(max(0.0, until - time.monotonic()))
 
     def _event(self, when: float, name: str, value: float) -> None:
         if self._files:
