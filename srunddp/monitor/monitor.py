@@ -54,7 +54,7 @@ class Monitor:
         self._seen = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._finding: threading.Thread | None = None
+        self._describing: threading.Thread | None = None
         self._sampler: Sampler | None = None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> int | None:
@@ -130,29 +130,18 @@ class Monitor:
 
         Args:
             run: What is known by now.
-            more: Finds out what takes longer. It is called in a thread of its own, and run.json is
-                written again with that.
+            more: Finds out what takes longer; run.json is then written again with that.
         """
-        if not self._config:
-            return
-        own = {"script": self._config.script, "seconds": self._config.seconds}
-        known = {"version": 1, **run, **own}
-        self._write_run(known)
-        if more is not None:
-            find = more
-
-            def describe_again() -> None:
-                self._write_run({**known, **find()})
-
-            # Of its own, as the folder of the script may answer later than that of the readings.
-            self._finding = threading.Thread(target=describe_again, daemon=True)
-            self._finding.start()
-
-    def _write_run(self, run: Mapping[str, Any]) -> None:
         if self._config:
-            text = json.dumps(run, indent=2) + "\n"
-            # In the thread, like every other write.
-            self._tasks.put(partial(_replace, self._config.folder / RUN, text))
+            own = {"script": self._config.script, "seconds": self._config.seconds}
+            # In a thread of its own: the recorder would lose its last rows at the end of a short
+            # run if it waited for the script's folder, or for the disk to have run.json.
+            self._describing = threading.Thread(
+                target=_describe,
+                args=(self._config.folder / RUN, {"version": 1, **run, **own}, more),
+                daemon=True,
+            )
+            self._describing.start()
 
     def stop_sampler(self) -> str:
         """End the sampler; call it when the worker has ended, before its leftover processes are
@@ -174,14 +163,14 @@ class Monitor:
         """
         if self._files and self._thread:
             until = time.monotonic() + limit
-            # The order matters: the worker's last events, the ``end`` event, what is found out for
-            # run.json, then None, which stops the thread.
+            # The order matters: the worker's last events, the ``end`` event, then None, which stops
+            # the thread.
             self._tasks.put(partial(self._look, *self._files))
             self.mark("end", code)
-            if self._finding:
-                self._finding.join(limit)
             self._tasks.put(None)
-            self._thread.join(max(0.0, until - time.monotonic()))
+            self._thread.join(limit)
+            if self._describing:
+                self._describing.join(max(0.0, until - time.monotonic()))
 
     def _event(self, when: float, name: str, value: float) -> None:
         if self._files:
@@ -268,6 +257,14 @@ def _write(descriptor: int, text: str) -> None:
         os.write(descriptor, text.encode())
 
 
-def _replace(path: Path, text: str) -> None:
+def _describe(
+    path: Path, known: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] | None
+) -> None:
+    _write_json(path, known)
+    if more:
+        _write_json(path, {**known, **more()})
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        replace_file(path, text.encode())
+        replace_file(path, (json.dumps(value, indent=2) + "\n").encode())
