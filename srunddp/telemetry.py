@@ -40,7 +40,7 @@ MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 # Places of words of 8 bytes; those between are free.
 _COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS, _PAUSED, _PROBES = range(7)
 _STEPS, _SAMPLES, _STEP_S, _DATA_S, _OWN_S, _LONGEST_STEP_S, _EPOCH = range(8, 15)
-_JOINED, _RAN_ALONE = range(15, 17)
+_JOINED, _RAN_ALONE, _CHECKPOINTED, _BEFORE_PAUSE = range(15, 19)
 _EVENTS_AT = 256
 _EVENT = struct.Struct("@ddQ")
 # The events are a ring of so many. More than that between two looks of the recorder, and the oldest
@@ -141,6 +141,7 @@ class TelemetryPage:
         # First, as a reader that finds no count and no pause takes this rank for one that has not
         # begun.
         self._words[_PAUSED] = 1
+        self._words[_BEFORE_PAUSE] = self.count
         self._words[_COUNT] = 0
 
     def resume(self) -> None:
@@ -151,6 +152,10 @@ class TelemetryPage:
     def read(self) -> int:
         """Return the steps so far, 0 where none is expected; in the supervisor."""
         return self._words[_COUNT]
+
+    def steps_made(self) -> int:
+        """Return the steps so far, whether more are expected or not; in the supervisor."""
+        return self._words[_COUNT] or self._words[_BEFORE_PAUSE]
 
     def is_paused(self) -> bool:
         """Return whether the worker has said that no step is expected for now; in either."""
@@ -173,6 +178,12 @@ class TelemetryPage:
     def ran_alone(self) -> bool:
         """Return what :meth:`conclude_alone` has found; in the supervisor."""
         return bool(self._words[_RAN_ALONE])
+
+    def checkpointed_at(self) -> float | None:
+        """Return the Unix time at which this rank had written its last checkpoint; None if it has
+        written none; in the supervisor.
+        """
+        return self._seconds[_CHECKPOINTED] or None
 
     def announce_termination(self) -> None:
         """Say that the worker is about to be ended for a known root cause; in the supervisor."""
@@ -237,12 +248,15 @@ class TelemetryPage:
         return self.read_steps()
 
     def event(self, name: str, value: float = math.nan) -> None:
-        """Note something that is rarer than a step; in the worker. Nothing where not ``recording``.
+        """Note something that is rarer than a step; in the worker. Where not ``recording``, only
+        the time of the last checkpoint is kept.
 
         Args:
             name: One of :data:`EVENTS`.
             value: A figure that goes with it.
         """
+        if name == "checkpoint_written":
+            self._seconds[_CHECKPOINTED] = time.time()
         if not self.recording:
             return
         # A checkpoint is written by another thread, which notes when it is done.
@@ -326,7 +340,7 @@ def stall_limit_suspended() -> Iterator[None]:
 
 
 def event(name: str, value: float = math.nan) -> None:
-    """Note that one of :data:`EVENTS` happens now; nothing without ``--monitor``.
+    """Note that one of :data:`EVENTS` happens now; most are kept only with ``--monitor``.
 
     Args:
         name: One of them.

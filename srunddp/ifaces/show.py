@@ -88,6 +88,7 @@ def show(
         *_env(entry, variables),
         Row("address", hostname_of(entry, node), _address_source(entry)),
         _ports(entry),
+        *_metrics(entry),
     ]
     return NodeReport(node, rows, _notes(node, cluster))
 
@@ -152,6 +153,11 @@ def _ports(entry: IfacesEntry) -> Row:
     if entry.ports:
         return Row("ports", f"{entry.ports[0]}-{entry.ports[-1]}", f"ports: of {entry.where}")
     return Row("ports", "any", "no ports: in the entry")
+
+
+def _metrics(entry: IfacesEntry) -> Iterator[Row]:
+    if entry.metrics:
+        yield Row("metrics", entry.metrics, f"metrics: of {entry.where}")
 
 
 def _notes(node: str, cluster: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from srunddp.supervisor.output.redirect import open_to_append
 from srunddp.telemetry import MONITOR_FOLDER, TelemetryPage
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.kernel_file import stat_fields
-from srunddp.util.sample_files import MARKS, STEPS
+from srunddp.util.sample_files import MARKS, SETTINGS, STEPS
 
 if TYPE_CHECKING:
     from srunddp.monitor.sampler.process import Sampler
@@ -50,12 +50,11 @@ class Monitor:
         self.page = TelemetryPage(recording=config is not None)
         self._config = config
         self._files = _open_files(config) if config else None
-        # How many of the page's events have been written, and how many steps a script with its own
-        # loop has counted.
+        # How many of the page's events have been written.
         self._seen = 0
-        self._count = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._describing: threading.Thread | None = None
         self._sampler: Sampler | None = None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> int | None:
@@ -124,13 +123,25 @@ class Monitor:
         """
         self._event(time.time(), name, value)
 
-    def describe(self, run: Mapping[str, Any]) -> None:
-        """Write run.json, which describes the run; called on rank 0 after the rendezvous."""
+    def describe(
+        self, run: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] | None = None
+    ) -> None:
+        """Write run.json, which describes the run; called on rank 0 after the rendezvous.
+
+        Args:
+            run: What is known by now.
+            more: Finds out what takes longer; run.json is then written again with that.
+        """
         if self._config:
             own = {"script": self._config.script, "seconds": self._config.seconds}
-            text = json.dumps({"version": 1, **run, **own}, indent=2) + "\n"
-            # In the thread, like every other write.
-            self._tasks.put(partial(_replace, self._config.folder / RUN, text))
+            # In a thread of its own: the recorder would lose its last rows at the end of a short
+            # run if it waited for the script's folder, or for the disk to have run.json.
+            self._describing = threading.Thread(
+                target=_describe,
+                args=(self._config.folder / RUN, {"version": 1, **run, **own}, more),
+                daemon=True,
+            )
+            self._describing.start()
 
     def stop_sampler(self) -> str:
         """End the sampler; call it when the worker has ended, before its leftover processes are
@@ -151,12 +162,15 @@ class Monitor:
             limit: How many seconds to wait; what is not written by then is lost.
         """
         if self._files and self._thread:
+            until = time.monotonic() + limit
             # The order matters: the worker's last events, the ``end`` event, then None, which stops
             # the thread.
             self._tasks.put(partial(self._look, *self._files))
             self.mark("end", code)
             self._tasks.put(None)
             self._thread.join(limit)
+            if self._describing:
+                self._describing.join(max(0.0, until - time.monotonic()))
 
     def _event(self, when: float, name: str, value: float) -> None:
         if self._files:
@@ -190,9 +204,7 @@ class Monitor:
             )
             row = f"{figures},{sums.longest_step_s:.6f},{sums.epoch}"
         else:
-            # The script has a loop of its own. Where no step is expected for now, nothing is read.
-            self._count = self.page.read() or self._count
-            row = f"{self._count},,,,,,"
+            row = f"{self.page.steps_made()},,,,,,"  # the script has a loop of its own
         _write(steps, f"{time.time():.3f},{row}\n")
 
 
@@ -208,6 +220,8 @@ def _open_files(config: MonitorConfig) -> tuple[int, int]:
     if config.rank == 0:  # an earlier run may have used the same folder outside Slurm
         with contextlib.suppress(OSError):
             (config.folder / RUN).unlink()
+        with contextlib.suppress(OSError):
+            (config.folder / SETTINGS).unlink()
         _set_restarts_aside(config.folder)
     return steps, marks
 
@@ -243,6 +257,14 @@ def _write(descriptor: int, text: str) -> None:
         os.write(descriptor, text.encode())
 
 
-def _replace(path: Path, text: str) -> None:
+def _describe(
+    path: Path, known: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] | None
+) -> None:
+    _write_json(path, known)
+    if more:
+        _write_json(path, {**known, **more()})
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        replace_file(path, text.encode())
+        replace_file(path, (json.dumps(value, indent=2) + "\n").encode())

@@ -6,8 +6,9 @@ The layout is in ``templates``. jinja2 escapes all texts that come from the run.
 from __future__ import annotations
 
 import functools
+import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -82,11 +83,29 @@ def chart(figure: Figure) -> str:
 
 
 def _tables(summary: Summary) -> Iterator[_Table]:
-    """Yield the tables of nodes, ranks and GPUs; a table without rows is left out."""
+    """Yield the tables of nodes, ranks, GPUs and settings; a table without rows is left out."""
     for noun, rows in text.tables(summary).items():
         if rows:
             head, *body = format.cells(rows)
             yield _Table(format.folded(noun, rows)[0], head, body)
+    settings = [*_flat("--", summary.options), *_flat("", summary.settings)]
+    if settings:
+        yield _Table("Configuration", ("setting", "value"), settings)
+
+
+def _flat(prefix: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the settings with their groups before their names."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}{name}.", value)
+        elif prefix == "--":
+            yield f"--{name.replace('_', '-')}", _value(value)
+        else:
+            yield f"{prefix}{name}", _value(value)
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _style() -> Any:

@@ -20,7 +20,7 @@ from srunddp.util import shared_file
 from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import fold_ranks, group_by_key
 from srunddp.util.json_lines import parse
-from srunddp.util.sample_files import OF_A_NODE, STEPS
+from srunddp.util.sample_files import OF_A_NODE, SETTINGS, STEPS
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")  # for example node01.gpus.csv
 # For example node01.rank3.steps.csv.
@@ -32,6 +32,7 @@ _UUID_LETTERS = 12  # characters of a UUID that are enough to tell one instance 
 _CLOCK_TOLERANCE = 0.5
 # After this many intervals without a new line, a run without a recorded end is not running.
 _SILENT = 5
+_LONGEST_SETTINGS = 1 << 16  # bytes
 _SLOWEST = 15.0  # seconds that readings, or the record of an end, may take to be written
 DEFAULT_INTERVAL = 5.0  # seconds; the value of --monitor if run.json is lost
 # The marks that begin and end each phase; of several, the first that exists counts.
@@ -94,6 +95,7 @@ class RunData:
             been corrected by them.
         metrics: What the training logged: times and values by name.
         not_finite: The first loss that is not finite; None if there is none.
+        settings: The settings of ``Trainer``, in their groups; empty without one.
     """
 
     folder: Path
@@ -110,6 +112,7 @@ class RunData:
     gpus: list[Device] = field(default_factory=list)
     metrics: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     not_finite: NotFinite | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def marked(self, name: str) -> dict[int, Mark]:
         """Return for each rank its first mark with this name."""
@@ -128,6 +131,13 @@ class RunData:
         if type(value) in (int, float) and 0 <= value < _LARGEST:
             return float(value)
         return None
+
+    def table(self, key: str) -> dict[str, Any]:
+        """Return an object from run.json; empty if the key has none."""
+        value = self.header.get(key)
+        if isinstance(value, dict):
+            return value
+        return {}
 
     @property
     def series(self) -> list[TimeSeries]:
@@ -194,6 +204,7 @@ def read(folder: Path) -> RunData:
     run.start = _start(run)
     run = _moved(run, -run.start)
     run.metrics, run.not_finite = _metrics(run)
+    run.settings = _settings(folder / SETTINGS)
     return run
 
 
@@ -229,6 +240,34 @@ def _read_node(run: RunData, path: Path, node: str, kind: str, layout: _Layout) 
             if _RANK.fullmatch(key) and layout.has_rank(int(key)):
                 run.tasks[int(key)] = each
                 run.ranks.setdefault(int(key), node)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """Read the settings of a ``Trainer``; empty if there are none, or the file is damaged."""
+    # Imported here because not every run has the file.
+    import yaml
+
+    from srunddp.util.yaml_loader import BoundedLoader
+
+    with suppress(OSError, yaml.YAMLError, ValueError, OverflowError):
+        with shared_file.open_plain(path) as file:
+            found = yaml.load(file.read(_LONGEST_SETTINGS), Loader=BoundedLoader)
+        if isinstance(found, dict):
+            return {str(name): _plain_value(value) for name, value in found.items()}
+    return {}
+
+
+def _plain_value(value: object) -> object:
+    """Return a value of YAML as one that JSON has as well."""
+    if isinstance(value, dict):
+        return {str(name): _plain_value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain_value(each) for each in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return str(value)
 
 
 def _shifts(run: RunData) -> dict[str, float]:

@@ -69,6 +69,10 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         moves=tuple(moves(run)),
         not_finite=run.not_finite,
         loader_workers=_loader_workers(run),
+        options=run.table("options"),
+        settings=run.settings,
+        git_commit=run.text("git_commit"),
+        versions={name: str(version) for name, version in run.table("versions").items()},
     )
 
 

@@ -4,8 +4,9 @@ The names of the fields are the keys of ``--json``.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 _LEAST = 1e-9  # no measured figure is smaller; dividing by less would give a ratio without meaning
 
@@ -204,6 +205,10 @@ class Summary:
         moves: Sentences on lost nodes and on where their ranks went.
         loader_workers: How many processes of a rank read the training data, 0 where the rank itself
             does; None if unknown.
+        options: The options of ``srunddp run``, by the names of their parameters.
+        settings: The settings of ``Trainer``, in their groups.
+        git_commit: The commit of the script's folder; empty if it is none of git's.
+        versions: The version of each package that is there, and of Python.
         job_s: How long the job has lasted with all its steps; None if Slurm was not asked.
     """
 
@@ -237,6 +242,10 @@ class Summary:
     moves: tuple[str, ...] = ()
     not_finite: NotFinite | None = None
     loader_workers: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    git_commit: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
     job_s: float | None = None
 
     @property

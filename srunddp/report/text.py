@@ -72,6 +72,7 @@ def figures(summary: Summary) -> dict[str, str]:
         "scaling": scaling if rate.baseline else "",
         "checkpoints": _checkpoints(summary),
         "energy": _energy(summary),
+        "software": _software(summary),
     }
     return {title: said for title, said in found.items() if said}
 
@@ -183,6 +184,12 @@ def remarks(summary: Summary) -> list[str]:
         f"{'ahead of' if each.clock_s > 0 else 'behind'} rank 0's: taken out"
         for each in [each for each in summary.per_node if each.clock_s][:_MOST]
     ]
+
+
+def _software(summary: Summary) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
+    commit = f"commit {summary.git_commit}" if summary.git_commit else ""
+    return "; ".join(filter(None, [versions, commit]))
 
 
 def _time_line(summary: Summary) -> str:

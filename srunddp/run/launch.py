@@ -139,6 +139,8 @@ def launch(
         early=early,
         sentinel=sentinel,
         descendants=Descendants(earlier, own, limits),
+        stalls=inherited.stalls,
+        checkpointed=inherited.checkpointed,
     )
     ended = EndedStart(exit_code=SrunddpError.exit_code)  # unless the supervisor says otherwise
     try:
@@ -148,6 +150,7 @@ def launch(
         raise
     finally:
         monitor.finish(ended.exit_code)
+        agent.finish_metrics(goes_on=ended.rejoin is not None)
         if setup.environment.rank == 0 and not ended.rejoin and not ended.is_fenced:
             _conclude(plan, setup, inherited, ended)
     if ended.rejoin:

@@ -21,6 +21,7 @@ from srunddp.errors import ConfigError
 from srunddp.run.read_once import position_of_stdin, rewind_stdin
 from srunddp.supervisor.descendants import Earlier
 from srunddp.supervisor.restart import Starts
+from srunddp.supervisor.root_cause import STALLED
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.messages import Message
 from srunddp.util.quick_dataclass import dataclass
@@ -37,7 +38,8 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     """Everything that is handed over.
 
     Attributes:
-        rejoin, history, mask, remaining, stdin, earlier: as in :class:`InheritedStart`.
+        rejoin, history, mask, remaining, stdin, earlier, stalls, checkpointed: as in
+            :class:`InheritedStart`.
     """
 
     rejoin: Rejoin
@@ -46,6 +48,8 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     remaining: tuple[int, ...]
     stdin: int | None
     earlier: Earlier
+    stalls: int
+    checkpointed: float | None
 
 
 class EndedStart(NamedTuple):
@@ -60,6 +64,7 @@ class EndedStart(NamedTuple):
         ends_by: The signal by which this process is to end; 0 for the exit code.
         has_lost_nodes: Whether any node, spare or not, was lost since the run began.
         is_fenced: Whether the others go on without this node.
+        checkpointed: Unix time of the last checkpoint that this rank has written; None for none.
     """
 
     exit_code: int
@@ -70,12 +75,13 @@ class EndedStart(NamedTuple):
     ends_by: int = 0
     has_lost_nodes: bool = False
     is_fenced: bool = False
+    checkpointed: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InheritedStart:
     """What a start finds in its process; in the first start ``rejoin``, ``history``, ``mask``,
-    ``remaining`` and ``earlier`` have their defaults.
+    ``remaining``, ``earlier``, ``stalls`` and ``checkpointed`` have their defaults.
 
     Attributes:
         rejoin: Where the ranks meet after a restart.
@@ -85,6 +91,9 @@ class InheritedStart:
         stdin: How far standard input had been read when the first start began; None if it is no
             regular file.
         earlier: The children that this process had before the first start forked its worker.
+        stalls: How many of the previous starts have ended with a stall.
+        checkpointed: Unix time of the last checkpoint that this process has written in any of them;
+            None for none.
         environ, folder, cpus, files: Variables, working directory, affinity mask and limit of open
             files with which this process was started; the next start gets the same.
     """
@@ -95,6 +104,8 @@ class InheritedStart:
     remaining: Sequence[int] = ()
     stdin: int | None = None
     earlier: Earlier | None = None
+    stalls: int = 0
+    checkpointed: float | None = None
     environ: Mapping[str, str] = field(repr=False)
     folder: str
     cpus: set[int]
@@ -135,6 +146,8 @@ class InheritedStart:
             remaining=tuple(ended.remaining),
             stdin=self.stdin,
             earlier=earlier,
+            stalls=self.stalls + (ended.exit_code == STALLED),
+            checkpointed=ended.checkpointed or self.checkpointed,
         )
         text = handed_over.encode().decode()
         rewind_stdin(self.stdin)
@@ -190,6 +203,8 @@ def inherited_start() -> InheritedStart:
         remaining=handed_over.remaining,
         stdin=handed_over.stdin,
         earlier=handed_over.earlier,
+        stalls=handed_over.stalls,
+        checkpointed=handed_over.checkpointed,
     )
 
 

@@ -5,14 +5,16 @@ not wait for the import.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import partial
+from pathlib import Path
 from signal import SIGINT, Signals
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
+from srunddp.bootstrap.network.ifaces_entry import entry_for
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousResult
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, listen_again
@@ -41,6 +43,7 @@ from srunddp.util.console import say_amid_output
 from srunddp.util.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from srunddp.monitor.metrics_file import MetricsFile
     from srunddp.spare_nodes.spare_nodes import SpareNodes
 
 
@@ -59,6 +62,9 @@ class Agent(RankAgent):
         sentinel: Shows which signals reach the worker.
         history: On rank 0, how the previous starts have gone.
         descendants: What the worker leaves behind.
+        stalls: How many of the previous starts have ended with a stall.
+        checkpointed: Unix time of the last checkpoint that this process wrote in these; None for
+            none.
     """
 
     context: WorkerContext
@@ -72,10 +78,13 @@ class Agent(RankAgent):
     sentinel: Sentinel | None = None
     history: Starts = field(default_factory=Starts)
     descendants: Descendants = field(default_factory=Descendants)
+    stalls: int = 0
+    checkpointed: float | None = None
     _policy: RestartPolicy | None = None  # on rank 0
     _meeting: RendezvousInfo | None = None  # what this rank was told at the rendezvous
     _descriptor: int | None = None  # where rank 0 listens for the next start
     _agent_store: AgentStore | None = None  # on rank 0
+    _metrics: MetricsFile | None = None  # on the first rank of a node, if the site has asked for it
     _cancel: CancelToken = field(default_factory=CancelToken)
 
     def __post_init__(self) -> None:
@@ -159,6 +168,7 @@ class Agent(RankAgent):
             ends_by=self._ends_by(launcher, supervisor),
             has_lost_nodes=self._has_lost_nodes(failure_monitor),
             is_fenced=failure_monitor is not None and failure_monitor.fenced,
+            checkpointed=self.monitor.page.checkpointed_at(),
         )
 
     @staticmethod
@@ -235,9 +245,46 @@ class Agent(RankAgent):
             found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
         self.monitor.mark("met")
         if setup.environment.rank == 0:
-            self.monitor.describe(run_metadata(setup, found))
+            self.monitor.describe(run_metadata(setup, found), self._find_provenance)
         self._meeting = found.meeting
+        self._start_metrics(found.meeting)
         return found.meeting, self._failure_monitor(found)
+
+    def _find_provenance(self) -> Mapping[str, Any]:
+        # Imported here because only --monitor needs it, in a thread for which nobody waits.
+        from srunddp.run.provenance import provenance
+
+        return provenance(self.context.command, self.context.script)
+
+    def _start_metrics(self, meeting: RendezvousInfo) -> None:
+        """Begin to write this node's metrics, if this is its first rank and the site wants them."""
+        setup = self.context.setup
+        environment = setup.environment
+        entry = entry_for(setup.entries, environment.node, or_default=True)
+        if not entry.metrics or environment.local_rank or environment.is_spare:
+            return
+        # Imported here because few sites have asked for it.
+        from srunddp.run.metrics import metrics_file
+
+        self._metrics = metrics_file(
+            Path(entry.metrics),
+            setup,
+            meeting,
+            self.monitor.page,
+            stalls=self.stalls,
+            checkpointed=self.checkpointed,
+            limits=self.limits,
+        )
+        self._metrics.start()
+
+    def finish_metrics(self, *, goes_on: bool) -> None:
+        """Remove this node's metrics when the start is over.
+
+        Args:
+            goes_on: Whether another start of this process follows, which writes them again.
+        """
+        if self._metrics:
+            self._metrics.finish(stays=goes_on)
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
         self._cancel.fail(cause, exit_code)

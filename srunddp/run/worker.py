@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import sys
@@ -154,13 +155,28 @@ def _note_if_alone(page: telemetry.TelemetryPage) -> None:
     """Note on the page whether the script has worked with torch, but not with other ranks."""
     if "torch" not in sys.modules or not sys.modules.keys().isdisjoint(_OTHER_WAYS):
         return
-    if _script_has_mpi():
+    if _script_has_mpi() or _has_had_children():
         return
     # A group over a store of the script's own was not noticed when it was made.
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         page.join_others()
     page.conclude_alone()
+
+
+def _has_had_children() -> bool:
+    """Tell whether this process has started others, which may have worked with other ranks: those
+    of mp.spawn make a group of their own. The workers of torch's DataLoader do not count.
+    """
+    loader = sys.modules.get("torch.utils.data._utils.signal_handling")
+    if getattr(loader, "_SIGCHLD_handler_set", False):
+        return False
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        # There is none; of those that were waited for the kernel keeps the memory.
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+    return True
 
 
 def _script_has_mpi() -> bool:

@@ -266,6 +266,11 @@ class Limits:
     single_looks: float = 3600.0
     """How often the failure monitor of a single process is asked to act; it never has to."""
 
+    metrics_every: float = 10.0
+    """How often the metrics of a run are written, if the site has asked for them. Prometheus reads
+    them every 15 s to a minute.
+    """
+
     # The thread that passes output on.
 
     relay_rests: float = 0.002

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
 from srunddp.errors import ConfigError, file_errors
-from srunddp.telemetry import event, heartbeat
+from srunddp.telemetry import MONITOR_FOLDER, event, heartbeat
 from srunddp.train import validate
 from srunddp.train.callback_runner import CallbackRunner
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
@@ -40,6 +40,7 @@ from srunddp.train.start_settings import of_schedulers
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import make_step_timer
 from srunddp.train.world import World, check_all_leave
+from srunddp.util.sample_files import SETTINGS
 
 ValData: TypeAlias = Dataset[Any] | Mapping[str, Dataset[Any]] | None
 """What ``fit()`` is given to evaluate on: a data set, or several by name."""
@@ -381,6 +382,10 @@ class FitLoop:
             hint = "correct output_dir, or free space there"
             with file_errors(str(path), expected="a folder that rank 0 may write to", hint=hint):
                 save_config(path, self._config)
+            # The report of a run with --monitor shows the settings of this start.
+            if monitor := os.environ.get(MONITOR_FOLDER):
+                with suppress(OSError):
+                    save_config(Path(monitor, SETTINGS), self._config)
             self._metrics_logger = MetricsLogger(
                 folder, self._config.tensorboard, self._progress.log
             )

@@ -54,6 +54,9 @@ class SampleFile:
         return tuple(name for name, use in self.columns.items() if use in uses)
 
 
+SETTINGS = "config.yaml"
+"""The name of the file with the settings of a ``Trainer``, as in its ``output_dir``."""
+
 STEPS = SampleFile(
     {
         "time": Use.TIME,

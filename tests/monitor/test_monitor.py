@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -161,3 +162,30 @@ def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     made.finish(0, 0.2)
     assert time.monotonic() - began < LONG / 3
     os.close(reader)
+
+
+def test_what_is_found_out_later_is_added_to_the_description(tmp_path: Path) -> None:
+    made = recorder(tmp_path)
+    made.start()
+    made.describe({"world_size": 2}, lambda: {"git_commit": "abc"})
+    made.finish(0, 5.0)
+    described = json.loads((tmp_path / FOLDER / "run.json").read_text())
+    assert (described["world_size"], described["git_commit"]) == (2, "abc")
+
+
+def test_what_is_never_found_out_keeps_neither_the_readings_nor_the_end(tmp_path: Path) -> None:
+    answers = threading.Event()
+
+    def find() -> dict[str, object]:
+        answers.wait()
+        return {}
+
+    made = recorder(tmp_path)
+    made.start()
+    began = time.monotonic()
+    made.describe({"world_size": 2}, find)
+    made.finish(0, 1.0)
+    assert time.monotonic() - began < 30
+    assert json.loads((tmp_path / FOLDER / "run.json").read_text())["world_size"] == 2
+    assert rows(tmp_path, "marks")[-1]["mark"] == "end"
+    answers.set()

@@ -23,6 +23,19 @@ torch.distributed.is_initialized = lambda: {together}
 sys.modules |= {{"torch": torch, "torch.distributed": torch.distributed}}
 """
 
+SPAWNS = """
+import multiprocessing
+child = multiprocessing.get_context("fork").Process(target=print)
+child.start()
+child.join()
+"""
+# What the DataLoader leaves once it has started workers.
+LOADS = """
+name = "torch.utils.data._utils.signal_handling"
+sys.modules[name] = types.ModuleType(name)
+sys.modules[name]._SIGCHLD_handler_set = True
+"""
+
 
 def notes(folder: Path, script: str, *options: str, **changes: str) -> list[str]:
     """What two ranks that end well write on standard error, apart from the summary."""
@@ -51,6 +64,10 @@ def notes(folder: Path, script: str, *options: str, **changes: str) -> list[str]
         (STAND_IN.format(together=False) + "import mpi4py\n", False),
         (STAND_IN.format(together=False) + "__import__('mpi4py')\n", True),
         ("print('no torch')\n", False),
+        (STAND_IN.format(together=False) + "import subprocess\nsubprocess.run('true')\n", False),
+        (STAND_IN.format(together=False) + "import subprocess\nsubprocess.Popen('true')\n", False),
+        (STAND_IN.format(together=False) + SPAWNS, False),
+        (STAND_IN.format(together=False) + LOADS + SPAWNS, True),
     ],
     ids=[
         "each alone",
@@ -60,6 +77,10 @@ def notes(folder: Path, script: str, *options: str, **changes: str) -> list[str]
         "over MPI",
         "srunddp has MPI",
         "no torch",
+        "child has ended",
+        "child is there",
+        "spawned",
+        "loader's workers",
     ],
 )
 def test_ranks_that_have_not_worked_together_are_told_so_at_the_end(

@@ -84,6 +84,22 @@ def test_while_a_rank_pauses_no_first_step_is_expected() -> None:
     assert stall.due is not None
 
 
+def test_a_limit_has_no_effect_before_a_step_of_any_rank() -> None:
+    """A last step is one, too, after which none is expected."""
+    stall = StallDetector(4.0)
+    assert not stall.has_no_effect(99.0)  # nobody has begun
+    stall.note(0, 0, 1.0)
+    stall.note(1, 0, 1.0)
+    assert not stall.has_no_effect(4.9)
+    assert stall.has_no_effect(5.0)
+    stall.note(1, 1, 5.0)
+    stall.note(1, 0, 6.0)
+    assert not stall.has_no_effect(99.0)
+    no_limit = StallDetector(0.0)
+    no_limit.note(0, 0, 1.0)
+    assert not no_limit.has_no_effect(99.0)
+
+
 def test_of_ranks_that_are_over_no_first_step_is_expected() -> None:
     stall = begun()
     for rank in (0, 1):

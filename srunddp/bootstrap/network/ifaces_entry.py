@@ -47,6 +47,7 @@ class IfacesEntry:
             empty if it is the node's name.
         env: further variables for the ranks of these nodes.
         ports: the ports that a firewall leaves open, inclusive; None for any.
+        metrics: the folder for the metrics of runs, absolute; empty for none.
         where: file, line and column of the entry, for messages.
     """
 
@@ -56,6 +57,7 @@ class IfacesEntry:
     address: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     ports: range | None = None
+    metrics: str = ""
     where: str = "the default, as no ifaces.conf has entries"
 
     @property

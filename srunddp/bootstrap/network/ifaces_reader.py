@@ -52,6 +52,7 @@ class Reader:
             "address": self._address,
             "env": self._env,
             "ports": lambda node: port_range(self._scalar(node), where=yaml_position(path, node)),
+            "metrics": self._metrics,
         }
 
     def entries(self, root: yaml.Node) -> tuple[IfacesEntry, ...]:
@@ -112,6 +113,7 @@ class Reader:
                 address=given.get("address", ""),
                 env=given.get("env", {}),
                 ports=given.get("ports"),
+                metrics=given.get("metrics", ""),
                 where=yaml_position(self._path, node),
             )
         return None
@@ -241,6 +243,18 @@ class Reader:
                 node, f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"'
             )
         return address
+
+    def _metrics(self, node: yaml.Node) -> str:
+        folder = self._scalar(node)
+        # Each run has a working directory of its own.
+        if not folder.startswith("/") or not folder.isprintable():
+            raise self._wrong(
+                node,
+                f"metrics {folder!r}",
+                "the absolute path of a folder",
+                "write the one of node_exporter's --collector.textfile.directory",
+            )
+        return folder
 
     def _env(self, node: yaml.Node) -> dict[str, str]:
         # With an alias (env: *name) all entries have one node, and a thousand of them would be read

@@ -23,7 +23,7 @@ from srunddp.errors import ConfigError, ConfigFileError
 from tests.support.facts import tells
 from tests.support.starting import write
 
-KEYS = ("nodes", "interface", "network", "address", "env", "ports")
+KEYS = ("nodes", "interface", "network", "address", "env", "ports", "metrics")
 SHIPPED = Path(__file__).parents[3] / "etc" / "ifaces.conf"
 NODE = "- nodes: node1\n  interface: "
 STRANGER = 61234  # a user id that nothing here belongs to
@@ -60,6 +60,7 @@ def test_an_entry_has_all_that_the_format_knows() -> None:
         '  address: "{node}-ib0"\n'
         "  env: {NCCL_IB_HCA: mlx5_0, NCCL_IB_TC: 106}\n"
         "  ports: 40000-40100\n"
+        "  metrics: /run/srunddp metrics\n"
         '- nodes: "*"\n'
         "  interface: auto\n"
     )
@@ -70,9 +71,10 @@ def test_an_entry_has_all_that_the_format_knows() -> None:
         address="{node}-ib0",
         env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"},
         ports=range(40000, 40101),
+        metrics="/run/srunddp metrics",
         where="ifaces.conf:4:3",
     )
-    assert last == IfacesEntry("*", ("auto",), where="ifaces.conf:9:3")
+    assert last == IfacesEntry("*", ("auto",), where="ifaces.conf:10:3")
 
 
 def test_values_are_text_and_anchors_work() -> None:

@@ -1,0 +1,87 @@
+"""What a run tells of itself to a site that has ``metrics:`` in its ifaces.conf."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
+from srunddp.monitor.metrics_file import MetricsFile, RunLabels, RunState, user_name
+from srunddp.run.run_files import requeues
+from srunddp.supervisor.limits import Limits
+from srunddp.telemetry import TelemetryPage
+from srunddp.util.console import say_amid_output
+
+
+class _StepWatch:
+    """The steps of this rank, and when the last of them was seen."""
+
+    def __init__(self, page: TelemetryPage) -> None:
+        self._page = page
+        self.steps = 0
+        self.at: float | None = None
+
+    def look(self) -> None:
+        steps = self._page.steps_made()
+        if steps != self.steps:
+            self.steps = steps
+            self.at = time.time()
+
+
+def metrics_file(
+    folder: Path,
+    setup: RankSetup,
+    meeting: RendezvousInfo,
+    page: TelemetryPage,
+    *,
+    stalls: int,
+    checkpointed: float | None,
+    limits: Limits,
+) -> MetricsFile:
+    """Return the file with the metrics of this node's ranks; it is not written yet.
+
+    Args:
+        folder: The folder of the textfile collector.
+        setup: This rank's setup; it is the first rank of its node.
+        meeting: What this rank was told at the rendezvous.
+        page: Has the steps and checkpoints of this start.
+        stalls: How many starts before this one have ended with a stall.
+        checkpointed: Unix time of the last checkpoint before this start; None for none.
+        limits: How often the file is written.
+    """
+    environment = setup.environment
+    job = os.environ.get("SLURM_JOB_ID", "")
+    step = meeting.run
+    if environment.step:
+        job = environment.step.job
+        step = environment.step.step
+    restarts = requeues() + setup.options.generation
+    started = time.time()
+    watch = _StepWatch(page)
+
+    def state() -> RunState:
+        watch.look()
+        return RunState(
+            ranks=meeting.local_world_size,
+            steps=watch.steps,
+            restarts=restarts,
+            stalls=stalls,
+            started=started,
+            stepped=watch.at,
+            checkpointed=page.checkpointed_at() or checkpointed,
+        )
+
+    def warn(line: str) -> None:
+        # The other nodes most often have the same fault, and the user can do nothing about it.
+        if environment.rank == 0:
+            say_amid_output(line)
+
+    return MetricsFile(
+        folder,
+        lambda: RunLabels(job, step, user_name(), environment.node),
+        state,
+        every=limits.metrics_every,
+        warn=warn,
+    )
