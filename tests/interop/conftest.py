@@ -34,7 +34,7 @@ STARTS_ITS_RANKS = ("lightning_trainer", "lightning_fabric")
 FOR_ACCELERATE = ("hf_trainer", "accelerate_loop")  # the other programs are for torchrun
 # Their ranks work on the same samples, and have the same losses.
 ONE_LOSS = ("pipelining", "tensor_parallel")
-LIMIT = 120.0  # seconds for one program
+LIMIT = 300.0  # seconds for one program
 TRIES = 3
 # A failure below us, upon which a run is repeated if all ranks have left their results: one of
 # Gloo's threads still at work when Python takes its objects down, seen with FSDP2

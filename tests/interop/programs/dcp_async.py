@@ -4,6 +4,8 @@ checkpoints read again.
 
 import hashlib
 import os
+from concurrent.futures import Future
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 
-def digest(weights: dict[str, torch.Tensor]) -> str:
+def digest(weights: dict[str, Any]) -> str:
     found = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name]
@@ -35,7 +37,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(dist.get_rank())
     losses = []
     saved = {}
-    saving = None
+    saving: Future[Any] | None = None
     for step in range(20):
         batch = torch.randn(16, 10, generator=generator)
         loss = torch.nn.functional.cross_entropy(model(batch), (batch.sum(dim=1) > 0).long())
@@ -48,11 +50,13 @@ def main() -> None:
                 saving.result()
             weights, moments = get_state_dict(model, optimizer)
             saved[step] = digest(weights)
-            saving = dcp.async_save(
+            begun = dcp.async_save(
                 {"model": weights, "optimizer": moments},
                 checkpoint_id=out / f"step{step}",
                 async_checkpointer_type=AsyncCheckpointerType.PROCESS,
             )
+            assert isinstance(begun, Future)
+            saving = begun
     assert saving is not None
     saving.result()
     for step, expected in saved.items():

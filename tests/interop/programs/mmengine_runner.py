@@ -1,6 +1,4 @@
-"""mmengine's Runner, with the launcher that it has for torchrun; `--launcher=slurm` and `mpi` are its
-other ones.
-"""
+"""mmengine's Runner, with the launcher that it has for torchrun."""
 
 import os
 
@@ -10,7 +8,6 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from record import leave, network, options, samples
-from torch.utils.data import TensorDataset
 
 
 class Net(BaseModel):
@@ -44,27 +41,23 @@ class Recording(Hook):
         self.losses.append(float(outputs["loss"].item()).hex())
 
 
-def made() -> TensorDataset:
-    torch.manual_seed(0)
-    return samples()
-
-
 def main() -> None:
-    given = options(launcher={"default": "pytorch"})
+    out = options().out
     if not torch.cuda.is_available():
         # Its start takes a GPU for granted, also with Gloo.
         torch.cuda.set_device = lambda device: None
+    torch.manual_seed(0)
     recording = Recording()
     runner = Runner(
         model=Net(),
-        work_dir=str(given.out),
-        launcher=given.launcher,
-        cfg={"model_wrapper_cfg": {"type": "MMDistributedDataParallel"}},  # no device_ids
+        work_dir=str(out),
+        launcher="pytorch",
+        cfg={"model_wrapper_cfg": {"device_ids": None}},  # it has CPUs
         env_cfg={"dist_cfg": {"backend": "gloo"}},
         randomness={"seed": 0},
         train_dataloader={
             "batch_size": 16,
-            "dataset": made(),
+            "dataset": samples(),
             "sampler": {"type": "DefaultSampler", "shuffle": True},
             "collate_fn": {"type": "default_collate"},
         },
@@ -75,12 +68,12 @@ def main() -> None:
     runner.train()
     mmengine.dist.barrier()
     leave(
-        given.out,
+        out,
         mmengine.dist.get_rank(),
         int(os.environ["LOCAL_RANK"]),
         mmengine.dist.get_world_size(),
         recording.losses,
-        checkpoint=(given.out / "epoch_2.pth").is_file(),
+        checkpoint=(out / "epoch_2.pth").is_file(),
         iterations=runner.iter,
     )
 

@@ -3,6 +3,7 @@ tutorial on several GPUs.
 """
 
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ class Net(torch.nn.Module):
         return outputs
 
 
-def made() -> list[Data]:
+def made() -> Any:
     """Rings of nodes of two kinds, which differ in half of their features."""
     ring = torch.arange(NODES)
     edges = torch.stack([ring, ring.roll(1)])

@@ -1,5 +1,5 @@
-"""sentence-transformers: its Trainer on a small bag of words, with a loss that gathers the sentences
-of all ranks as negatives.
+"""sentence-transformers: its Trainer on a bag of words, with a loss that takes the sentences of all
+ranks as negatives.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ class Recording(SentenceTransformerTrainer):
     losses: list[str]
 
     def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        loss = super().training_step(*arguments, **options)
+        loss: torch.Tensor = super().training_step(*arguments, **options)
         self.losses = [*getattr(self, "losses", []), float(loss.item()).hex()]
         return loss
 

@@ -19,7 +19,8 @@ def main() -> None:
     out = options().out
     mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
     torch.manual_seed(0)
-    model = parallelize_module(network(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    model = network()
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
     losses = []
     for _ in range(20):

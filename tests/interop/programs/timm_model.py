@@ -1,5 +1,5 @@
-"""A model of timm with its distributed start, optimizer, loss, schedule, averages over the ranks and
-moving average of the weights, as its train.py has them.
+"""A model of timm with its distributed start, optimizer, loss, schedule, averages over the ranks
+and moving average of the weights, as its train.py has them.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
-"""torch.distributed.rpc: each rank's second layer is on the next rank, with distributed autograd and
-optimizer.
+"""torch.distributed.rpc: each rank's second layer is on the next rank, with distributed autograd
+and optimizer.
 """
 
 import os
+from typing import Any
 
 import torch
 import torch.distributed.autograd as autograd
@@ -21,7 +22,7 @@ class Layer(torch.nn.Module):
         outputs: torch.Tensor = self.layer(values)
         return outputs
 
-    def references(self) -> list[rpc.RRef]:
+    def references(self) -> list[Any]:
         return [rpc.RRef(parameter) for parameter in self.parameters()]
 
 

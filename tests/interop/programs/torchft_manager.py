@@ -1,5 +1,5 @@
-"""torchft: one replica group of all ranks, whose Managers are clients of the launcher's store before
-there is a process group. Rank 0 has the lighthouse.
+"""torchft: one replica group of all ranks, whose Managers are clients of the launcher's store
+before there is a process group. Rank 0 has the lighthouse.
 """
 
 import os
@@ -14,10 +14,15 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
 
+def local(address: str) -> str:
+    """The same port for a client on its node."""
+    return f"http://127.0.0.1:{address.rpartition(':')[2]}"
+
+
 def main() -> None:
     out = options().out
     rank = int(os.environ["RANK"])
-    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1) if rank == 0 else None
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1) if rank == 0 else None
     torch.manual_seed(0)
     layers = network()
 
@@ -29,7 +34,10 @@ def main() -> None:
         load_state_dict=load,
         state_dict=lambda: {"model": layers.state_dict()},
         min_replica_size=1,
-        lighthouse_addr=lighthouse.address() if lighthouse else None,
+        lighthouse_addr=local(lighthouse.address()) if lighthouse else None,
+        # By itself it tells the other ranks its node's name, which is that of another network on
+        # many clusters.
+        hostname=os.environ["MASTER_ADDR"],
         replica_id="group",
         timeout=timedelta(seconds=60),
     )
