@@ -48,18 +48,19 @@ def main() -> None:
     meter = AverageMeter()
     losses = []
     for step in range(STEPS):
+        if step == STEPS // 2:
+            distribute_bn(layers, place.world_size, reduce=True)
         labels = torch.randint(2, (BATCH,), generator=generator)
         images = torch.randn(BATCH, 1, 32, 32, generator=generator) + 2 * labels.view(-1, 1, 1, 1)
         outputs = model(images)
         loss = criterion(outputs, labels)
+        meter.update(reduce_tensor(accuracy(outputs, labels)[0], place.world_size).item())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step_update(num_updates=step + 1)
         average.update(layers)
-        meter.update(reduce_tensor(accuracy(outputs, labels)[0], place.world_size).item())
         losses.append(float(loss.item()).hex())
-    distribute_bn(layers, place.world_size, reduce=True)
     leave(
         out,
         place.rank,
