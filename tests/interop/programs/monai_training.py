@@ -53,7 +53,7 @@ def main() -> None:
     dice = DiceMetric()
     loss_of = DiceLoss(sigmoid=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    losses = []
+    losses: list[str] = []
     gathered = {}
     for epoch in range(2):
         if epoch == 1:
