@@ -13,7 +13,24 @@ from tests.interop.conftest import FOR_ACCELERATE, STARTS_ITS_RANKS, Run, mpirun
 from tests.slurm.conftest import SlurmJobRunner
 
 MODULE = "tests.interop.programs.torchrun_style"  # started by -m
-FOR_TORCHRUN = (MODULE, "torchmetrics_ddp", "ignite_engine", "fsdp2_checkpoint")
+FOR_TORCHRUN = (
+    MODULE,
+    "torchmetrics_ddp",
+    "ignite_engine",
+    "fsdp2_checkpoint",
+    "dcp_async",
+    "tensor_parallel",
+    "pipelining",
+    "torch_rpc",
+    "torchft_manager",
+    "timm_model",
+    "mmengine_runner",
+    "mosaic_streaming",
+    "sentence_trainer",
+    "pyg_graphs",
+    "monai_training",
+    "metric_learning",
+)
 pytestmark = pytest.mark.parametrize("name", STARTS_ITS_RANKS + FOR_ACCELERATE + FOR_TORCHRUN)
 
 Own = Callable[[str], Run]
