@@ -44,7 +44,7 @@ class NodeReport:
         chosen.
         """
         width = max(len(row.name) for row in self.rows) + 2
-        # Only the reason of a long value is moved to the right, not those of all values.
+        # A value longer than _COLUMN moves only its own reason to the right, not the whole column.
         values = max(len(row.value) for row in self.rows if len(row.value) <= _COLUMN) + 2
         lines = []
         for row in self.rows:
