@@ -399,7 +399,7 @@ def _say_what_follows(number: str, job: SlurmJob | None) -> None:
 
 
 def _say_how_it_ended(number: str, code: int, job: SlurmJob | None) -> None:
-    """Say how a job ended for which sbatch has waited, and which commands read what the job left."""
+    """Say how a job ended for which sbatch has waited, and which commands read what is left."""
     logs = number
     ended = f"job {number} has ended with exit code {code}"
     if job:

@@ -137,7 +137,7 @@ def _check_owner(path: Path) -> None:
             continue
         raise ConfigError(
             f"{path}: {place} {others}",
-            expected="one that root, you or the owner of srunddp owns",
+            expected="root's, yours, or that of srunddp's owner",
             hint="correct its owner and mode, or name the file with --ifaces",
             scope=Scope.NODE,
         )
