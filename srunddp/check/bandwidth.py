@@ -26,10 +26,10 @@ NAME = "rate"
 CLOCK = "clock"
 _SECONDS = 0.2  # seconds of sending: longer than TCP's slow start takes on a cluster's network
 _WITHIN = 3.0  # seconds for the other side to connect, and for each receive
-_SLACK = 15.0  # seconds for a busy node's answer, besides those of sending
+_SLACK = 15.0  # seconds for a busy node's answer, besides the time of sending
 _MOST_ROUNDS = 8  # each round takes half a second, however many nodes there are
 _TRIES = 3  # another job's traffic or the scheduler may have disturbed an attempt
-_AGAIN = 64  # at most so many slow ways are measured again, one by one
+_AGAIN = 64  # the most slow ways that are measured again, one by one
 _SLOW = 0.5  # share of the median rate below which a way is slow
 _PIECE = 1 << 20  # bytes for each send and receive
 # In seconds. Munge's credentials expire after 300 s, and then Slurm's daemons refuse each other.

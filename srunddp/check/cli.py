@@ -75,8 +75,8 @@ _ENDS = (".py", "/__main__.py")
 @click.argument("script", type=FILE, required=False)
 @click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def check(**given: Any) -> None:
-    """Check before the job what SCRIPT needs on all ranks, and name what is wrong. GPUs are used by
-    --collective alone.
+    """Check before the job what SCRIPT needs on all ranks, and name what is wrong. Only
+    --collective uses GPUs.
 
     \b
     srun --ntasks-per-node=8 srunddp check train.py

@@ -163,7 +163,7 @@ def look(
 
     Args:
         session: connects rank 0 with all ranks that came.
-        environment: rank 0's.
+        environment: rank 0's environment.
         timeout: the seconds that the ranks had to come, for the message.
         checks: the checks to make.
     """
@@ -215,7 +215,7 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
 
     Args:
         session: has the ranks that came.
-        environment: rank 0's.
+        environment: rank 0's environment.
         timeout: the seconds that the ranks had to come, for the message.
     """
     # A rank that never came cannot name its node; only Slurm's layout does.

@@ -42,7 +42,7 @@ _PIECE = 1 << 16  # bytes per read
 _LATEST = 600.0  # seconds without a question, after which a rank takes rank 0 for lost
 _SEND_WITHIN = 5.0  # seconds: a rank that does not read its questions must not hold up the others
 _A_HOST = 1.0  # seconds for each of rank 0's hosts in turn 1; twice that in turn 2, and so on
-_NO_ANSWER = "it sent what is no answer"
+_NO_ANSWER = "it sent something that is no answer"
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
@@ -322,7 +322,7 @@ def serve(connection: socket.socket, handle: Handler) -> int:
 
 def _answer(handle: Handler, question: CheckMessage | None) -> CheckMessage:
     if question is None:
-        return CannotAnswer("rank 0 asks what this srunddp does not know")
+        return CannotAnswer("rank 0 asks a question that this srunddp does not know")
     try:
         return handle(question)
     except Exception as error:  # a rank's failure to answer must not hide the answers of others

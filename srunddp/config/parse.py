@@ -1,4 +1,4 @@
-"""Settings from YAML files and the command line, into any dataclass; and back into YAML."""
+"""Read settings from YAML files and the command line into any dataclass, and write them as YAML."""
 
 import dataclasses
 import difflib
@@ -21,17 +21,17 @@ from srunddp.util.yaml_source import compose, shown, yaml_position
 
 T = TypeVar("T")
 Keys = Mapping[str, ConfigField]
-Removed = Mapping[str, str]  # by name, the hint what to do instead
+Removed = Mapping[str, str]  # the hint what to do instead, by the removed name
 
 
 @dataclass(frozen=True)
 class _Given:
-    """What was given for a key.
+    """A value that was given for a key, not yet converted.
 
     Attributes:
-        name: As it was written: with its dashes on the command line.
-        node: What was given, with its place in the file.
-        path: Of the file; empty for the command line.
+        name: The key as it was written: on the command line, with the dashes before it.
+        node: The value, with its place in the file.
+        path: The path of the file; empty for the command line.
     """
 
     name: str
@@ -47,7 +47,7 @@ class _Given:
             found: What is wrong; it follows the key's name.
             expected: What would be right.
             hint: What to do.
-            node: At which the error points; None for the value.
+            node: The place in the file that the error names; None for that of the value.
         """
         if self.path:
             where = yaml_position(self.path, node or self.node)
@@ -59,32 +59,32 @@ class _Given:
 
 
 def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
-    """Fill a dataclass, also a nested or a frozen one, from ``--config=FILE.yaml`` and
+    """Fill a dataclass, which may be nested or frozen, from ``--config=FILE.yaml`` and
     ``--key=value``.
 
-    ``--key value`` is the same. A later file wins over an earlier one, and the command line over
-    files. Keys of nested dataclasses are written with dots, in files also as nested mappings; ``-``
-    and ``_`` are the same in them. A list is ``a,b`` or ``[a, b]``; None is ``null``, ``none``,
-    ``~`` or nothing. ``--help`` prints all keys with their defaults, on rank 0, and ends the
-    program.
+    ``--key value`` means the same. A later file wins over an earlier one, and the command line wins
+    over files. Keys of nested dataclasses are written with dots, or in files as nested mappings; in
+    a key ``-`` and ``_`` are equivalent. A list is ``a,b`` or ``[a, b]``; None is ``null``,
+    ``none``, ``~`` or nothing. ``--help`` prints all keys with their defaults, on rank 0, and ends
+    the program.
 
     Args:
-        kind: ``Config``, a dataclass derived from it, or any other. Its fields are bool, int,
-            float, str, Path, Literal, a tuple or list of these, one of these or None, or a
-            dataclass.
-        arguments: None for those of the program.
+        kind: ``Config``, a dataclass derived from it, or any other dataclass. The type of a field
+            is bool, int, float, str, Path, Literal, a tuple or list of these, one of these or None,
+            or a dataclass.
+        arguments: The arguments to read; None for those of the program.
 
     Raises:
         ConfigError: a key is unknown, given twice in a file, or missing; a value is of another
             type; a file is wrong.
-        SystemExit: with 0, after ``--help``.
+        SystemExit: with exit code 0, after ``--help``.
     """
-    # A script reads its settings before srunddp.init(), which installs the same: an error is one
-    # line and has its exit code from the beginning.
+    # srunddp.init() installs this hook too, but a script reads its settings earlier, and an error
+    # in them must already be one line with its own exit code.
     install_excepthook()
     options = list(_options(sys.argv[1:] if arguments is None else arguments))
     if any(name == "help" for name, _ in options):
-        # Every rank reads the same arguments, and would print the same. The launcher has set RANK
+        # Every rank has the same arguments, so one prints the help. The launcher has set RANK
         # before the script began.
         if os.environ.get("RANK", "0") == "0":
             print(schema.usage(fields_of(kind), Path(sys.argv[0]).name))
@@ -103,8 +103,8 @@ class Setting(NamedTuple):
     """A value that was given.
 
     Attributes:
-        value: Of the key's type.
-        path: The file that it is from; empty for the command line.
+        value: The value, of the key's type.
+        path: The file that gives it; empty for the command line.
     """
 
     value: Any
@@ -120,22 +120,23 @@ def parse_values(
     removed: Removed,
     splits: Mapping[str, Split] = MappingProxyType({}),
 ) -> dict[str, Setting]:
-    """Return what the options, and the files of each ``config`` among them, give by key.
+    """Return the values that options and files give, by key. Each option ``config`` names a file.
 
-    A later file wins, and options win over files.
+    A later file wins over an earlier one, and options win over files.
 
     Args:
-        keys: That there are.
-        options: Names without dashes, and values.
-        removed: By the name of a key that there was once, the hint what to do instead.
-        splits: By the name of a key whose value stands for values of other keys, what returns
-            these. A key that is given there and by its own name has the latter value.
+        keys: All keys.
+        options: The options' names, without dashes before them, and their values.
+        removed: For each removed key, by its name, the hint what to do instead.
+        splits: For each key whose value stands for values of other keys, by its name, a function
+            that returns the others with their values. If one of these is also given by its own
+            name, that value counts.
 
     Raises:
         ConfigError: A key is unknown, or given twice in a file; a value is of another type; a file
             is wrong.
     """
-    # Two passes: --config may stand after an option, which still wins.
+    # Read the files first, because an option wins even if --config comes after it.
     layers = [
         _from_file(str(node.value), keys, removed) for name, node in options if name == "config"
     ]
@@ -150,13 +151,13 @@ def parse_values(
     given: dict[str, _Given] = {}
     for layer in layers:
         given |= layer
-    # Converted last: a value in a file that the command line replaces may be of a wrong type.
+    # Convert last: a value that the command line replaces may have a wrong type in the file.
     return {name: Setting(_value(one, keys[name]), one.path) for name, one in given.items()}
 
 
 def _split(name: str, split: Split, keys: Keys, layers: Sequence[dict[str, _Given]]) -> None:
-    """Replace a key by those that its value stands for, in the last layer that has it; in the
-    others it does not count.
+    """Replace a key by the keys that its value stands for. Only the last layer that has the key
+    counts.
     """
     found = [(layer, layer.pop(name)) for layer in layers if name in layer]
     if not found:
@@ -169,14 +170,15 @@ def _split(name: str, split: Split, keys: Keys, layers: Sequence[dict[str, _Give
 
 
 def save_config(path: str | os.PathLike[str], config: Any) -> None:
-    """Write the YAML from which :func:`read_config` makes an equal object.
+    """Write a dataclass as YAML from which :func:`read_config` makes an equal one.
 
     Args:
-        path: Of the file, which is replaced as a whole.
+        path: The path of the file, which is replaced as a whole.
         config: A dataclass.
 
     Raises:
-        OSError: The folder is missing, not writable, or the disk is full; an old file is untouched.
+        OSError: The folder is missing or not writable, or the disk is full. An old file is
+            unchanged.
     """
     replace_file(
         Path(path),
@@ -185,18 +187,18 @@ def save_config(path: str | os.PathLike[str], config: Any) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes each text that would else be read as something else.
+    """Writes YAML, with quotes around each text that would otherwise be read as another type.
 
-    YAML 1.1 alone would not quote 1e-3 or none.
+    By the rules of YAML 1.1 alone, 1e-3 and none would have no quotes.
     """
 
-    # PyYAML would write &id001 and *id001 where two settings are one and the same tuple.
+    # Without this, PyYAML would write &id001 and *id001 if two settings have the same tuple.
     def ignore_aliases(self, data: Any) -> bool:
-        """Return whether a value is written out where it occurs again; see PyYAML."""
+        """Return True, so that PyYAML writes out a value that occurs again."""
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
-        """Return the node of a text.
+        """Return the YAML node for a text, with quotes if it needs them.
 
         Args:
             data: The text.
@@ -210,7 +212,7 @@ _Dumper.add_representer(str, _Dumper.text)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML has it: dataclasses as mappings, tuples as lists, paths as texts."""
+    """Convert a value for YAML: dataclasses to mappings, tuples to lists, paths to texts."""
     if dataclasses.is_dataclass(value):
         return {
             field.name: _plain(getattr(value, field.name))
@@ -223,10 +225,10 @@ def _plain(value: Any) -> Any:
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options' names, without dashes in front, and their texts.
+    """Yield the options' names, without dashes before them, and their texts.
 
     Raises:
-        ConfigError: Something else is among the arguments, or an option has no value.
+        ConfigError: An argument is no option, or an option has no value.
     """
     left = list(arguments)
     while left:
@@ -242,7 +244,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             )
         name, equals, text = option[2:].partition("=")
         if not equals:
-            # A value may begin with one dash, as a negative number does.
+            # A value may begin with a single dash: it may be a negative number.
             if not left or left[0].startswith("--"):
                 raise config_error(f"{option} without a value", "one", f"write {option}=VALUE")
             text = left.pop(0)
@@ -253,7 +255,7 @@ def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
     hint = "correct --config"
     if "RANK" in os.environ:
         hint += "; every node must see the file"
-    # Scope.NODE: a file may be missing on one node alone, and one of its ranks says so.
+    # Scope.NODE: the file may be missing on a single node, of which one rank prints the error.
     with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
     root = compose(
@@ -267,17 +269,17 @@ def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
 def _pairs(
     group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[str]
 ) -> Iterator[tuple[str, _Given]]:
-    """Yield the leaves of a mapping, and of those nested in it, by dotted name.
+    """Yield the values in a mapping and in the mappings nested in it, by dotted name.
 
     Args:
         group: The mapping.
-        prefix: Of the names in it.
-        keys: That there are.
-        removed: As in :func:`parse_values`.
-        seen: The names that were in the file before; those that are found are added.
+        prefix: The prefix of the names in the mapping, with its dot.
+        keys: All keys.
+        removed: For each removed key, by its name, the hint what to do instead.
+        seen: The names found in the file so far; this function adds to them.
 
     Raises:
-        ConfigError: A key is unknown or there twice, or something is no mapping.
+        ConfigError: A key is unknown or is there twice, or a group of keys is no mapping.
     """
     if not isinstance(group.node, yaml.MappingNode):
         raise group.error(
@@ -292,8 +294,8 @@ def _pairs(
         name = _known(
             written.name, keys, removed, dataclasses.replace(written, node=key), groups=True
         )
-        # By its own spelling, as batch-size and batch_size are one key. PyYAML would let the last
-        # win.
+        # Compare the key's own spelling, because batch-size and batch_size are one key. PyYAML
+        # would let the last one win.
         if name in seen:
             raise written.error("twice in one file", "each key once", "remove one of the two", key)
         seen.add(name)
@@ -307,14 +309,14 @@ def _pairs(
 def _known(
     written: str, keys: Keys, removed: Removed, given: _Given, *, groups: bool = False
 ) -> str:
-    """Return a key's own spelling.
+    """Return a key's own spelling, with ``_`` for ``-``.
 
     Args:
-        written: As it stands in a file or on the command line.
-        keys: That there are.
-        removed: As in :func:`parse_values`.
-        given: What an error points at.
-        groups: Whether it may be the name of a group of keys.
+        written: The key as it is written in a file or on the command line.
+        keys: All keys.
+        removed: For each removed key, by its name, the hint what to do instead.
+        given: The value and the place that an error names.
+        groups: Whether ``written`` may be the name of a group of keys.
 
     Raises:
         ConfigError: There is no such key.
@@ -329,8 +331,8 @@ def _known(
             f"one of them, such as {_example(name + '.', keys)}",
             "write that",
         )
-    # With the dot, so that "hook" is not taken for the beginning of "hooks"; and a key in a group
-    # that was removed as a whole has the group's hint.
+    # The dots keep "hook" from matching "hooks". A key of a group that was removed as a whole gets
+    # the group's hint.
     for gone, hint in removed.items():
         if f"{name}.".startswith(f"{gone}."):
             raise given.error("is no longer a setting", "a key that --help lists", hint)
@@ -343,8 +345,8 @@ def _known(
 
 
 def _nearest(name: str, keys: Iterable[str]) -> str:
-    """Return the key that is like a name, be it by its last part alone; empty where none is."""
-    # Reversed: where two keys have the same last part, the first one is to be proposed.
+    """Return the key whose last part resembles that of an unknown name; empty if there is none."""
+    # Reversed, so that of several keys with the same last part the first one stays in the dict.
     by_tail = {key.rpartition(".")[2]: key for key in reversed(list(keys))}
     tail = name.rpartition(".")[2]
     if tail in by_tail:

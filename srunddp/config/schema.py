@@ -1,5 +1,5 @@
-"""The keys of a dataclass: its fields' dotted names, with types, defaults and what its docstring
-says of them.
+"""The keys of a dataclass: the dotted names of its fields, with their types, defaults and
+descriptions from its docstring.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ import yaml
 
 from srunddp.errors import ConfigError, Scope, one_of
 
-# What else the command line takes: no key may have one of these names.
+# The command line gives these names a meaning of their own, so no key may have one of them.
 RESERVED = ("config", "help")
-# YAML's own names of nothing, and "none", which people who write Python take for one.
+# YAML's names for null, and "none", because people who write Python expect it.
 NULLS = ("", "~", "null", "none")
-# The words of YAML 1.1. Not 1 and 0, which are numbers for whoever reads the file.
+# The words of YAML 1.1. Not 1 and 0, because a reader of the file takes them for numbers.
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _TEXTS = (str, Path)
 _NAMES = {
@@ -36,12 +36,12 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class ConfigField:
-    """A field that a text can fill.
+    """A field whose value can be read from a text.
 
     Attributes:
-        kind: Its type.
-        default: MISSING where it has none.
-        sentence: What the class's Attributes say of it.
+        kind: The type of the field.
+        default: The default value; MISSING if there is none.
+        sentence: The field's description in the Attributes section of the class's docstring.
     """
 
     kind: Any
@@ -50,16 +50,16 @@ class ConfigField:
 
 
 class SettingsBase:
-    """A dataclass that derives from it refuses, by name, settings that it had once.
+    """Base of a dataclass that refuses settings that it no longer has, with a hint for each.
 
     Attributes:
-        REMOVED: by name, the hint what to do instead.
+        REMOVED: for each removed setting, by its name, a hint what to do instead.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {}
 
-    # In __new__, which comes before the __init__ that dataclass makes: that would raise a
-    # TypeError, and without a hint.
+    # __new__ runs before the __init__ that dataclass generates, which would raise a TypeError
+    # without a hint.
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         for name in filter(
             cls.REMOVED.get, settings.keys() - getattr(cls, "__dataclass_fields__", {})
@@ -71,11 +71,11 @@ class SettingsBase:
 
 
 def removed_settings(kind: Any, prefix: str = "") -> dict[str, str]:
-    """Return the hints of :class:`SettingsBase`, by dotted name, with those of nested dataclasses.
+    """Return the hints about removed settings, by dotted name, with those of nested dataclasses.
 
     Args:
         kind: A dataclass.
-        prefix: Of the names.
+        prefix: The prefix of the names, with its dot; empty at the top.
     """
     found = {prefix + name: hint for name, hint in getattr(kind, "REMOVED", {}).items()}
     for field, hint in _fields(kind):
@@ -85,12 +85,12 @@ def removed_settings(kind: Any, prefix: str = "") -> dict[str, str]:
 
 
 def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, ConfigField]:
-    """Return the fields by dotted name, with those of nested dataclasses.
+    """Return the fields of a dataclass by dotted name, with those of nested dataclasses.
 
     Args:
         kind: A dataclass.
-        base: An instance, whose values are the defaults; None for the class's.
-        prefix: Of the names.
+        base: An instance whose values are the defaults; None for the defaults of the class.
+        prefix: The prefix of the names, with its dot; empty at the top.
 
     Raises:
         ConfigError: A field's type cannot be read from a text, or its name is ``config`` or
@@ -111,13 +111,13 @@ def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, Config
 
 
 def build(kind: Any, values: Mapping[str, Any], base: Any = None, prefix: str = "") -> Any:
-    """Make an instance.
+    """Make an instance of a dataclass from values that were given by dotted name.
 
     Args:
         kind: A dataclass.
-        values: By dotted name; of the right types.
-        base: An instance that has the other values; None for the defaults.
-        prefix: Of the names.
+        values: The given values, by dotted name; their types are right.
+        base: An instance that has the values that are not given; None for the defaults.
+        prefix: The prefix of the names, with its dot; empty at the top.
     """
     changes: dict[str, Any] = {}
     for field, hint in _fields(kind):
@@ -129,17 +129,18 @@ def build(kind: Any, values: Mapping[str, Any], base: Any = None, prefix: str = 
             )
         elif name in values:
             changes[field.name] = values[name]
-    # A nested dataclass is made from its default, which need not be what its class makes by itself.
+    # A nested dataclass starts from the field's default, which may differ from the defaults of its
+    # own class.
     if base is None:
         return kind(**changes)
     return dataclasses.replace(base, **changes)
 
 
 def usage(keys: Mapping[str, ConfigField], program: str) -> str:
-    """Return the text of ``--help``: every key with its default and its sentence.
+    """Return the text of ``--help``: every key with its default and its description.
 
     Args:
-        keys: By dotted name.
+        keys: The keys, by dotted name.
         program: The name of the script.
     """
     lines = [
@@ -165,15 +166,15 @@ def usage(keys: Mapping[str, ConfigField], program: str) -> str:
 
 
 def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
-    # Annotations are texts where the module says `from __future__ import annotations`; they are
-    # read in the module of the class, where a type that is imported for type checkers alone is not
-    # known.
+    # Annotations are texts if the module has `from __future__ import annotations`. They are
+    # evaluated in the module of the class, which lacks types that are imported for type checkers
+    # only.
     try:
         hints = get_type_hints(kind)
     except NameError as error:
         raise config_error(
             f"{kind.__name__}: {error}",
-            "types that its module knows",
+            "types that are known in its module",
             "define the class at the top of a module, and import its types outside TYPE_CHECKING",
         ) from None
     return ((field, hints[field.name]) for field in dataclasses.fields(kind) if field.init)
@@ -191,7 +192,7 @@ def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> Non
     where = f"{kind.__name__}.{name}"
     if name in reserved:
         raise config_error(
-            f"{where}: --{name} has a meaning already", "another name", "rename the field"
+            f"{where}: --{name} already has a meaning", "another name", "rename the field"
         )
     try:
         expected(hint)
@@ -204,13 +205,14 @@ def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> Non
 
 
 def _sentences(kind: Any) -> dict[str, str]:
-    """Return the sentences of a class's Attributes, by field.
+    """Return the descriptions in the Attributes section of a class's docstring, by field.
 
-    ``a, b: text`` is both's, and lines that are indented further belong to the text before them.
+    ``a, b: text`` describes both fields, and lines that are indented further continue the text
+    above.
     """
     found: dict[str, str] = {}
-    # From the most general class on, so that a derived one may say something else of a field. Not
-    # by kind.__doc__, which is inherited only where the class has no docstring itself.
+    # Begin with the most general class, so that a derived class may describe a field anew.
+    # kind.__doc__ would not do: a class with a docstring of its own inherits none.
     for parent in reversed(kind.__mro__):
         _, _, attributes = inspect.cleandoc(vars(parent).get("__doc__") or "").partition(
             "\nAttributes:\n"
@@ -222,7 +224,7 @@ def _sentences(kind: Any) -> dict[str, str]:
 
 
 def config_error(found: str, expected: str, hint: str) -> ConfigError:
-    """Return an error that all ranks have alike, so that rank 0 alone prints it.
+    """Return an error that occurs alike on all ranks, so that only rank 0 prints it.
 
     Args:
         found: What is wrong.
@@ -233,19 +235,19 @@ def config_error(found: str, expected: str, hint: str) -> ConfigError:
 
 
 class TypeMismatchError(Exception):
-    """The node, which is its argument, is no value of the type."""
+    """A YAML node, the argument of this error, is not a value of the wanted type."""
 
 
 def value_of(node: yaml.Node, kind: Any) -> Any:
-    """Return the value of a node.
+    """Convert a YAML node to a value of a type.
 
     Args:
-        node: What is quoted in it is a text and nothing else; a list may also be ``a,b``, or ``[a,
-            b]`` in one scalar.
-        kind: A type that :func:`expected` knows.
+        node: The node. A scalar in quotes is always a text; a list may also be one scalar such as
+            ``a,b`` or ``[a, b]``.
+        kind: The type, one that :func:`expected` knows.
 
     Raises:
-        TypeMismatchError: It has none of that type.
+        TypeMismatchError: The node is not a value of that type.
     """
     origin = get_origin(kind)
     arguments = get_args(kind)
@@ -266,13 +268,13 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
 
 
 def expected(kind: Any) -> str:
-    """Return a type in words, for messages.
+    """Describe a type in words, for messages.
 
     Args:
-        kind: Of a setting.
+        kind: The type of a setting.
 
     Raises:
-        TypeError: No text can be read as one.
+        TypeError: No value of this type can be read from a text.
     """
     origin = get_origin(kind)
     arguments = get_args(kind)
@@ -290,33 +292,33 @@ def expected(kind: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as the command line takes it.
+    """Write a value as the command line accepts it.
 
     Args:
-        value: Of a setting.
+        value: The value of a setting.
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
-    # Before str(), which would write True: the words are YAML's.
+    # Write YAML's words: str() would give True and None.
     if isinstance(value, bool | None):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
 
 
 def is_ambiguous(text: str) -> bool:
-    """Return whether a text, were it not quoted, could be read as something else than a text.
+    """Return whether a text without quotes could be read as a value of another type.
 
     Args:
-        text: Of a setting.
+        text: The text of a setting.
     """
     return any(_converts(convert, text) for convert in _SCALARS.values())
 
 
 def is_null(node: yaml.Node) -> bool:
-    """Return whether a node is nothing, or one of null's names without quotes.
+    """Return whether a node is empty, or is one of the names for null without quotes.
 
     Args:
-        node: Of a file, or made of an option.
+        node: A node of a file, or one that was made from an option.
     """
     return (
         isinstance(node, yaml.ScalarNode)
@@ -326,12 +328,12 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def _scalar(node: yaml.Node, kind: Any) -> Any:
-    # A tag such as !!python/object is no text, whatever stands behind it.
+    # A node with a tag such as !!python/object is no text, whatever follows the tag.
     if not isinstance(node, yaml.ScalarNode) or node.tag not in yaml.SafeLoader.yaml_constructors:
         raise TypeMismatchError(node)
     if kind in _TEXTS:
         return kind(node.value)
-    # What has quotes was meant as a text, also where it looks like a number.
+    # A scalar in quotes is meant as a text, even if it looks like a number.
     if node.style is not None or not _converts(_SCALARS[kind], node.value):
         raise TypeMismatchError(node)
     return _SCALARS[kind](node.value)
@@ -346,10 +348,10 @@ def _literal(node: yaml.Node, choices: tuple[Any, ...]) -> Any:
 
 
 def _union(node: yaml.Node, members: tuple[Any, ...]) -> Any:
-    """Return the value by the strictest member that takes the node.
+    """Convert a node to the strictest type of a union that accepts it.
 
-    A text takes every scalar, and so does a list: `3` is to be a number for `int | str`, whichever
-    of them is written first.
+    A text accepts every scalar, and so does a list. So `3` must become a number for `int | str` and
+    for `str | int`.
     """
     for member in sorted(members, key=_order):
         with contextlib.suppress(TypeMismatchError):
@@ -358,10 +360,10 @@ def _union(node: yaml.Node, members: tuple[Any, ...]) -> Any:
 
 
 def _order(kind: Any) -> int:
-    """Return how strict a type is; the lower, the stricter."""
+    """Return how strict a type is: the lower the number, the stricter the type."""
     if get_origin(kind) is Literal:
         return -1
-    # _NAMES is in this order: null, a bool, a number, a text.
+    # The order in _NAMES is: null, bool, numbers, texts.
     if kind in _NAMES:
         return list(_NAMES).index(kind)
     return len(_NAMES)
@@ -373,11 +375,12 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
     if not isinstance(node, yaml.ScalarNode):
         raise TypeMismatchError(node)
     text = node.value.strip()
-    # One text in quotes is a list of one, commas or not.
+    # A text in quotes is a list with one item, even if it contains commas.
     if node.style is not None:
         return [node]
     if text.startswith("["):
-        # PyYAML raises the last three at escapes beyond Unicode, and at a thousand nested brackets.
+        # PyYAML raises the last three for escapes beyond Unicode, or for a thousand nested
+        # brackets.
         with contextlib.suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
             composed = yaml.compose(node.value, Loader=yaml.SafeLoader)
             if isinstance(composed, yaml.SequenceNode):
@@ -389,10 +392,10 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
 
 
 def scalar_node(text: str) -> yaml.ScalarNode:
-    """Return a text as a scalar without quotes.
+    """Return a YAML scalar without quotes that has this text.
 
     Args:
-        text: Of an option.
+        text: The text of an option.
     """
     return yaml.ScalarNode("tag:yaml.org,2002:str", text)
 
@@ -401,7 +404,7 @@ _SCALARS: Mapping[Any, Callable[[str], Any]] = {
     NoneType: lambda text: dict.fromkeys(NULLS)[text.strip().lower()],
     bool: lambda text: _BOOLS[text.strip().lower()],
     int: int,
-    # YAML writes .inf and .nan, and Python's float() takes inf and nan.
+    # YAML writes .inf and .nan, but Python's float() reads inf and nan.
     float: lambda text: float(re.sub(r"\.(?=(inf|nan)$)", "", text.strip(), flags=re.IGNORECASE)),
 }
 

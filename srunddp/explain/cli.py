@@ -40,25 +40,29 @@ _LABEL = re.compile(r"( *\d+): (.*)")
     "--env", "env_file", type=FILE, help="What `srun --label env` or `env -0` printed elsewhere."
 )
 @ifaces_option
-@click.option("--channel", type=click.Choice(CHANNELS), help="As for run.")
-@click.option("--port", metavar="N-M", help="As for run.")
-@click.option("--backend", type=click.Choice(BACKENDS), help="As for run.")
-@limit("--timeout", DEFAULT_TIMEOUT, "As for run.", "SRUNDDP_TIMEOUT")
-@limit("--stall-timeout", STALL_TIMEOUT, "As for run.", "SRUNDDP_STALL_TIMEOUT", positive=False)
-@click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="As for run.")
-@click.option("--offline", is_flag=True, help="As for run.")
-@click.option("--staged", is_flag=True, help="As for run.")
+@click.option("--channel", type=click.Choice(CHANNELS), help="As in srunddp run.")
+@click.option("--port", metavar="N-M", help="As in srunddp run.")
+@click.option("--backend", type=click.Choice(BACKENDS), help="As in srunddp run.")
+@limit("--timeout", DEFAULT_TIMEOUT, "As in srunddp run.", "SRUNDDP_TIMEOUT")
+@limit(
+    "--stall-timeout", STALL_TIMEOUT, "As in srunddp run.", "SRUNDDP_STALL_TIMEOUT", positive=False
+)
+@click.option(
+    "--bind", type=click.Choice(("none", "auto")), default="none", help="As in srunddp run."
+)
+@click.option("--offline", is_flag=True, help="As in srunddp run.")
+@click.option("--staged", is_flag=True, help="As in srunddp run.")
 @json_option
 @click.argument("script", type=FILE, required=False)
 @click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def explain(env_file: str | None, **given: Any) -> None:
-    """Print every value, what decided it, and what was not chosen. SCRIPT is not looked at.
+    """Print every value, what decided it, and what was not chosen. SCRIPT is not read.
 
     \b
     srun srunddp explain                       # on each rank
     srun --label env > FILE; srunddp explain --env FILE     # later, on a login node
 
-    The exit code is 78 where the run would be refused.
+    Exit code 78 if the run would be refused.
     """
     explained(given, env_file)
 

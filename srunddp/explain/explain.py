@@ -207,7 +207,7 @@ class Explanation:
         # whether srun itself started the process.
         known = {name: value for name, value in self.variables.items() if name != _PTY}
         self.notes += [
-            f"{each}: taken for a step, not for a shell of srun --pty" for each in self._set(_PTY)
+            f"{each}: treated as a step, not as a shell of srun --pty" for each in self._set(_PTY)
         ]
         return replace(
             detect(known, channel=self.asked.channel, pid=0),

@@ -1,5 +1,5 @@
 """The commands ``srunddp ifaces scan``, ``srunddp ifaces check`` and ``srunddp ifaces show``, for
-those who write ifaces.conf.
+administrators who write ifaces.conf.
 """
 
 import datetime
@@ -29,7 +29,7 @@ from srunddp.ifaces.show import show as show_node
 from srunddp.util.click_types import FILE, ifaces_option, json_option, json_text
 from srunddp.util.console import write_stderr
 
-# Exit codes: those of UnavailableError, as a node is missing, and of ConfigError.
+# Exit codes: that of UnavailableError, for a missing node or interface, and that of ConfigError.
 _INCOMPLETE = 69
 _WRONG = 78
 
@@ -40,10 +40,10 @@ class _ScanOptions:
 
     Attributes:
         output: The file to write; None for standard output, or for ``merge``.
-        merge: The file whose entries stay, and to which others are added; None for a new one.
-        channel: How ranks find rank 0; None for the first way that there is.
-        port: Ports as ``N-M``; None for any.
-        timeout: Seconds within which all ranks come.
+        merge: The file to which entries are added; None to write a new file.
+        channel: How ranks find rank 0; None for the first available way.
+        port: The ports, as ``N-M``, on which rank 0 may listen; None for any.
+        timeout: Seconds that rank 0 waits for all ranks.
     """
 
     output: str | None
@@ -55,7 +55,7 @@ class _ScanOptions:
 
 @click.group()
 def ifaces() -> None:
-    """Write ifaces.conf, validate one, or see what it gives a node."""
+    """Write ifaces.conf, validate it, or show what it gives a node."""
 
 
 @ifaces.command(short_help="Draft ifaces.conf from what the nodes reach.")
@@ -90,28 +90,29 @@ def _scan(options: _ScanOptions) -> int:
     ports = None
     if options.port:
         ports = port_range(options.port, where="--port")
-    # The interface is still to be chosen; an ifaces.conf that is there may lead to rank 0.
+    # No interface is chosen yet. An existing ifaces.conf is read, because it may help to find rank
+    # 0.
     context = replace(context_of(environment, None, os.environ), interface=None)
     answer = partial(handle, environment.node, Prober())
     if environment.rank:
         code, *_ = join("scan", context, answer, options.timeout, ports)
         return code
     session = open_session(context, answer, options.timeout, ports)
-    # What the other ranks exit with if an error ends this one before it has found out.
+    # The exit code of the other ranks, if an error ends this one before the result is known.
     code = _INCOMPLETE
     try:
         code = _write_draft(session, options, environment.world_size)
     finally:
-        # Also after an error: the other ranks wait for rank 0's next question.
+        # Do this after an error too: the other ranks wait for rank 0's next question.
         session.shutdown(code)
     return code
 
 
 def _write_draft(session: CheckSession, options: _ScanOptions, world_size: int) -> int:
-    """Ask the nodes, write the file, and say what came of it; return the exit code."""
+    """Ask the nodes, write the file, and print the result; return the exit code."""
     nodes = set(session.nodes.values())
     absent = world_size - len(session.here)
-    # Before the nodes try each other, which takes a while.
+    # Refuse before the nodes try to reach each other, which takes a while.
     _refuse(options.output, options.merge, nodes, absent)
     entries: Sequence[IfacesEntry] = ()
     if options.merge:
@@ -140,10 +141,10 @@ def _write_draft(session: CheckSession, options: _ScanOptions, world_size: int) 
 
 
 def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int) -> None:
-    """See that there is something to find out, and a place for it.
+    """Check that ranks on two nodes have come, and that the result can be written.
 
     Raises:
-        ConfigError: There is not.
+        ConfigError: All ranks are on one node, or the output file is not usable.
     """
     if merged and not (os.path.isfile(merged) and os.access(merged, os.R_OK | os.W_OK)):
         raise ConfigError(
@@ -161,8 +162,8 @@ def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int
             expected="ranks on two nodes or more",
             hint="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
         )
-    # Not overwritten: it may be the file by which all jobs of the cluster run. lexists() also sees
-    # a link that leads nowhere.
+    # Do not overwrite the file: all jobs of the cluster may depend on it. lexists() also finds a
+    # link that leads nowhere.
     if output and os.path.lexists(output):
         raise ConfigError(
             f"{output} is there", expected="a new file", hint="remove it, or name another with -o"
@@ -170,29 +171,30 @@ def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int
 
 
 def add_entries(text: str, merged: str) -> None:
-    """Add entries at the end of a file: what it has, comments and order, stays as it is.
+    """Add entries at the end of a file, whose content, comments included, stays as it is.
 
     Args:
-        text: The entries; empty where there is none to be added.
+        text: The entries; empty if there are none to add.
         merged: The file's path.
 
     Raises:
-        ConfigError: It has its entries in brackets.
+        ConfigError: The file has its entries in brackets.
     """
     before = Path(merged).read_text()
     added = text
     if text:
-        # An empty line before them; where the last line of the file has no end, that comes first.
+        # Separate the entries by an empty line; first end the file's last line if it has no line
+        # end.
         added = f"\n{text}" if before.endswith("\n") else f"\n\n{text}"
-    # Read before it is written: after `[{nodes: a}, {nodes: b}]` no line `- nodes:` may follow, and
-    # a file that YAML cannot read would stop every job.
+    # Parse the new text before writing it: after `[{nodes: a}, {nodes: b}]` no line `- nodes:` may
+    # follow, and a file that YAML cannot read would stop every job.
     try:
         parse(f"{before}{added}".encode(), merged)
     except ConfigError:
         raise ConfigError(
             f"{merged} has its entries in brackets",
             expected="a line `- nodes: …` for each entry",
-            hint="rewrite it so, or name another file with -o",
+            hint="rewrite the file so, or name another one with -o",
         ) from None
     _write(added, merged, "a")
 
@@ -230,15 +232,15 @@ def check(file: str | None, *, as_json: bool, timeout: float) -> None:
 @ifaces_option
 @json_option
 def show(node: str, ifaces: str | None, *, as_json: bool) -> None:
-    """Print which entry of ifaces.conf counts for NODE, what its ranks get by it in a job of
+    """Print which entry of ifaces.conf counts for NODE, what its ranks get from it in a job of
     several nodes, and what was not chosen. Nothing runs on NODE.
 
     \b
     srunddp ifaces show gpu130
     srunddp ifaces show --ifaces draft.conf gpu130
 
-    What is exported here is taken for the job's, as srun and sbatch do. Exit code 78 if no entry
-    matches NODE, or the file is wrong.
+    Variables that are exported here count as the job's, because srun and sbatch pass them on. Exit
+    code 78 if no entry matches NODE, or the file is wrong.
     """
     report = show_node(node, ifaces, os.environ, slurm_nodes(os.environ))
     if as_json:
@@ -260,7 +262,7 @@ def _on_every_node(
         report = preflight.look(session, environment, timeout, [interface.CHECK])
         preflight.reached(session, report)
         report.add(launch.NAME, preflight.lost(session))
-        # Rank 0 may have no file where other nodes have one: their findings say so.
+        # Rank 0's node may have no file although other nodes have one: their findings say so.
         judged = None
         if own.context.loaded.path:
             judged = check_file(file, os.environ)
@@ -278,7 +280,7 @@ def _print_report(report: render.Report, judged: LintReport | None, *, as_json: 
         report.add(NAME, judged.findings, judged.summary)
         notes = judged.notes
         entries = judged.entries
-    # Notes and warnings tell of what may be intended: they do not fail the check.
+    # Notes and warnings are about what may be intended, so they do not fail the check.
     code = _WRONG if report.failed else 0
     record = {
         **render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code),

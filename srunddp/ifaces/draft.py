@@ -1,5 +1,5 @@
-"""An ifaces.conf from what a scan found: the network that reaches the most nodes, and why it was
-chosen.
+"""Draft an ifaces.conf from the results of a scan: the network that reaches the most nodes, with
+comments on why it was chosen.
 """
 
 import datetime
@@ -15,11 +15,11 @@ from srunddp.util.hostlist import fold, group_by_key
 
 @dataclass(frozen=True)
 class ReachableGroup:
-    """Interfaces that all reach each other.
+    """Interfaces that reach each other, directly or through others of the group.
 
     Attributes:
-        links: By node, the fastest ones of each.
-        broken: How many of the ways between them that were tried did not work.
+        links: The fastest interfaces of each node, by node.
+        broken: How many of the tried ways between these interfaces did not work.
     """
 
     links: Mapping[str, tuple[ScannedInterface, ...]]
@@ -32,12 +32,13 @@ class ReachableGroup:
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """A key that sorts the best first.
+        """A sort key that puts the best group first.
 
-        The most nodes, nothing broken, InfiniBand, speed, IPv4, the nodes' own names.
+        The best group has the most nodes; then the fewest broken ways, InfiniBand or RoCE, the
+        highest speed, IPv4, and addresses to which the nodes' own names lead.
         """
-        # The slowest interface counts: a ring of all-reduces is as fast as that. Names come last,
-        # so that two scans of the same network give the same file.
+        # The slowest interface counts, because it limits the speed of an all-reduce in a ring.
+        # Names come last, so that two scans of the same network give the same file.
         return (
             -len(self.links),
             self.broken,
@@ -59,15 +60,15 @@ class ReachableGroup:
 
 
 def networks(scan: ScanResult) -> list[ReachableGroup]:
-    """Return the groups of interfaces that reach each other, the best first.
+    """Return the groups of interfaces that reach each other, with the best group first.
 
-    An interface that reaches none is no group.
+    An interface that reaches no other is in no group.
 
     Args:
-        scan: What the nodes found.
+        scan: The results of the scan.
     """
-    # One direction is enough to be in a group. A firewall may drop the other one, which `broken`
-    # counts.
+    # A way that works in one direction is enough to be in a group. A firewall may block the other
+    # direction, which `broken` counts.
     near = group_by_key(
         way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a))
     )
@@ -77,9 +78,10 @@ def networks(scan: ScanResult) -> list[ReachableGroup]:
 
 
 def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
-    """Return the ends that are connected, if only by way of others.
+    """Group the interfaces that are connected, directly or through others.
 
-    On many nodes not all pairs are tried, so that two ends of one network may have none in common.
+    With many nodes, not all pairs are tried, so two interfaces of one network may not have been
+    tried with each other.
     """
     groups = []
     seen = set[End]()
@@ -88,7 +90,7 @@ def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
             continue
         seen.add(start)
         group = [start]
-        # The list grows while it is read: each end that is found is looked at in turn.
+        # The list grows while the loop reads it, so that each new end is visited in turn.
         for end in group:
             new = [other for other in dict.fromkeys(near[end]) if other not in seen]
             seen.update(new)
@@ -99,8 +101,8 @@ def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
 
 def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
     by_node = group_by_key((end[0], scan.ends[end]) for end in sorted(ends))
-    # A node's slow interface may reach the fast network through a router. The training is to use
-    # the fast one; several of one speed are rails of one network.
+    # A node's slow interface may reach the fast network through a router. The training has to use
+    # the fast one. Several interfaces of one speed are rails of one network.
     links = {
         node: tuple(link for link in theirs if link.speed == max(each.speed for each in theirs))
         for node, theirs in by_node.items()
@@ -117,16 +119,16 @@ def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
 def draft(
     scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry] = ()
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a file with the entries of the best network.
+    """Return the text of a file with entries for the best network.
 
     Args:
-        scan: What the nodes found.
-        today: Stands in the file.
-        entries: Of the file to which it will be added. Nodes that one of them matches have theirs
-            already; where all have, the text is empty.
+        scan: The results of the scan.
+        today: The date to write into the file.
+        entries: The entries of the file to which the text will be added. Nodes that one of these
+            matches get no further entry; if that is so for all nodes, the text is empty.
 
     Returns:
-        The text, and the nodes for which it has no entry, as they reach no other.
+        The text, and the nodes for which it has no entry, because they reach no other node.
     """
     nodes = sorted({node for node, _ in scan.ends})
     new = {node for node in nodes if not any(entry.matches(node) for entry in entries)}
@@ -148,14 +150,14 @@ def draft(
         lines.append(
             f"# {fold(missing)}: no interface reaches the others; there is no entry for it."
         )
-    # Cached, as each node's entry asks of the same few templates whether they lead to all nodes.
+    # Cache the answers: the entries of all nodes ask about the same few templates.
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
     entries_of = group_by_key(
         (_entry(best, node, leads), node) for node in sorted(new & {*best.links})
     )
     for entry, theirs in entries_of.items():
         folded = fold(theirs)
-        # Nodes that are called 1, 2 and 3 fold to [1-3], which YAML would read as a list.
+        # Nodes with the names 1, 2 and 3 fold to [1-3], which YAML would read as a list.
         folded = f'"{folded}"' if folded.startswith("[") else folded
         lines += ["", f"- nodes: {folded}", *entry]
     return "\n".join(lines) + "\n", missing
@@ -172,7 +174,7 @@ def _passed_over(scan: ScanResult) -> list[str]:
 
 
 def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tuple[str, ...]:
-    """Return the lines of a node's entry below its name."""
+    """Return the lines of a node's entry that follow the line `nodes:`."""
     links = best.links[node]
     count = len(best.links)
     if len(links) == 1:
@@ -195,8 +197,8 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
     others = sorted({device for link in links for device in link.others} - devices)
     if devices:
         # Devices without an address of their own may be other rails of this network, or another
-        # network. A wrong choice costs half of the bandwidth or hangs: the line is a comment, for a
-        # person to decide.
+        # network. A wrong choice costs half of the bandwidth, or makes jobs hang. So the line is a
+        # comment, and a person has to decide.
         if others:
             doubt = "# "
             why = (
@@ -206,26 +208,28 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
         else:
             doubt = ""
             why = "active InfiniBand or RoCE"
-        # With "=" NCCL takes the names as they are; without, mlx5_1 would stand for mlx5_10 as
-        # well.
+        # With "=" NCCL takes the names as they are. Without it, mlx5_1 would also match mlx5_10.
         lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(sorted(devices))}"}}  # {why}')
     return tuple(lines)
 
 
 def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) -> str:
-    """Return how others find the node, as its entry says it; empty where that is by its own name.
+    """Return the `address` of a node's entry; empty if the node's own name leads to its interface.
 
-    Else by a name with that inside, which all nodes know, or by the bare address.
+    It is a template that contains the node's name and leads there on all nodes, or else the numeric
+    address.
     """
     if link.named:
         return ""
-    # Such as node7-ib: with {node} for node7 one entry serves all nodes.
+    # From node7-ib make {node}-ib, so that one entry serves all nodes.
     templates = [name.replace(node, "{node}") for name in link.names if node in name]
     return next(filter(leads, templates), link.address)
 
 
 def _leads(scan: ScanResult, best: ReachableGroup, template: str, node: str) -> bool:
-    """Return whether a node's name by this template leads to its interface, on all nodes."""
+    """Return whether the name that a template gives for a node leads to the node's interface, as
+    seen from all nodes.
+    """
     seen = scan.resolved.get(template.replace("{node}", node), ())
     own = {link.address for link in best.links[node]}
     return bool(seen) and all(own & set(addresses) for addresses in seen)

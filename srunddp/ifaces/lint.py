@@ -1,4 +1,6 @@
-"""What is wrong with an ifaces.conf, seen from a login node: by itself and by Slurm's nodes."""
+"""Find mistakes in an ifaces.conf on a login node: in the file itself, and compared with Slurm's
+nodes.
+"""
 
 import fnmatch
 import re
@@ -19,19 +21,19 @@ NAME = "ifaces"
 SINFO = ("sinfo", "--noheader", "--Node", "--format=%N")
 _WITHIN = 10.0
 _HCA = "NCCL_IB_HCA"
-# Not ibp65s0, as a device may have this name, too.
+# Leave out names such as ibp65s0, which a device may have too.
 _INTERFACE = re.compile(r"(ib|eth|bond|hsn)\d+|en[op]\w+")
 
 
 @dataclass(frozen=True)
 class EntryNodes:
-    """For which nodes an entry counts.
+    """The nodes for which an entry counts.
 
     Attributes:
         where: File, line and column of the entry.
-        rule: What decides the interface there.
-        nodes: Slurm's nodes; where they are not known, the entry's names and patterns that no
-            earlier entry has.
+        rule: The part of the entry that decides the interface.
+        nodes: The names of these nodes. If Slurm's nodes are not known, those names and patterns of
+            the entry that no earlier entry has.
     """
 
     where: str
@@ -49,13 +51,13 @@ class EntryNodes:
 
 @dataclass(frozen=True)
 class LintReport:
-    """What came of a check.
+    """The result of a check.
 
     Attributes:
         summary: A line for people.
         findings: What is wrong.
-        notes: Lines on what may be meant so.
-        entries: The file's, with their nodes.
+        notes: Lines about what may be intended.
+        entries: The entries of the file, with their nodes.
     """
 
     summary: str
@@ -65,14 +67,16 @@ class LintReport:
 
 
 def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
-    """Check the file that would count.
+    """Check the ifaces.conf in effect.
 
     Args:
-        named: One that was given as with ``--ifaces``; None for the one of the cluster.
-        variables: The environment, which may name one as well.
+        named: A file that the user names; None for the one that the environment or the cluster
+            gives.
+        variables: The environment variables, which may name a file too.
 
     Raises:
-        ConfigError: The file is not there, is wrong in itself, or is not to be trusted.
+        ConfigError: The file is missing, cannot be parsed, or may have been written by another
+            user.
     """
     loaded = load(named, variables, "FILE")
     if not loaded.path:
@@ -97,9 +101,9 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
 
 
 def slurm_nodes(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Ask Slurm for its nodes; empty where there is no sinfo, or it lists none."""
-    # sinfo takes its options from variables, too: SINFO_PARTITION would leave nodes out, which then
-    # count as misspelt in the file.
+    """Ask Slurm for its nodes; empty if there is no sinfo, or if it lists none."""
+    # sinfo takes options from variables too: with SINFO_PARTITION it would leave out nodes, which
+    # would then count as misspelt in the file.
     plain = {name: value for name, value in variables.items() if not name.startswith("SINFO_")}
     # sinfo lists a node once for each of its partitions.
     return tuple(dict.fromkeys(output(*SINFO, environ=plain, timeout=_WITHIN).split()))
@@ -108,20 +112,20 @@ def slurm_nodes(variables: Mapping[str, str]) -> tuple[str, ...]:
 def evaluate(
     entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str
 ) -> tuple[list[Finding], list[str]]:
-    """Judge a file's entries.
+    """Find mistakes in the entries of a file.
 
     Args:
-        entries: In the order of the file.
-        cluster: Slurm's nodes; empty where they are not known.
-        here: This node, which need be none of them, such as a login node.
+        entries: The entries, in the order of the file.
+        cluster: Slurm's nodes; empty if they are not known.
+        here: The name of this node, which may be a login node that is not in ``cluster``.
 
     Returns:
-        What is wrong, and what is to be noted.
+        The mistakes, and notes about what may be intended.
     """
     findings = [finding for one in entries for finding in _devices(one)]
     index = EntryIndex()
     for one in entries:
-        # The first entry that matches a node counts, and no later one.
+        # Only the first entry that matches a node counts.
         taken = {item: first for item in one.items if (first := index.first(item))}
         findings += _overlaps(one, taken)
         index.add(one)
@@ -134,8 +138,9 @@ def nodes_of(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> list[Ent
     """Return for each entry the nodes for which it counts.
 
     Args:
-        entries: In the order of the file.
-        cluster: Slurm's nodes; where they are not known, the names and patterns of the file count.
+        entries: The entries, in the order of the file.
+        cluster: Slurm's nodes; if they are not known, the names and patterns of the file take their
+            place.
     """
     index = EntryIndex()
     theirs: dict[int, list[str]] = {}
@@ -150,14 +155,15 @@ def nodes_of(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> list[Ent
 
 
 def _overlaps(entry: IfacesEntry, taken: Mapping[str, IfacesEntry]) -> Iterator[Finding]:
-    """Name an entry of whose nodes earlier entries take all, or some by mistake.
+    """Report an entry if earlier entries take all of its nodes, or take some of them by mistake.
 
-    An earlier entry that lies within this one, such as that of one node before that of its rack,
-    is an exception that is meant.
+    An earlier entry whose nodes all belong to this one too, such as one node of a rack, is an
+    intended exception.
 
     Args:
-        entry: It.
-        taken: Of its names and patterns, those that an earlier entry has, and this entry.
+        entry: The entry to check.
+        taken: The names and patterns of the entry that an earlier entry matches, with the first
+            such entry for each.
     """
     whole = len(taken) == len(entry.items)
     if whole:
@@ -183,14 +189,14 @@ def _overlaps(entry: IfacesEntry, taken: Mapping[str, IfacesEntry]) -> Iterator[
 
 
 def _devices(entry: IfacesEntry) -> Iterator[Finding]:
-    """Name interfaces that are most likely devices, and the other way round. Each name is allowed,
-    so that only the node can tell.
+    """Report interfaces that look like devices, and devices that look like interfaces. These are
+    warnings, because each name is allowed and only the node can tell.
     """
     for name in entry.interfaces:
         if hint := no_interface(name):
             found = f"{entry.where}: interface {name}, which is like the name of a device"
             yield Finding(WARN, found, "a name as `ip link` shows it", hint)
-    # NCCL takes no device that has another name, and so goes on without InfiniBand.
+    # NCCL finds no device with such a name, and would silently go on without InfiniBand.
     for part in re.split("[,:=^]+", entry.env.get(_HCA, "")):
         if _INTERFACE.fullmatch(part):
             found = f"{entry.where}: env {_HCA}: {part}, which is like the name of an interface"
@@ -199,9 +205,9 @@ def _devices(entry: IfacesEntry) -> Iterator[Finding]:
 
 
 def _unknown(entries: Sequence[IfacesEntry], nodes: set[str]) -> Iterator[Finding]:
-    # An entry for node7 is also that of node7.cluster.local.
+    # An entry for node7 also covers node7.cluster.local.
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
-    hint = "correct it, or let it be if it is not a node of Slurm's"
+    hint = "correct it, or leave it if it is not one of Slurm's nodes"
     for one in entries:
         if missing := [
             item for item in one.items if item not in known and item not in one.patterns
@@ -224,9 +230,10 @@ def _without(
 
 
 def _remarks(entry: IfacesEntry) -> Iterator[str]:
-    """Yield a line for each misspelt variable, and for what only a node itself can decide.
+    """Yield a note for each misspelt variable, and for an interface that only the node itself can
+    choose.
 
-    Not for ``auto``, which every file may have.
+    There is none for ``auto``, which is common.
     """
     for name in entry.env:
         if meant := misspelt(name):
@@ -236,7 +243,7 @@ def _remarks(entry: IfacesEntry) -> Iterator[str]:
             )
     for name in entry.interfaces:
         if name not in (AUTO, NEAREST) and (hint := did_you_mean(name, (AUTO, NEAREST))):
-            yield f"{entry.where}: interface {name} is taken for a name; {hint}"
+            yield f"{entry.where}: interface {name} is read as the name of an interface; {hint}"
     if not entry.exact and entry.interfaces != (AUTO,):
         yield (
             f"{entry.where}: {entry.rule}: each node finds its own; on the nodes `srunddp explain`"

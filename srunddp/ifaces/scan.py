@@ -1,5 +1,5 @@
-"""Which interfaces of which nodes reach each other, found by trying: every rank's side of ``srunddp
-ifaces scan``.
+"""Try which interfaces of the nodes reach each other: the side of every rank in ``srunddp ifaces
+scan``.
 """
 
 import socket
@@ -15,10 +15,10 @@ from srunddp.check.messages import CheckMessage
 from srunddp.check.session import CheckSession
 from srunddp.util import infiniband
 
-# Seconds for the name of an address: a DNS server that is not there answers after some ten, for
-# each of a node's addresses.
+# Seconds to look up the name of an address. If the DNS server is down, the look-up fails only after
+# about ten seconds, for each of a node's addresses.
 _WITHIN = 2.0
-# Seconds that a node may need for an answer in addition, as it is busy.
+# Extra seconds for an answer, because a node may be busy.
 _SLACK = 15.0
 
 
@@ -27,15 +27,16 @@ class ScannedInterface:
     """An interface of a node.
 
     Attributes:
-        name: As the kernel calls it.
-        address: Its first, IPv4 before IPv6; empty where it has none.
-        speed: In Mbit/s, 0 where it is not known.
-        passed_over: Why it is none for a training; empty where it may be one.
+        name: The name of the interface, as ``ip link`` shows it.
+        address: The first address, IPv4 before IPv6; empty if there is none.
+        speed: The speed in Mbit/s; 0 if it is not known.
+        passed_over: Why a training cannot use the interface; empty if it can.
         names: Other names of the node that lead to the address.
         named: Whether the node's own name leads to it.
-        devices: The active InfiniBand and RoCE devices that NCCL is to use with it.
-        layer: Of its own devices: ``InfiniBand``, ``Ethernet`` for RoCE, or empty without one.
-        others: Devices that may belong to these.
+        devices: The active InfiniBand and RoCE devices that NCCL should use with the interface.
+        layer: The kind of the interface's own devices: ``InfiniBand``, or ``Ethernet`` for RoCE;
+            empty if it has none.
+        others: Devices that may belong to the same network.
     """
 
     name: str
@@ -76,10 +77,10 @@ class ResolvedNames(CheckMessage, kind="resolved_names"):
 
 
 def links(node: str) -> list[ScannedInterface]:
-    """Return the interfaces of this node.
+    """Return the interfaces of this node, with their names and devices.
 
     Args:
-        node: Its own name, as Slurm or MPI has it.
+        node: The node's own name, as Slurm or MPI gives it.
     """
     own = addresses_of(node)
     devices = [device for device in infiniband.devices() if device.active]
@@ -96,7 +97,7 @@ def links(node: str) -> list[ScannedInterface]:
             ScannedInterface(
                 name=link.name,
                 address=address,
-                # Of IP over InfiniBand the kernel may tell no speed, and the device does.
+                # For IP over InfiniBand the kernel may not know the speed, but the device does.
                 speed=max([link.speed, *(device.rate for device in theirs)]),
                 passed_over=why,
                 names=() if why else _names(address),
@@ -110,8 +111,9 @@ def links(node: str) -> list[ScannedInterface]:
 
 
 def _names(address: str) -> tuple[str, ...]:
-    """Return what the address is called, where the look-up answers in time."""
-    # In a thread that is left behind: gethostbyaddr() has no time limit, and cannot be interrupted.
+    """Return the names of an address; none if the look-up does not answer in time."""
+    # Look it up in a thread that may be left behind: gethostbyaddr() has no time limit, and cannot
+    # be interrupted.
     try:
         name, aliases, _ = call_in_daemon_thread(lambda: socket.gethostbyaddr(address)).result(
             _WITHIN
@@ -126,8 +128,8 @@ def handle(node: str, prober: Prober, question: CheckMessage) -> CheckMessage:
 
     Args:
         node: This node's name.
-        prober: Tries other nodes, and is tried by them.
-        question: From rank 0.
+        prober: Connects to other nodes, and listens for them.
+        question: The question of rank 0.
     """
     match question:
         case ListInterfaces():
@@ -143,12 +145,12 @@ End = tuple[str, str]
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What was found.
+    """What the nodes of a scan have found.
 
     Attributes:
-        ends: Every interface, by node and name.
-        reached: For each two ends that were tried, whether it worked.
-        resolved: For each name, the addresses that each node finds for it.
+        ends: Every interface, by the names of node and interface.
+        reached: For each pair of interfaces that was tried, whether the first reached the second.
+        resolved: For each name, the addresses that each of the nodes finds for it.
     """
 
     ends: Mapping[End, ScannedInterface]
@@ -157,10 +159,10 @@ class ScanResult:
 
 
 def survey(session: CheckSession) -> ScanResult:
-    """Ask one rank of each node for its interfaces, and have it try those of the others.
+    """Ask one rank of each node for its interfaces, and have it connect to those of other nodes.
 
     Args:
-        session: Of rank 0, to which the other ranks have come.
+        session: Connects rank 0 with all ranks that came.
     """
     leaders = session.node_leaders
     nodes = {rank: node for node, rank in leaders.items()}
@@ -177,23 +179,22 @@ def survey(session: CheckSession) -> ScanResult:
     }
     reached = _reached(session, known)
     names = tuple(sorted({name for link in usable.values() for name in link.names}))
-    # Each node looks up all names one after the other, and so gets twice the time.
+    # Give twice the time, because each node looks up all names one after the other.
     found = session.broadcast(ResolveNames(names), 2 * _SLACK, ResolvedNames, nodes)
     resolved = {name: [one.addresses.get(name, ()) for one in found.values()] for name in names}
     return ScanResult(ends, reached, resolved)
 
 
 def _reached(session: CheckSession, known: Mapping[End, Endpoint]) -> dict[tuple[End, End], bool]:
-    """Have each end try those of other nodes, all or the next few, that have an address of its own
-    family.
-    """
+    """Have each interface connect to those of other nodes whose addresses have the same family."""
     ends = listening(session, known)
-    # All pairs of up to some nodes; beyond that each the next few, as pairs grow with the square.
+    # With few interfaces, plan() returns all pairs. With many, each tries only the next few,
+    # because the number of pairs grows with the square.
     ways = plan({end: end[0] for end in ends})
     pairs = [(a, b) for a, b in ways if (":" in ends[a].host) == (":" in ends[b].host)]
-    # Bound to the interface: else the kernel would take another one that has a route, and all would
-    # seem to reach all.
+    # Bind each connection to its interface. Otherwise the kernel would use any interface that has a
+    # route, and all would seem to reach all.
     failing = attempt(session, ends, pairs, bound=True)
-    # A rank that has been lost reported no failures: without this its ways would seem to work.
+    # A rank that was lost has reported no failures, so its ways would otherwise seem to work.
     lost = {end for end, each in ends.items() if each.rank in session.errors}
     return {pair: pair not in failing and lost.isdisjoint(pair) for pair in pairs}

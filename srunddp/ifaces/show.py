@@ -1,6 +1,6 @@
-"""What a node gets by ifaces.conf, and why, told on any other machine.
+"""Show on any machine what ifaces.conf gives a node, and why.
 
-Nothing is decided here: the functions are those by which a rank on the node decides.
+Nothing is decided here: a rank on the node decides by the same functions.
 """
 
 import re
@@ -26,12 +26,12 @@ _UNSEEN = "not checked, as this is not that node"
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node gets.
+    """What ifaces.conf gives a node.
 
     Attributes:
-        node: Its name.
-        rows: The values.
-        notes: Lines on what may be meant otherwise.
+        node: The name of the node.
+        rows: The values, each with the reason for it.
+        notes: Lines about what may be a mistake.
     """
 
     node: str
@@ -40,9 +40,11 @@ class NodeReport:
 
     @property
     def text(self) -> str:
-        """The report for people: a line for each value, and for each that was not chosen."""
+        """The report for people: a line for each value, and for each alternative that was not
+        chosen.
+        """
         width = max(len(row.name) for row in self.rows) + 2
-        # Of a long value the reason stands further right, not that of all.
+        # A value longer than _COLUMN moves only its own reason to the right, not the whole column.
         values = max(len(row.value) for row in self.rows if len(row.value) <= _COLUMN) + 2
         lines = []
         for row in self.rows:
@@ -56,16 +58,17 @@ class NodeReport:
 def show(
     node: str, named: str | None, variables: Mapping[str, str], cluster: Sequence[str]
 ) -> NodeReport:
-    """Say what the ranks of a node get in a job of several nodes.
+    """Report what the ranks of a node get in a job of several nodes.
 
     Args:
-        node: Its name.
-        named: The file that ``--ifaces`` names; None for the one in effect.
-        variables: The environment of the job, as far as it is known; what it exports wins.
-        cluster: Slurm's nodes; empty where they are not known.
+        node: The name of the node.
+        named: The file that ``--ifaces`` names; None without the option.
+        variables: The environment variables of the job, as far as they are known; an interface that
+            they name wins.
+        cluster: Slurm's nodes; empty if they are not known.
 
     Raises:
-        ConfigError: The file is wrong, or has no entry for the node; or the name is none.
+        ConfigError: The file is wrong, has no entry for the node, or ``node`` is no name.
     """
     if not re.fullmatch(r"[\w.:-]+", node):
         raise ConfigError(
@@ -94,8 +97,8 @@ def show(
 
 
 def _interfaces(entry: IfacesEntry, node: str, variables: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the interface of each local rank, until they begin again, and what is exported for
-    it.
+    """Yield the interface of each local rank with its exports, until the interfaces of the entry
+    repeat.
     """
     count = max(1, len(entry.interfaces), len(entry.networks))
     for local_rank in range(count):
@@ -126,7 +129,7 @@ def _chosen(chosen: SelectedInterface, entry: IfacesEntry, before: str) -> Itera
 
 
 def _rank(node: str, local_rank: int, count: int) -> Environment:
-    """Return a rank of the node in a job of two nodes with as many ranks each."""
+    """Return a rank of the node, in a job of two nodes with ``count`` ranks on each."""
     return Environment(
         launcher="",
         rank=local_rank,

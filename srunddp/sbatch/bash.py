@@ -1,4 +1,4 @@
-"""Splits a bash job script into words, just well enough to find its commands.
+"""Split a bash job script into words, just well enough to find its commands.
 
 A word may contain quotes, ``$(...)`` and an array's values, and these may contain newlines.
 Commands inside them are not looked for.

@@ -9,7 +9,7 @@ from srunddp.sbatch.bash import Command, Word
 _SETS = ("export", "declare", "local", "readonly", "typeset", "-x")
 _ASSIGNED = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _DEEPEST = 5  # variables in variables
-_LONGEST = 10_000  # characters of a value that is still looked at
+_LONGEST = 10_000  # characters of a value; a longer one is not expanded further
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def is_assignment(command: Command) -> bool:
 def variables(found: Iterable[Command]) -> dict[str, Variable]:
     """Return the variables that commands set, by name.
 
-    Of several values the last one counts; one that adds to the variable's own value is added.
+    The last of several values counts. A value that contains the variable itself extends the earlier
+    value.
     """
     made: dict[str, Variable] = {}
     for command in found:
@@ -78,7 +79,7 @@ def names_in(source: str) -> list[str]:
 
 
 def expanded(source: str, values: Mapping[str, Variable], names: Sequence[str]) -> str:
-    """Replace some variables in a text by their values, also in the values.
+    """Replace some variables in a text by their values, and also the variables in these values.
 
     Args:
         source: a text of a script.
@@ -91,7 +92,9 @@ def expanded(source: str, values: Mapping[str, Variable], names: Sequence[str]) 
 
 
 def _replaced(source: str, values: Mapping[str, Variable], names: Sequence[str]) -> str:
-    """Replace variables once. A text that has become too long, by a variable in itself, stays."""
+    """Replace variables once. A text that is too long, because a variable contains itself, is
+    unchanged.
+    """
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]

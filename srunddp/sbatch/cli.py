@@ -29,12 +29,11 @@ from srunddp.util.click_types import COMPLETE, DIR, FILE, MonitoredCommand
 from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
 
-# The defaults of a site, and those of a user, which win.
+# The files with the defaults of a site and of a user; the latter win.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
-# The keys that --from also takes, from options and from files of defaults: they concern the command
-# that is replaced. All others concern what a job script has already.
-# Of the options of srunddp run all but these: the launcher in the script says whether SCRIPT is a
-# module, and with spare nodes srun needs other options.
+# Besides a job script, --from takes only keys that concern the replaced command, from options and
+# from files of defaults. Among them are all options of srunddp run but two: the script's launcher
+# says whether SCRIPT is a module, and with spare nodes srun needs other options.
 _NOT_CARRIED = ("module", "spare_nodes")
 _CARRIED_BESIDES = ("mpi", "env", "srun_arg", "srunddp", "run_options")
 CARRIED = (*(name for name in run_options.OPTIONS if name not in _NOT_CARRIED), *_CARRIED_BESIDES)
@@ -44,13 +43,13 @@ _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.O
 def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg]
     """Return a type that also takes ``none``, for no value, and leaves a value as it is written."""
 
-    # A class derived from the kind's own: click asks by isinstance whether a type is a choice or a
-    # range, to write the help and to complete words.
+    # Derive from the kind's own class: to write the help and to complete words, click asks by
+    # isinstance whether a type is a choice or a range.
     class OrNone(type(kind)):  # type: ignore[misc]
         def convert(
             self, value: Any, param: click.Parameter | None, ctx: click.Context | None
         ) -> Any:
-            """See click."""
+            """Check a value unless it is ``none``, and return it as it is written."""
             if str(value).lower() not in NULLS:
                 super().convert(value, param, ctx)
             return value
@@ -64,7 +63,7 @@ class _Sbatch(MonitoredCommand):
     """Accepts every option of sbatch besides the declared ones."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See click."""
+        """Rewrite the options that click cannot read by itself, then read the words."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
         with_value = {name for each in options if not each.is_flag for name in each.opts}
@@ -400,7 +399,7 @@ def _say_what_follows(number: str, job: SlurmJob | None) -> None:
 
 
 def _say_how_it_ended(number: str, code: int, job: SlurmJob | None) -> None:
-    """Say how a job has ended that sbatch has waited for, and which commands read what it left."""
+    """Say how a job ended for which sbatch has waited, and which commands read what is left."""
     logs = number
     ended = f"job {number} has ended with exit code {code}"
     if job:
@@ -452,8 +451,8 @@ def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:
 
 
 def _added(given: Mapping[str, Any]) -> SlurmJob:
-    """Return a job with nothing but what options and files of defaults add to a converted command,
-    with notes on the files.
+    """Return a job with only the values that options and files of defaults add to a converted
+    command, and notes on the files.
     """
     settings, paths = _settings(given)
     for path in paths:

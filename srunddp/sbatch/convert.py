@@ -1,8 +1,8 @@
 """``srunddp sbatch --from``: replace the one torchrun, accelerate or deepspeed command of a job
 script by srun and srunddp.
 
-What the new command cannot do as the old one is refused, with what to write: see ``_obstacle`` and
-``launcher_options``.
+A script is refused, with a hint what to write, if the new command cannot do what the old one does:
+see ``_obstacle`` and ``launcher_options``.
 """
 
 import os
@@ -55,14 +55,14 @@ _DEVICES = re.compile(
     re.DOTALL,
 )
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# In quotes a variable is one word, but the arguments or an array are as many as they have.
+# In quotes a variable is one word, but "$@" or an array stands for as many words as it has.
 _IS_ONE_WORD = re.compile(r'"[^"@]*"|.*\.py"?', re.DOTALL)
 _ONE_COMMAND = "one command for all ranks"
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What the new command has besides what comes from the job script.
+    """What is added to the new command, besides what comes from the job script.
 
     Attributes:
         srun: options of srun.
@@ -85,12 +85,12 @@ class _Obstacle(NamedTuple):
 
 
 def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
-    """Replace the only launch of a job script, and leave all other text as it is, but
+    """Replace the only launch of a job script, and leave all other text unchanged except for
     ``--gpus-per-task`` in its head.
 
     Args:
         path: the path of the script.
-        carried: what the new command has besides.
+        carried: what is added to the new command.
 
     Returns:
         The new script, and notes for the user.
@@ -162,7 +162,7 @@ def _not_one(
         text: the script.
         launches: the launches that are commands.
         named: the lines that mention a launcher, whether as a command or not.
-        carried: what the new command has besides.
+        carried: what is added to the new command.
     """
     if launches:
         lines = [launch.line(text) for launch in launches]
@@ -250,8 +250,8 @@ def _whole_line(text: str, launch: Launch, carried: Carried) -> str:
 
 
 def _unreplaced(text: str, launch: Launch) -> _Obstacle | None:
-    """Return the first option of a launch that neither srun nor srunddp replaces, or what the
-    launcher does without one.
+    """Return the first option of a launch that neither srun nor srunddp replaces, or something that
+    the launcher does without an option for it.
     """
     given = launch.given
     if option := launcher_options.refused(given) or launcher_options.needs_quotes(given):
@@ -268,7 +268,7 @@ def _unreplaced(text: str, launch: Launch) -> _Obstacle | None:
 
 
 def _of_accelerate(text: str, launch: Launch) -> _Obstacle | None:
-    """Return what accelerate launch would do by itself, and no option on this line tells."""
+    """Return something that accelerate launch would do although no option on this line says so."""
     processes = launch.given.values.get("num-processes")
     if processes is None:
         return _Obstacle(
@@ -337,7 +337,7 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
         )
     if GpusPerTask.is_unclear(text, launch.texts_before):
         return _Obstacle(
-            "--gpus-per-task, of which there are more tasks now",
+            "--gpus-per-task, and the step has more tasks now",
             "write --gpus-per-node in its place first",
         )
     return None
@@ -393,7 +393,9 @@ def _meant_for_one_task(launch: Launch) -> _Obstacle | None:
 
 
 def _chosen_gpus(text: str, launch: Launch) -> _Obstacle | None:
-    """Return a choice of GPUs that reaches the launcher without srun, and would not reach ranks."""
+    """Return a choice of GPUs that reaches the launcher, but would not reach ranks that srun
+    starts.
+    """
     before = launch.texts_before
     if any(_SRUN.fullmatch(each) for each in before):
         return None
@@ -422,7 +424,7 @@ def _leading(before: Sequence[str]) -> Sequence[str]:
 
 
 def _hidden_options(text: str, launch: Launch) -> _Obstacle | None:
-    """Return why a variable in the place of SCRIPT may be options; None if it is not."""
+    """Return why a variable in the place of SCRIPT may hold options; None if it does not."""
     script = launch.script[0].text
     if not script.startswith(("$", "`")):
         return None
@@ -462,7 +464,7 @@ def _may_hide_options(launch: Launch, *, is_known: bool) -> bool:
 
 
 def _notes(text: str, launch: Launch) -> Iterator[str]:
-    """Yield what is different for the ranks, though they train the same."""
+    """Yield a note on each difference for the ranks that does not change the training."""
     yield from launcher_options.notes(launch.given)
     default = _default_config(text, launch)
     if launch.is_accelerate and re.search("[$`]", default):
@@ -503,7 +505,7 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
         made = [*before[:place], "srun", *step, *before[place:]]
     program = shlex.quote(carried.program) if carried.program else launch.program
     exports = [*map(_assignment, carried.env), *launcher_options.exports(launch.given)]
-    # By env, not by export: it is right wherever the command stands, and inside a container.
+    # Use env, not export: it works wherever the command stands, and inside a container too.
     if exports:
         made += [f"\\\n    {each}" for each in ("env", *exports, program)]
     else:
@@ -522,7 +524,7 @@ def _assignment(variable: str) -> str:
 
 
 def _among(option: str, others: Sequence[str]) -> str:
-    """Return the one of other options that has the name of an option; empty for none."""
+    """Return the one among other options that has the same name as an option; empty if none has."""
     name = option.partition("=")[0]
     return next((each for each in others if each.partition("=")[0] == name), "")
 

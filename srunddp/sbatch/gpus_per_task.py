@@ -1,5 +1,5 @@
-"""``--gpus-per-task`` in the head of a job script: with a task for each GPU it means another number
-of GPUs, so ``--gpus-per-node`` takes its place.
+"""Replace ``--gpus-per-task`` in the head of a job script by ``--gpus-per-node``, because with a
+task for each GPU it would mean another number of GPUs.
 """
 
 import re
@@ -22,7 +22,7 @@ class GpusPerTask:
     Attributes:
         line: the number of its line, from 1.
         written: the option as the script has it.
-        replacement: ``--gpus-per-node`` with as many GPUs.
+        replacement: ``--gpus-per-node`` with the same number of GPUs.
     """
 
     line: int

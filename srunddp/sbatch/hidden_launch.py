@@ -1,7 +1,7 @@
 """Launches that are no commands of their own: in quotes, or in variables.
 
-They are not converted: what else is in the quotes would run once for each rank. But the srun line
-that is to be written by hand is made from them.
+They are not converted, because the other commands in the quotes would run once for each rank. But
+the error shows the srun line that the user has to write instead.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,9 @@ def _launch_in(value: str) -> Launch | None:
 
 
 def _holding(holder: Variable, values: dict[str, Variable]) -> list[str]:
-    """Return the names of a variable and of all others whose values have one of these in them."""
+    """Return the names of a variable and of all variables whose values contain it, also
+    indirectly.
+    """
     names = [holder.name]
     for each in values.values():
         if each.name not in names and not {*names}.isdisjoint(names_in(each.value)):
@@ -92,7 +94,7 @@ def _hidden(
     names: Sequence[str],
     values: dict[str, Variable],
 ) -> HiddenLaunch | None:
-    """Put a command and the launch in one of its words together.
+    """Combine a command with the launch that is in one of its words.
 
     Args:
         text: the script.

@@ -89,8 +89,8 @@ class Launch:
 
     @property
     def program(self) -> str:
-        """srunddp as it is called in the place of the launcher: in the same folder, if that is
-        named.
+        """The name of srunddp in the place of the launcher, with the launcher's folder if the
+        script names it.
         """
         first = self.words[self.before]
         if first.name == first.text:

@@ -1,8 +1,8 @@
 """The options of the launchers that ``srunddp sbatch --from`` replaces, and what becomes of each.
 
-No option is dropped in silence: one that decides something has a place in the new command, or is
-refused; of all others the table says why nothing is lost. An option that is not in the table is
-refused. The tests compare the table with the launchers' own parsers.
+No option is dropped silently: one that has an effect is carried over to the new command, or is
+refused. For each other option the table says why nothing is lost. An option that is not in the
+table is refused. The tests compare the table with the launchers' own parsers.
 """
 
 import re
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Size:
-    """The option tells how many ranks there are: options of srun say this."""
+    """The option tells how many ranks there are, which options of srun do in the new command."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class NoEffect:
 
 @dataclass(frozen=True)
 class Refused:
-    """Neither srun nor srunddp does the same.
+    """The option is refused, because neither srun nor srunddp can do the same.
 
     Attributes:
         hint: what to write instead.
@@ -172,7 +172,7 @@ _MEGATRON = NoEffect("it needs --use_megatron_lm, which is refused")
 _PARALLELISM = NoEffect("it needs --use_parallelism_config, which is refused")
 _TO_ACCELERATOR = "give it to Accelerator(…) in the script: {}"
 
-# The options that need another one, which is refused, without their common beginning.
+# Options that need another option, which is refused. Their common beginning is left out.
 _MEGATRON_LM = (
     "tp-degree",
     "use-custom-fsdp",
@@ -384,7 +384,7 @@ DEEPSPEED = (
     Option("max-elastic-nodes", Refused("remove it: the number of ranks is fixed")),
 )
 
-# A flag's value in its variable; "true" for all others.
+# The value of a flag in its variable; "true" for flags that are not listed.
 _FLAG_VALUES = {"ACCELERATE_CPU_AFFINITY": "1"}
 # For DeepSpeed accelerate also lets the ranks import from the current folder.
 _IMPORTS = ('PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"',)
@@ -403,7 +403,7 @@ def find(table: Sequence[Option], name: str) -> Option | None:
     for option in table:
         if name == option.name or name in option.letters:
             return option
-    # accelerate alone wants whole names; what it would refuse itself never comes to a job.
+    # Only accelerate wants whole names, and a command that it refuses is in no job script.
     begun = [option for option in table if len(name) > 1 and option.name.startswith(name)]
     if len(begun) == 1:
         return begun[0]

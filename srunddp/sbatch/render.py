@@ -18,9 +18,9 @@ _WHY = {
     "ntasks-per-node": (
         "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink."
     ),
-    "no-kill": "Else Slurm ends or requeues the whole job when one of its nodes is lost.",
+    "no-kill": "Without this, Slurm ends or requeues the whole job when one of its nodes is lost.",
     "signal": (
-        "The ranks get this signal so many seconds before the time limit, and write a checkpoint."
+        "The ranks get this signal some seconds before the time limit, and write a checkpoint."
     ),
 }
 _CPUS = [
@@ -36,12 +36,12 @@ _OOM = [
 ]
 _OWN_CODE = [
     (
-        "# srun has a code of its own where a process was killed for memory or a node lost, even if"
-        " a restart went well."
+        "# srun ends with a code of its own if a process was killed for memory or a node was lost,"
+        " even if a restart went well."
     ),
     '[ ! -s "$result" ] || code=$(sed "s/[^0-9]*\\([0-9]*\\).*/\\1/" "$result")',
 ]
-_NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
+_NO_VENV = "unset VIRTUAL_ENV  # that of the shell that submitted this job"
 
 
 def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) -> str:

@@ -20,7 +20,7 @@ REFUSED = {
 }
 # By key, such as stall_timeout.
 OPTIONS = {name: option for name, option in ALL.items() if name not in REFUSED}
-# To these none is a value of their own; to all others it means that the option is not given.
+# For these options ``none`` is a value; for all others it means that the option is not given.
 TAKE_NONE = ("bind", "show_ranks")
 
 
@@ -120,7 +120,7 @@ def _run_context() -> click.Context:
         token_normalize_func=lambda name: name.replace("_", "-"),
     )
     script = click.Argument(["script"])
-    # --help is for whoever reads it, not for a job.
+    # No --help: a job has nobody who reads it.
     command = click.Command("run", params=[*ALL.values(), script], add_help_option=False)
     return click.Context(command, info_name="run", parent=group)
 

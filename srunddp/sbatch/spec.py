@@ -26,8 +26,8 @@ class SlurmJob:
         module_purge: unload all modules first.
         venv: folder of a virtual environment; the active one unless another environment is named.
         conda: name or folder of a conda environment.
-        env: a variable to export, for example a setting of NCCL; may be given again, as all that
-            are lists in a file.
+        env: a variable to export, for example a setting of NCCL; may be given again, like all
+            options that are lists in a file.
         setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c
             0".
         backend: as in srunddp run.
@@ -46,8 +46,8 @@ class SlurmJob:
         cpus_per_task: CPUs of each rank, for its loader workers too.
         requeue: start the job again when its time limit or a preemption ends it; the script has to
             catch the signal, save, and resume, as srunddp.Trainer does.
-        signal: sent to all ranks so many seconds before the time limit; auto is USR2@120 with
-            --requeue, else none.
+        signal: a signal for all ranks, such as USR1@300 for 300 seconds before the time limit; auto
+            is USR2@120 with --requeue, else none.
         mpi: for srun's --mpi, such as pmi2; empty for the site's default.
         srun_arg: an option of srun for the ranks, such as --cpu-bind=cores.
         sbatch_arg: an option of sbatch that srunddp does not know, such as one of a plug-in.

@@ -1,4 +1,4 @@
-"""Gives a job script to Slurm: for validation, or to run it as a job."""
+"""Give a job script to Slurm: for validation, or to run it as a job."""
 
 import re
 import subprocess

@@ -80,7 +80,7 @@ def check(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = Fals
     for is_there, found, expected, hint in problems:
         if is_there:
             raise ConfigError(found, expected=expected, hint=hint)
-    # Last, as a wrong number of nodes or of spare ones makes a wrong number of ranks.
+    # Check this last, because a wrong number of nodes or spare nodes makes a wrong number of ranks.
     check_run_options(job, environ, ranks=job.world_size)
 
 
@@ -296,7 +296,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
         few,
         found,
         "2 ranks or more on the others",
-        "give more with --nodes, in which the spare ones count",
+        "raise --nodes, which includes the spare nodes",
     )
     # In --signal=[{R|B}:]NAME[@SECONDS], B makes Slurm signal the batch shell and no step.
     receiver, _, rest = job.warning.rpartition(":")
@@ -570,6 +570,6 @@ def _missing_gpus(job: SlurmJob) -> Iterator[str]:
         else:
             ranks = "the ranks are"
         yield (
-            f"this asks for GPUs, and no node has one by sinfo -o %G: {ranks} started on each node"
+            f"this asks for GPUs, but no node has one by sinfo -o %G: {ranks} started on each node"
             " all the same"
         )

@@ -1,4 +1,4 @@
-"""Packs a folder into a tar file, and unpacks that on a node.
+"""Pack a folder into a tar file, and unpack that on a node.
 
 The nodes get the source of this module, because they may have no srunddp. So it imports only
 :mod:`srunddp.errors` and the standard library.
@@ -56,7 +56,7 @@ def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> Archive
             raise
         raise ConfigError(
             f"{error.filename} cannot be read: {error.strerror}",
-            expected="a folder that you may read whole",
+            expected="a folder that you may read completely",
             hint="leave it out with --exclude",
         ) from None
 
@@ -132,8 +132,8 @@ def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | N
 def _add_file(
     tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result
 ) -> None:
-    """Pack a regular file with the size that it had when it was found. It may have grown since, as
-    the job's own log does.
+    """Pack a regular file with the size that it had when it was found. A file such as the job's own
+    log may have grown since.
 
     Raises:
         ConfigError: the file has changed in another way since ``before``.

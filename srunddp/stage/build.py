@@ -1,8 +1,8 @@
-"""Builds an environment that can be moved: uv installs srunddp and the packages of a lock file, and
+"""Build an environment that can be moved: uv installs srunddp and the packages of a lock file, and
 compiles them to bytecode.
 
-The environment is built beside its place and gets its name only when it is complete, so that half
-an environment is never used.
+The environment is built beside its place and gets its name only when it is complete, so that an
+incomplete environment is never used.
 """
 
 import os
@@ -154,7 +154,7 @@ def _fill(
 
 
 def own_requirements() -> list[str]:
-    """Return srunddp's requirements, except torch, whose version the user chooses."""
+    """Return srunddp's requirements except for torch, whose version the user chooses."""
     return [
         each for each in _installed().requires or () if not re.search(r"^torch\b|extra ==", each)
     ]

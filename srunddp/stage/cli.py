@@ -34,7 +34,7 @@ def stage() -> None:
     type=_PATH,
     required=True,
     metavar="FILE",
-    help="As for pip; or a lock file.",
+    help="A requirements file as for pip, or a lock file.",
 )
 @click.option(
     "-o",
@@ -53,7 +53,7 @@ def stage() -> None:
 )
 @click.option("--online", is_flag=True, help="Ask an index too, by your settings for uv.")
 def build_command(requirement: Path, output: Path, **given: Any) -> None:
-    """Build an environment with srunddp in it, that runs wherever it is copied to. Needs uv:
+    """Build an environment with srunddp that runs wherever it is copied to. This needs uv, from
     srunddp[stage].
 
     \b
@@ -61,7 +61,7 @@ def build_command(requirement: Path, output: Path, **given: Any) -> None:
     srunddp stage build -r requirements.txt           # without: from that cache
     srunddp stage build -r staged-env/srunddp-lock.txt --wheels=DIR -o again
 
-    The file srunddp-lock.txt in it names each version and its hash.
+    The file srunddp-lock.txt in the environment names each version and its hash.
     """
     packages = build(requirement, output, say=say, **given)
     if "torch" not in packages:
@@ -104,7 +104,7 @@ _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.
     help="Not packed with the project: a name, or /NAME.",
 )
 @click.option(
-    "--all-nodes", is_flag=True, help="Stage environment and data also where they are seen."
+    "--all-nodes", is_flag=True, help="Stage environment and data even to nodes that see them."
 )
 @_base
 @_timeout
@@ -132,5 +132,5 @@ def push(**given: Any) -> None:
 @_base
 @_timeout
 def clean(base: str, timeout: float) -> None:
-    """In a job: remove what was staged for it, as its end does."""
+    """In a job: remove what was staged for it, before the end of the job does so."""
     pushing.clean(Job.of(os.environ, base), timeout, say)

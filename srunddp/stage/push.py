@@ -1,4 +1,4 @@
-"""Brings folders to those nodes of a job that do not see them, one copy per node, and removes the
+"""Bring folders to those nodes of a job that do not see them, one copy per node, and remove the
 copies.
 """
 

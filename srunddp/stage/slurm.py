@@ -133,8 +133,8 @@ class Job:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's variables for Slurm's commands. Of Slurm's own only those that name the
-    job are kept, because the others of a batch script describe the layout of the training.
+    """Return this process's variables for Slurm's commands. Of Slurm's own variables, only those
+    that name the job are kept, because the others describe the layout of the training.
     """
     found = slurm_command.outside(os.environ, "SLURM_JOB_ID", "SLURM_JOBID")
     return {
@@ -155,7 +155,7 @@ def _there(command: str) -> Iterator[None]:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line of a command's output, without the command's name; it says the most."""
+    """Return the last line of a command's output, which says most, without the command's name."""
     lines = [line for line in output.splitlines() if line.strip()]
     if lines:
         return lines[-1].partition("error: ")[2] or lines[-1]
@@ -187,7 +187,8 @@ class RemoteStep:
         self._timeout = timeout
         self._nodes: set[str] = set()
         self._unread = b""
-        # Not the caller's standard error, which may be a pipe that somebody reads to its end.
+        # Do not use the caller's standard error, which may be a pipe that somebody reads to its
+        # end.
         self._errors = memory_file()
         pipe = subprocess.PIPE
         command = ("/bin/sh", "-c", _START, "sh", python, READ)
@@ -294,7 +295,7 @@ class RemoteStep:
 
     def _ended(self) -> UnavailableError:
         self._end(_LAST)
-        # pread(), because srun shares the open file, whose position is behind what srun has
+        # Use pread(): srun shares the open file, whose position is after the text that srun has
         # written.
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
         found = f"srun has ended with {self._process.returncode}: {_last_line(said)}"
@@ -305,7 +306,7 @@ class RemoteStep:
 
 
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
-    """Copy a file into the job's folder on some nodes, keeping its name.
+    """Copy a file into the job's folder on some nodes, where it keeps its name.
 
     sbcast sends to all nodes of a job or a step, so a step waits on just these nodes meanwhile.
 
@@ -342,7 +343,9 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
         limit.cancel()
     if problem:
         raise UnavailableError(
-            f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes"
+            f"sbcast: {problem}",
+            expected="a copy on each node",
+            hint="see what is wrong on these nodes",
         )
 
 

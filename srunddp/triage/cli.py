@@ -9,7 +9,7 @@ from srunddp.util.click_types import FILE, json_option, json_text, logs_option
 
 
 @click.command()
-@logs_option("--log-dir", help="Where a job's number is looked for.")
+@logs_option("--log-dir", help="The folder that is searched for the logs of JOB.")
 @json_option
 @click.argument("what", nargs=-1, type=FILE, metavar="[JOBID|DIR|FILE]...")
 def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
@@ -20,9 +20,10 @@ def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
     srunddp triage 4711
     srunddp triage slurm-4711.out
 
-    Without an argument the newest job in logs. Any launcher's logs: Slurm's output, torchrun's,
-    mpirun's, a file for each rank. Of several jobs the newest is judged, and the others are named.
-    Exit code 0 whatever is found, 78 when there is nothing to read.
+    Without an argument, the newest job in logs is judged. The logs may be of any launcher: Slurm's
+    output, torchrun's, mpirun's, or a file for each rank. If there are logs of several jobs, the
+    newest is judged, and the others are named. Exit code 0 whatever is found, 78 if there is
+    nothing to read.
     """
     job = jobs.find(what, log_dir)
     evidence = collect(job.logs)

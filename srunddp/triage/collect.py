@@ -27,8 +27,8 @@ from srunddp.triage.stalls import PrintedStack, StackReader
 from srunddp.triage.tracebacks import Tracebacks
 
 _KEPT = 40  # events kept for each combination of sign, rank and file
-_MOST_EVENTS = 10_000  # kept of one file; of more, each replaces the newest one
-_MOST_STREAMS = 10_000  # ranks of one file that are told apart; the others are one
+_MOST_EVENTS = 10_000  # kept of one file; each further one replaces the newest
+_MOST_STREAMS = 10_000  # ranks of one file that are told apart; all further ones count as one
 _OTHERS = -1
 _TAIL = 12  # last lines of a file that are searched for a good end
 GOES_ON = 3  # steps after an event that show that it did not end the run
@@ -208,7 +208,8 @@ def _read_own_file(kind: OwnFile, log: Log, index: int, evidence: Evidence) -> N
         own_files.read(kind, log, index, evidence.own.setdefault(run, OwnWords()))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError):
         evidence.notes.append(
-            f"{log.name} is cut off, or none of srunddp's; the other logs are judged without it"
+            f"{log.name} is cut off, or srunddp has not written it; the other logs are judged"
+            " without it"
         )
 
 
@@ -256,8 +257,8 @@ class _Sighting:
 
 
 def _add_look(rank: int, stack: PrintedStack, stacks: dict[int, PrintedStack]) -> None:
-    """Add where a rank was. The job's output and the rank's log have the same; what follows it in
-    either counts.
+    """Add where a rank was. The job's output and the rank's own log may both tell it; what follows
+    in either of them counts.
     """
     known = stacks.setdefault(rank, stack).event
     known.overall = max(known.overall, stack.event.overall)

@@ -120,7 +120,8 @@ def is_same(own: Event, other: Event) -> bool:
         texts = [text for _, text in other.raised.chain]
     else:
         texts = [other.reason]
-    # A message of several lines is one line in srunddp's words, and its first line in a traceback.
+    # A message of several lines is a single line in srunddp's words; of a traceback, only its first
+    # line is the event's.
     return any(
         text and (own.reason.startswith(text) or text.startswith(own.reason)) for text in texts
     )

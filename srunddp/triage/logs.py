@@ -19,7 +19,7 @@ HEAD = 16 << 20
 TAIL = 32 << 20
 GAP = 1_000_000_000  # line numbers after the part that was not read start here
 MOST_FILES = 20_000
-LONGEST_RESULT = 200  # bytes of a file of --result
+LONGEST_RESULT = 200  # bytes; a file of --result is never longer
 _LONGEST = 4000  # bytes; of a longer line only the beginning and the last _END bytes are read
 _END = 800
 

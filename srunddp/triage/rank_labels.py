@@ -12,8 +12,8 @@ from pathlib import PurePath
 
 from srunddp.triage.signatures import says, table
 
-# A larger number after "rank" is none of a job's, but such as that of a request. Memory and time of
-# triage grow with the ranks.
+# A larger number after "rank" is not a job's rank, but for example the number of a request. Memory
+# and time of triage grow with the ranks.
 MOST_RANKS = 1 << 17
 
 # Labels that cannot mean anything else: "[1,3]<stderr>:" of Open MPI (in version 5
@@ -129,8 +129,8 @@ class RankLabels:
 
 
 def named_stepd(text: str) -> str:
-    """The line with slurmstepd's name before it, as every version of Slurm had it until 25.05;
-    another one as it is.
+    """Return the line with slurmstepd's name before it, as every version of Slurm before 25.05
+    wrote it; return any other line unchanged.
     """
     if not text.startswith("["):
         return text

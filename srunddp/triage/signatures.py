@@ -64,7 +64,9 @@ class SignatureTable:
     causes: dict[str, Cause]
 
     def read(self, text: str) -> Signature | None:
-        """Find the sign that a line shows; of several the weightiest, and of equals the first."""
+        """Find the sign that a line shows. If several match, the weightiest counts; if these are
+        equal, the first in the table.
+        """
         lower = text.lower()
         # Most lines contain none of the words, which saves matching some 200 regular expressions.
         if not any(map(lower.__contains__, self.words)):

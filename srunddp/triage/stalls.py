@@ -56,7 +56,7 @@ class StackReader:
             event.node = match[2]
             event.ours = True
             self._open = PrintedStack(event)
-        elif self._open and text.lstrip().startswith('File "'):  # a label may take a space
+        elif self._open and text.lstrip().startswith('File "'):  # a label may take its first space
             self._open.lines.append(text)
         elif text != _HEADING:
             self._open = None

@@ -97,7 +97,9 @@ def newest_start(found: Collection[Log], started: float) -> NewestStart:
 
 
 def _last_attempts(found: Collection[Log]) -> dict[str, _Start]:
-    """Find the last start of which each torchrun agent or run has a folder, by the folder above."""
+    """Find the last start for which each torchrun agent or run has a folder, by the folder above
+    it.
+    """
     folders = dict[str, dict[_Start, list[Log]]]()
     for log in found:
         if match := _ATTEMPT.match(log.name):
@@ -134,13 +136,13 @@ class _Span:
 def _span(logs: Collection[Log]) -> _Span:
     marks = [each for log in logs for each in marks_of(log)]
     began = [each.time for each in marks if each.name == PROCESS]
-    # A restart has the processes of the start before it, so their beginning tells nothing there.
+    # A restart has the processes of the previous start, so their beginning tells nothing about it.
     later = [each.time for each in marks if each.name != PROCESS]
     return _Span(min(began, default=math.nan), max(later, default=math.nan))
 
 
 def _shown(log: Log) -> str:
-    """Return how a note names a file: of --monitor's files, which are many, only the folder."""
+    """Return how a note names a file. The many files of --monitor are named by their folder."""
     match = _OF_MONITOR.match(log.name)
     return match[0] if match else log.name
 
@@ -255,7 +257,7 @@ class _Opening:
             self._forms.discard(form)
 
     def begins_with(self, line: str) -> bool:
-        """Tell whether a line is as one of the beginning."""
+        """Tell whether a line is like one of the lines at the beginning."""
         return _form(line) in self._forms
 
 
@@ -267,8 +269,8 @@ class _Torchrun:
     """Finds the starts made by torchrun.
 
     torchrun reports that ranks failed, and only at some levels of its log that it starts them
-    again. Else a new start shows when the ranks begin again, with a line as at the first start.
-    Another line after a failure may be of the job script or of a rank that ends.
+    again. Otherwise a new start shows when the ranks begin again, with a line like one of the first
+    start. Another line after a failure may be of the job script or of a rank that ends.
     """
 
     def __init__(self) -> None:

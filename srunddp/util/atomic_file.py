@@ -42,7 +42,7 @@ def write_output(path: Path, content: bytes) -> None:
     device or a pipe is written to.
 
     Raises:
-        OSError: As of :func:`replace_file`, or nobody reads the pipe.
+        OSError: As for :func:`replace_file`, or nobody reads the pipe.
     """
     if is_stream(path):
         _write_to(path, content)
@@ -60,16 +60,16 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
         return False
     if not stat.S_ISREG(kind):
         return not stat.S_ISDIR(kind)
-    # /dev/stdout is a link, also where standard output goes to a regular file.
+    # /dev/stdout is a link even if standard output goes to a regular file.
     folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     return os.path.islink(path) and (folder == "/dev" or folder.startswith("/proc/"))
 
 
 def _write_to(path: Path, content: bytes) -> None:
-    if not content:  # a pipe's reader would take the end of nothing for the end
+    if not content:  # to a pipe's reader, an open and a close would be the end
         return
-    # O_NONBLOCK: an open of a pipe that nobody reads fails instead of waiting. O_APPEND: what
-    # standard output has got by now stays, where that is a file.
+    # O_NONBLOCK: an open of a pipe that nobody reads fails instead of waiting. O_APPEND: if the
+    # path is standard output and that is a file, its content so far stays.
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
     descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)

@@ -104,11 +104,12 @@ def oom_kills() -> int:
 
 
 def kills_whole_step(variables: Mapping[str, str]) -> bool:
-    """Whether the kernel kills all of a step's processes on a node when their memory runs out, and
-    not the largest alone: Slurm's ``--oom-kill-step``, and a site's ``OOMKillStep``, since 24.11.
+    """Whether the kernel kills all of a step's processes on a node, and not only the largest, when
+    their memory runs out. Slurm has ``--oom-kill-step`` and ``OOMKillStep`` for this since 24.11.
 
     Args:
-        variables: of a process of the step, where Slurm says so whoever asked for it.
+        variables: The variables of a process of the step, in which Slurm says so whoever asked for
+            it.
     """
     return variables.get("SLURM_OOM_KILL_STEP") == "1"
 

@@ -1,4 +1,4 @@
-"""What several commands share: options, value types that click lacks, and the end of output."""
+"""Parts that several commands share: options, value types that click lacks, errors of output."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ class _Path(click.Path):
     """A path that click passes on as written; the command checks it, and shells can complete it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
+        """Return a path as it is written."""
         return value
 
 
@@ -57,7 +57,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """See click."""
+        """Convert a text to seconds, and refuse one outside the allowed range."""
         number = value if isinstance(value, float) else _duration(str(value))
         if number is None:
             self.fail(f"{value!r}; expected a duration such as 90, 90s, 5m or 1h30m", param, ctx)
@@ -159,7 +159,7 @@ class MonitoredCommand(GroupedCommand):
     """Reads ``--monitor`` as ``--monitor=5``: click would take the script's name as its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See click."""
+        """Rewrite ``--monitor``, then let click read the words."""
         takes = {
             name
             for option in self.params
@@ -207,7 +207,7 @@ def answering() -> Iterator[None]:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        # Python ignores the signal, and would else write once more at its end.
+        # Python ignores the signal by default, and would try to write once more at its end.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
         os._exit(128 + signal.SIGPIPE)  # the first process of a container gets no such signal

@@ -68,8 +68,8 @@ def write_amid_output(text: str) -> None:
     bar: the text begins a line.
 
     Nobody can tell whether a line is unfinished: what went into a pipe is gone, other ranks share
-    it, and to read a file's last byte would open it, which may hang with its file system. So there
-    is an empty line if none was.
+    it, and reading a file's last byte may hang with its file system. So if no line was unfinished,
+    an empty line appears.
 
     Args:
         text: The text, without a line end before it.
@@ -78,7 +78,7 @@ def write_amid_output(text: str) -> None:
 
 
 def say_amid_output(line: str) -> None:
-    """Do as :func:`say` while a script may have left a line unfinished.
+    """Tell the user something, as :func:`say` does, while a script may have left a line unfinished.
 
     Args:
         line: Folded into one line if it has several.

@@ -5,16 +5,17 @@ import fcntl
 import os
 import resource
 
-_LOWEST = 600  # above what scripts close that clear up below 256 or 512
-_ROOM = 16  # numbers below a small limit of open files
+_LOWEST = 600  # scripts that clean up often close all descriptors below 256 or 512
+_ROOM = 16  # numbers that stay free below a small limit of open files
 
 
 def move_high(descriptor: int) -> int:
     """Give a descriptor a high number, and return it; close-on-exec is set.
 
-    Scripts that close what they may have inherited, as daemons do, spare it then. And if a script
-    closes it after all, no file of the script gets the number soon, to which srunddp would write.
-    If the limit of open files is too small, the descriptor keeps its number.
+    Scripts that close the descriptors they may have inherited, as daemons do, then leave it open.
+    And if a script closes it after all, no file of the script soon gets its number, so that srunddp
+    does not write to that file. If the limit of open files is too small, the descriptor keeps its
+    number.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -45,14 +46,14 @@ def fill_standard() -> list[int]:
 
 
 def opened() -> list[int]:
-    """Return the descriptors that this process has open; one more, which is closed again, is that
-    of the listing itself.
+    """Return the descriptors that this process has open. The list also has the descriptor of the
+    listing itself, which is closed again.
     """
     return [int(name) for name in os.listdir("/proc/self/fd")]
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close descriptors; those that are closed already are no error."""
+    """Close descriptors; ignore those that are closed already."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -1,5 +1,5 @@
-"""For scripts that Python starts without ``srunddp``: a user's mistake is still reported in one
-line and with a fixed exit code.
+"""Report a user's mistake in one line and with a fixed exit code, even in a script that Python
+starts without ``srunddp``.
 """
 
 import functools
@@ -12,7 +12,7 @@ _below_srunddp = False
 
 
 def leave_to_srunddp() -> None:
-    """Note that this process is a rank below ``srunddp``, which prints uncaught errors itself."""
+    """Note that this process is a rank under ``srunddp``, which prints uncaught errors itself."""
     global _below_srunddp
     _below_srunddp = True
 
@@ -21,7 +21,7 @@ def install_excepthook() -> None:
     """Make an uncaught SrunddpError print one line instead of a traceback, and end with its exit
     code.
 
-    Nothing is done below ``srunddp``, or in an interactive Python, which goes on after an error.
+    This does nothing under ``srunddp``, or in an interactive Python, which goes on after an error.
     """
     if not (_below_srunddp or sys.flags.interactive or hasattr(sys, "ps1")):
         _set_hook()

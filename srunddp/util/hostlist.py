@@ -114,7 +114,7 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
 
 
 def count(host_list: str, *, where: str = "") -> int:
-    """Return how many names :func:`expand` would give, without making one; see there."""
+    """Return how many names :func:`expand` would return for a list, without making them."""
     return sum(item.size for item in _items(host_list, where))
 
 

@@ -9,7 +9,7 @@ from srunddp.util.kernel_file import text_of
 
 _ROOT = Path("/sys/class/infiniband")
 # How drivers, and udev's rules of rdma-core, name devices: mlx5_0, mlx5_bond_0, hfi1_0, bnxt_re0,
-# rocep65s0f0. Not ibp65s0, as an interface may have this name, too.
+# rocep65s0f0. Names such as ibp65s0 are left out, because an interface may have them too.
 _DEVICE = re.compile(
     r"mlx[45]_|hfi1_|qib\d|bnxt_re|irdma|efa_|qedr\d|erdma_|mana_\d|rocep|roceP|rdmap|rxe\d|siw\d"
 )
@@ -40,8 +40,8 @@ def no_interface(name: str, interfaces: Sequence[str] = ()) -> str:
     that of an InfiniBand or RoCE device; else an empty text.
 
     Args:
-        name: As it is given.
-        interfaces: Those of the device; empty if they are not known.
+        name: The name, as the user wrote it.
+        interfaces: The interfaces of the device; empty if they are not known.
     """
     if not _DEVICE.match(name):
         return ""
@@ -49,7 +49,7 @@ def no_interface(name: str, interfaces: Sequence[str] = ()) -> str:
         meant = f"write {' or '.join(interfaces)}"
     else:
         meant = f"write the interface in /sys/class/infiniband/{name}/device/net, such as ib0"
-    # NCCL takes the beginnings of names, and knows no patterns.
+    # NCCL accepts beginnings of names, but no patterns.
     hca = name.rstrip("*")
     return f"{name} is a device: {meant}; NCCL takes devices by `env: {{NCCL_IB_HCA: {hca}}}`"
 

@@ -9,7 +9,7 @@ each kind of message::
     class ScriptIsOver(RankMessage, kind="script_is_over"):
         waits: bool = False
 
-A line of garbage, or of a newer version, never reaches who handles messages:
+A line of garbage, or of a newer version, never reaches the code that handles messages:
 :meth:`Message.decode` gives None for it.
 """
 

@@ -29,7 +29,7 @@ class GroupedCommand(click.Command):
         return [each for each in params if not (after and isinstance(each, click.Option))]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
+        """Write the options for ``--help``, group by group."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         rows = {each.name: row for each in options if (row := each.get_help_record(ctx))}
         sections = {

@@ -1,4 +1,4 @@
-"""Reads files of a folder in which somebody else may have put anything: a named pipe, a link to a
+"""Read files of a folder in which somebody else may have put anything: a named pipe, a link to a
 device, or a line that does not end.
 """
 
@@ -13,15 +13,15 @@ LONGEST_TEXT = 64 << 20  # bytes
 
 
 class NotPlainError(OSError):
-    """What has the name of a file is a folder, a pipe, a device or the like."""
+    """A path leads to a folder, a pipe, a device or the like instead of a plain file."""
 
 
 def open_plain(path: Path) -> BinaryIO:
     """Open a plain file for reading.
 
     Raises:
-        NotPlainError: It is none.
-        OSError: It cannot be read.
+        NotPlainError: The path does not lead to a plain file.
+        OSError: The file cannot be read.
     """
     # O_NONBLOCK: to open a named pipe would wait for a writer, for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -35,7 +35,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
     """Yield the lines of a plain file with their ends; the last one may have none.
 
     Raises:
-        OSError: As :func:`open_plain`.
+        OSError: As for :func:`open_plain`.
     """
     with open_plain(path) as file:
         while line := file.readline(LONGEST_LINE):
@@ -47,10 +47,10 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def read_plain_text(path: Path) -> str:
-    """Return the text of a plain file, of a larger one the first 64 MiB.
+    """Return the text of a plain file, or its first 64 MiB if it is larger.
 
     Raises:
-        OSError: As :func:`open_plain`.
+        OSError: As for :func:`open_plain`.
     """
     with open_plain(path) as file:
         return file.read(LONGEST_TEXT).decode(errors="replace")

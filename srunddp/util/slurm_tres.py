@@ -14,7 +14,7 @@ def tres_count(text: str, resource: str) -> int:
         resource: ``cpu`` or ``gres/gpu``.
 
     Returns:
-        The sum; a resource without a number counts as one. 0 where the list does not name it.
+        The sum; a resource without a number counts as one. 0 if the list does not name it.
     """
     name = re.escape(resource).replace("/", "[/:]")
     entry = re.compile(rf"{name}(?::[^:=]*)??(?:[:=](?P<count>[0-9]{{1,6}}))?", re.IGNORECASE)

@@ -83,7 +83,7 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
     command = see.removeprefix("see ").removesuffix(" --help")
     if context.info_name == "run":
         known.append("--version")
-        if name == "-V":  # as of python
+        if name == "-V":  # as python has it
             return UsageError(
                 f"no option {name}",
                 expected=f"an option of {command}",

@@ -1,5 +1,5 @@
-"""PyYAML's loader with a limit for how deep a file may be nested. Only :mod:`yaml_source` needs it,
-which imports it when a file is read.
+"""PyYAML's loader with a limit on how deeply a file may be nested. Only :mod:`yaml_source` imports
+it, when it reads a file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ DEEPEST = 50  # levels; PyYAML calls itself for each, and Python ends that at ab
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Reads no further than to the level :data:`DEEPEST`, and names the place."""
+    """Refuses a file with more than :data:`DEEPEST` nested levels, and names the place."""
 
     def __init__(self, stream: bytes) -> None:
         super().__init__(stream)

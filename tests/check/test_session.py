@@ -153,7 +153,7 @@ def test_garbage_instead_of_an_answer_is_named(said: bytes) -> None:
         session.connections[1] = ours
         theirs.sendall(said)
         assert session.ask({1: Ask()}, LONG, Say) == {}
-        assert session.errors == {1: "it sent what is no answer"}
+        assert session.errors == {1: "it sent something that is no answer"}
         theirs.close()
 
 

@@ -224,7 +224,7 @@ def both(*arguments: object, folder: Path, **changes: str) -> list[CompletedProc
         (
             ("--channel", "pmi"),
             {},
-            "--channel pmi is not there under Slurm; expected one of slurm, env -> ",
+            "--channel pmi is not available under Slurm; expected one of slurm, env -> ",
         ),
     ],
 )

@@ -219,8 +219,8 @@ def test_with_spare_nodes_slurm_ends_nothing_when_a_node_is_lost(tmp_path: Path)
     )
     assert "\n#SBATCH --nodes=4\n" in text
     assert (
-        "\n# Else Slurm ends or requeues the whole job when one of its nodes is lost.\n#SBATCH"
-        " --no-kill\n" in text
+        "\n# Without this, Slurm ends or requeues the whole job when one of its nodes is lost.\n"
+        "#SBATCH --no-kill\n" in text
     )
     assert "The first rank that fails ends the others." not in text
     check, training, report = carry_out(text, tmp_path).of("srun")

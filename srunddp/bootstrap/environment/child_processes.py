@@ -52,7 +52,7 @@ def call_in_processes(module: str, function: str, *arguments: str) -> None:
     Args:
         module: the module that has the function; the process imports it.
         function: the name of the function.
-        arguments: those of the function.
+        arguments: the arguments of the function.
     """
     call = f"import {module}; {module}.{function}{arguments}"
     if call not in _calls:
@@ -83,11 +83,11 @@ def _start(path: Any, command: Sequence[Any], descriptors: Any) -> int:
 
 
 def _prepared(word: Any) -> Any:
-    """Put our own code before a word of a command line, if the word is Python code that will import
-    the script and this process has something to say to it.
+    """Put srunddp's code in front of an argument of a command line, if the argument is Python code
+    that will import the script and there are calls to make before that.
 
     Returns:
-        That code with ours before it, or the word unchanged.
+        The argument with srunddp's code in front, or the argument unchanged.
     """
     if not isinstance(word, str) or not word.startswith(_IMPORTERS):
         return word

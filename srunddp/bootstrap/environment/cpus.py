@@ -1,5 +1,5 @@
-"""How many CPUs the launcher and the cgroups leave to a rank, what its share of them is, and advice
-to the user if they are few.
+"""Count the CPUs that the launcher and the cgroups leave to a rank, work out its share of them, and
+advise the user if there are too few.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from srunddp.util.kernel_file import text_of
 from srunddp.util.quick_dataclass import dataclass
 from srunddp.util.slurm_tres import tres_count
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch uses the first that is set
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def detect(
 
 def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
     """Return the first rank and the first local rank that any launcher's variables give, each 0 if
-    none does; for when :func:`detect` has failed.
+    none does. This serves messages after :func:`detect` has failed.
     """
 
     def first(*names: str) -> int:
@@ -129,7 +129,8 @@ def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[s
         return _from_mpi(variables, launchers, step), ()
     if step and not step.typed:
         return _from_slurm(variables, step), ()
-    # Not before mpirun and a step: these set PMIX_RANK too, but also all other numbers.
+    # Check this after mpirun and a step: both set PMIX_RANK too, but they also set all other
+    # numbers.
     mpi.reject_prterun(variables)
     if any(name in variables for name in EXPLICIT):
         return _explicit(variables), ()
@@ -345,7 +346,7 @@ def _reject_contradictions(identity: Identity, variables: Mapping[str, str]) -> 
             f"{name}={variables[name]}, but {identity.sources[name.lower()]}",
             expected="the launcher's value, or none",
             hint=(
-                f"remove `export {name}` from the job script, or let explicit variables rule"
+                f"remove `export {name}` from the job script, or let explicit variables decide"
                 " with --channel env"
             ),
             # A wrong WORLD_SIZE is wrong on all ranks; a wrong RANK may be right on one rank.
@@ -375,7 +376,7 @@ def _note_on_master(identity: Identity, variables: Mapping[str, str]) -> tuple[s
         return ()
     return (
         f"{' and '.join(ignored)} ignored: {identity.launcher} tells where rank 0 is (--channel env"
-        " lets them rule)",
+        " lets them decide)",
     )
 
 
@@ -511,7 +512,7 @@ def _require_asked(identity: Identity, usable: Sequence[Discovery], asked: Disco
     names = [each.name for each in usable]
     names += [each.name for each in DISCOVERIES if each.overrides_launcher]
     raise ConfigError(
-        f"--channel {asked.name} is not there under {identity.launcher}",
+        f"--channel {asked.name} is not available under {identity.launcher}",
         expected=f"one of {', '.join(dict.fromkeys(names))}",
         hint=asked.hint,
         scope=Scope.JOB,

@@ -193,8 +193,9 @@ def finalize_on_exec() -> None:
     def finalizing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         @functools.wraps(execute)
         def finalize_and_execute(path: Any, *arguments: Any, **named: Any) -> NoReturn:
-            # A process that the script has forked shares the memory, but is no process of MPI's.
-            # And os.execvp tries one folder of PATH after the other.
+            # A process that the script has forked has inherited this function, but is no process of
+            # MPI's. os.execvp tries a path in each folder of PATH; only a file that can be executed
+            # ends this process.
             if os.getpid() == process and (isinstance(path, int) or os.access(path, os.X_OK)):
                 finalize()
             execute(path, *arguments, **named)
@@ -208,7 +209,7 @@ def finalize_on_exec() -> None:
 
 class Mpi4pyImportBlocker:
     """An import hook that refuses ``from mpi4py import MPI`` after a rendezvous over PMI: MPI would
-    find the PMI socket used, and end the process.
+    find that the PMI socket has already been used, and end the process.
 
     It raises an ImportError, so that a script for which MPI is optional goes on without MPI.
     """
@@ -242,7 +243,7 @@ def reject_prterun(variables: Mapping[str, str]) -> None:
         ConfigError: one of them started the rank.
     """
     # srun --mpi=pmix sets only PMIX_RANK. Open MPI's mpirun sets both of these, but its OMPI_*
-    # variables are looked at before this check.
+    # variables are checked first.
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
         raise ConfigError(
             f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local"

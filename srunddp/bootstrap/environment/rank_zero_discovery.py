@@ -47,7 +47,7 @@ class PmiDiscovery(Discovery):
 
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
         if identity.master:
-            return "explicit variables rule"
+            return "explicit variables decide"
         # In a step of Slurm all three variables must be set, so that detect() could compare PMI's
         # rank and size with Slurm's. Another launcher may have other names for rank and size, as
         # Flux has.
@@ -59,7 +59,7 @@ class PmiDiscovery(Discovery):
         # started.
         others = identity.step is None and "OMPI_COMM_WORLD_RANK" in variables
         if others:
-            return f"PMI_FD={variables['PMI_FD']} is of a process around {identity.launcher}"
+            return f"PMI_FD={variables['PMI_FD']} belongs to a process outside {identity.launcher}"
         return ""
 
     def exchange(
@@ -132,7 +132,7 @@ class MpiDiscovery(Discovery):
 
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
         if identity.master:
-            return "explicit variables rule"
+            return "explicit variables decide"
         # Without PMIx from srun, MPI would make each task a world of its own, or MPI_Init would end
         # the process.
         if identity.step and "PMIX_RANK" not in variables:
@@ -180,7 +180,9 @@ DISCOVERIES: tuple[Discovery, ...] = (
 
 
 def discovery_named(name: str | None) -> Discovery:
-    """Return the way with a name of ``--channel``; ``NO_DISCOVERY`` for None or any other name."""
+    """Return the way that has this name for ``--channel``; ``NO_DISCOVERY`` for None or an unknown
+    name.
+    """
     return next((each for each in DISCOVERIES if each.name == name), NO_DISCOVERY)
 
 

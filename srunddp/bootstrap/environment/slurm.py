@@ -25,9 +25,9 @@ NODE_LIST = "SLURM_STEP_NODELIST"
 TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 RANKS_HERE = "SLURM_GTIDS"
 NODE_NAME = "SLURMD_NODENAME"
-# By which Slurm, or the user, shows a process some of the GPUs, of NVIDIA and AMD.
+# The variables by which Slurm or the user limits the GPUs that a process sees, NVIDIA's and AMD's.
 _VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_BINDING = "SLURMD_TRES_BIND"  # as in gres/gpu:per_task:2; in Slurm 22.05 it begins with gpu:
+_BINDING = "SLURMD_TRES_BIND"  # such as gres/gpu:per_task:2; in Slurm 22.05 it begins with gpu:
 
 # The batch script, the interactive shell and the extern step have ids from here on; some versions
 # of Slurm print these ids as negative numbers.

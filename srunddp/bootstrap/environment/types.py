@@ -14,7 +14,7 @@ from typing import ClassVar
 from srunddp.util.quick_dataclass import dataclass
 
 NO_LAUNCHER = "none"
-"""The launcher's name where a process stands alone."""
+"""The launcher's name for a process that no launcher started."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Discovery(ABC):
         Args:
             message: on rank 0, a text without spaces that says where rank 0 listens or that it has
                 failed (see ``rendezvous/protocol.py``); None on the other ranks.
-            environment: this rank's.
+            environment: this rank's environment.
             timeout: seconds to wait for the slowest rank.
             interface: the network interface to use; empty if the library may choose it.
 
@@ -300,7 +300,7 @@ class Discovery(ABC):
         """Work out which host rank 0 is on.
 
         Args:
-            environment: this rank's.
+            environment: this rank's environment.
 
         Raises:
             ConfigError: the launcher's variables do not determine it.
@@ -311,7 +311,7 @@ class Discovery(ABC):
         """Return the ports that rank 0 tries, in this order; empty if rank 0 publishes its port.
 
         Args:
-            environment: this rank's.
+            environment: this rank's environment.
             allowed: the ports that a firewall leaves open; None for any.
         """
         return []

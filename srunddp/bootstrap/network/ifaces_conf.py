@@ -71,8 +71,8 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
 
 
 def default_files() -> list[Path]:
-    """Return the default files, which are tried after ``--ifaces`` and ``$SRUNDDP_IFACES``: that of
-    the checkout or of the installation's prefix, then that in /etc.
+    """Return the default files, which are tried after ``--ifaces`` and ``$SRUNDDP_IFACES``: the
+    file of the checkout or of the installation's prefix, then the file in /etc.
     """
     above = Path(__file__).resolve().parents[3:]  # the checkout, or site-packages
     if os.path.isfile(above[0] / "setup.py"):
@@ -137,7 +137,7 @@ def _check_owner(path: Path) -> None:
             continue
         raise ConfigError(
             f"{path}: {place} {others}",
-            expected="root's, yours, or of the owner of srunddp",
+            expected="root's, yours, or that of srunddp's owner",
             hint="correct its owner and mode, or name the file with --ifaces",
             scope=Scope.NODE,
         )
@@ -146,8 +146,9 @@ def _check_owner(path: Path) -> None:
 def _may_group_write(status: os.stat_result, group: int) -> bool:
     """Whether a file or folder belongs to this group, and the group may write to it.
 
-    Whoever may write to the code of srunddp needs no ifaces.conf to reach the ranks. That is usual
-    in a project's folder, and with umask 002 where each user has a group of their own.
+    A group that may write to the code of srunddp can reach the ranks anyway, without ifaces.conf.
+    Such permissions are usual in a project's folder, and with umask 002 if each user has a group of
+    their own.
     """
     return status.st_gid == group and bool(status.st_mode & stat.S_IWGRP)
 

@@ -105,8 +105,8 @@ Entries = tuple[IfacesEntry, ...]
 
 
 class EntryIndex:
-    """Tells for many nodes which entry counts: the first added whose :meth:`IfacesEntry.matches` is
-    true, without asking each entry.
+    """Tells for many nodes which entry counts, without asking each entry: the first added entry
+    whose :meth:`IfacesEntry.matches` is true.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class EntryIndex:
 
 
 def _names_of(node: str) -> set[str]:
-    """Return the names by which entries may have a node: its whole name, and the part before the
+    """Return the names by which an entry may name a node: its whole name, and the part before the
     first dot.
     """
     return {node, node.split(".")[0]}
@@ -162,7 +162,7 @@ def entry_for(
     """Return the first entry that matches a node.
 
     Args:
-        entries: of ifaces.conf.
+        entries: the entries of ifaces.conf.
         node: the node's name.
         or_default: return ``DEFAULT`` if no entry matches.
         interfaces: the node's interfaces as text, for the error message.
@@ -192,7 +192,7 @@ def later_entries(entries: Entries, chosen: IfacesEntry | None, node: str) -> li
     A start does not call this, because it would have to expand every host list of the file.
 
     Args:
-        entries: of ifaces.conf.
+        entries: the entries of ifaces.conf.
         chosen: the entry that counts; None if none does.
         node: the node's name.
     """

@@ -25,7 +25,8 @@ from srunddp.util.yaml_source import shown, yaml_position
 
 _ENTRY = "write `- nodes: …` and `interface: …`"
 _ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
-# Names of nodes in a whole file: four times as many as one list may have. Every rank looks at them.
+# The most names of nodes in a whole file: four times as many as in one list. Every rank reads them
+# all.
 LONGEST_FILE = 4 * LONGEST_LIST
 # The tags that YAML 1.1 gives to values without one of their own.
 _TAG = "tag:yaml.org,2002:"
@@ -33,7 +34,7 @@ _IMPLICIT = frozenset(
     _TAG + name for name in ("str", "bool", "int", "float", "null", "timestamp", "merge", "value")
 )
 _TRUE = ("yes", "true", "on")
-_LONGEST = 200  # letters of what a message says was found
+_LONGEST = 200  # letters of the text that a message quotes
 _HINT_SCALAR = "write one value, quoted if it has [ or *"
 
 
@@ -43,8 +44,8 @@ class Reader:
     def __init__(self, path: str) -> None:
         self._path = path
         self._errors: list[ConfigError] = []
-        self._names = 0  # in the entries so far
-        self._variables: dict[int, dict[str, str]] = {}  # by the node that they were read from
+        self._names = 0  # names of nodes in the entries so far
+        self._variables: dict[int, dict[str, str]] = {}  # by the YAML node that they were read from
         self._keys: dict[str, Callable[[yaml.Node], Any]] = {
             "nodes": self._nodes,
             "interface": self._interfaces,
@@ -73,7 +74,7 @@ class Reader:
     def _wrong(self, node: yaml.Node, found: str, expected: str, hint: str) -> ConfigError:
         where = yaml_position(self._path, node)
         return ConfigError(
-            # One value of a file that is none of ours may be as long as the file.
+            # If the file is no ifaces.conf, a single value may be as long as the file.
             _readable(found),
             expected=expected,
             hint=_readable(hint),
@@ -163,10 +164,10 @@ class Reader:
         return nodes
 
     def _bound(self, names: int, node: yaml.Node) -> None:
-        """Add to the names of the file.
+        """Count further names of nodes in the file.
 
         Raises:
-            ConfigError: with these the file has too many. It is raised once, not for each further
+            ConfigError: the file now has too many. The error is raised once, not for each further
                 entry.
         """
         before = self._names
@@ -174,7 +175,7 @@ class Reader:
         if before <= LONGEST_FILE < self._names:
             raise self._wrong(
                 node,
-                f"more than {LONGEST_FILE} names of nodes in all entries up to this",
+                f"more than {LONGEST_FILE} names of nodes in all entries up to this one",
                 "fewer",
                 "correct a range, or write a pattern such as gpu*",
             )
@@ -257,8 +258,7 @@ class Reader:
         return folder
 
     def _env(self, node: yaml.Node) -> dict[str, str]:
-        # With an alias (env: *name) all entries have one node, and a thousand of them would be read
-        # as often.
+        # With an alias (env: *name), many entries have the same YAML node: read it only once.
         if id(node) not in self._variables:
             self._variables[id(node)] = self._read_env(node)
         return self._variables[id(node)]
@@ -329,7 +329,7 @@ class Reader:
     def _scalar(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
             raise self._wrong(node, shown(node), "a single value", _HINT_SCALAR)
-        # Not a text `null` or `~`: it stands for nothing.
+        # Without quotes, `null` and `~` are no texts: they stand for nothing.
         if node.tag == f"{_TAG}null":
             raise self._wrong(
                 node,
@@ -346,7 +346,7 @@ class Reader:
 
 
 def _readable(text: str) -> str:
-    """Cut a part of a message that no one would read to its end."""
+    """Shorten a text that is too long to be quoted in a message."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
@@ -358,7 +358,7 @@ def _only_pythons(text: str) -> int | None:
     if not re.fullmatch(r"[-+]?(0[bo][0-9_]+|[0-9][0-9_]*_[0-9_]*)", text) or len(text) > 20:
         return None
     try:
-        # Of 010_000, which is octal in YAML, only the sign that divides the digits is wrong.
+        # Read 010_000 as decimal, although YAML reads it as octal: only its underscore is wrong.
         return int(text, 0 if re.match(r"[-+]?0[bo]", text) else 10)
     except ValueError:
         return None
@@ -376,7 +376,7 @@ def _meant(name: str) -> tuple[str, str]:
     if len(parts) > 1:
         return (
             "a name as `ip link` shows it",
-            f"for one interface a rank write [{shortened(', '.join(parts))}]",
+            f"for one interface per rank write [{shortened(', '.join(parts))}]",
         )
     if plain != name and _is_interface(plain):
         return "a plain name", f"write {plain}; srunddp adds the = for NCCL"
@@ -404,9 +404,10 @@ def _is_interface(name: str) -> bool:
 
 
 def _network_of(text: str) -> str:
-    """Return a network as a text or the address in it gives it; empty if it is neither.
+    """Return the network that a text names, or that contains the address in the text; else an empty
+    text.
 
-    The length of an address's network is not known. That of most clusters is proposed.
+    The prefix length for an address is not known, so the one that most clusters use is proposed.
     """
     import ipaddress  # only for this message
 

@@ -129,8 +129,8 @@ def select_interface(
     check it.
 
     Args:
-        entries: of ifaces.conf.
-        environment: this rank's.
+        entries: the entries of ifaces.conf.
+        environment: this rank's environment.
         variables: the environment variables; the user's may name an interface.
         links: the node's interfaces.
 
@@ -181,8 +181,8 @@ def select_elsewhere(
     entry or a variable names was up, with the address :data:`UNKNOWN`.
 
     Args:
-        entry: the node's, of ifaces.conf.
-        environment: the rank's.
+        entry: the node's entry of ifaces.conf.
+        environment: the rank's environment.
         variables: its environment variables.
 
     Returns:
@@ -228,8 +228,7 @@ def _loopback(entry: IfacesEntry, *, alone: bool) -> _Choice:
 
 
 def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _Choice:
-    """Choose the interface by that name, pattern or network of the entry that is for this local
-    rank.
+    """Choose the interface by the name, pattern or network that the entry has for this local rank.
 
     Raises:
         ConfigError: no usable interface matches the pattern or network.
@@ -268,8 +267,8 @@ def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _
 
 
 def _device_of_this_node(name: str) -> str:
-    """Return a hint with this node's interfaces if a name or pattern is that of a device, not of
-    an interface; else an empty text.
+    """Return a hint with this node's interfaces if a name or pattern fits a device instead of an
+    interface; else an empty text.
     """
     from srunddp.util import infiniband  # only for an error
 

@@ -39,7 +39,7 @@ def device_index(local_rank: int, local_world_size: int, visible: int, *, own: b
     raise ConfigError(
         f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share"
         " this node",
-        expected="one GPU for each rank, or all of the node's for each",
+        expected="one GPU for each rank, or all GPUs of the node for each",
         hint=f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks",
     )
 
@@ -115,10 +115,10 @@ def unused_devices(local_world_size: int, visible: int, *, own: bool = False) ->
 
 def idle_gpus(environment: Environment, variables: Mapping[str, str]) -> str:
     """Return a note if Slurm has given this node several GPUs, and only one rank runs there; else
-    an empty text. It is told before the script begins, without torch.
+    an empty text. It does not need torch, so it can be printed before the script begins.
 
     Args:
-        environment: this rank's.
+        environment: this rank's environment.
         variables: its environment variables.
     """
     gpus = gpus_here(variables)
@@ -126,8 +126,8 @@ def idle_gpus(environment: Environment, variables: Mapping[str, str]) -> str:
         return ""
     return (
         f"one rank on {environment.node}, to which Slurm has given {gpus} GPUs: {gpus - 1} stay"
-        f" idle, unless the script itself uses several -> for a rank on each start {gpus} ranks a"
-        f" node, as by srun --ntasks-per-node={gpus} --gpus-per-node={gpus} --gpu-bind=none"
+        f" idle, unless the script itself uses several -> for a rank on each, start {gpus} ranks"
+        f" per node, as with srun --ntasks-per-node={gpus} --gpus-per-node={gpus} --gpu-bind=none"
     )
 
 

@@ -44,7 +44,8 @@ def init(
     interface.
 
     It works in a script that ``srunddp`` started, and in one that srun or mpirun started directly.
-    In the latter the ranks wait for each other for at most 300 s, and no supervisor watches them.
+    In the latter case the ranks wait for each other for at most 300 s, and no supervisor watches
+    them.
 
     The device becomes the current one. It is the CPU if no GPU is visible. Of several GPUs it is
     number ``local_rank``, or the first if each rank sees its own, as with ``--gpus-per-task=2``.
@@ -81,7 +82,7 @@ def init(
         RendezvousOptions(backend=backend or "auto")
     )
     world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)
-    # Rank 0's supervisor may have said that already.
+    # If the rank has a supervisor, that has printed the note already.
     is_said = is_supervised() and world.rank == 0 and idle_gpus(place.environment, os.environ)
     if warning and world.local_rank == 0 and not is_said:
         _log.warning("srunddp: %s", warning)

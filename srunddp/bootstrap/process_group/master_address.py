@@ -25,7 +25,7 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a process group, by the words of torch's variables."""
+    """A place in a process group, in the terms of torch's variables."""
 
     rank: str
     world_size: str
@@ -58,7 +58,7 @@ def has_address(name: str, address: str) -> bool:
 
 @dataclass(frozen=True)
 class MasterAddress:
-    """What the rank was given as the variables of the agent store.
+    """The variables that tell a rank where its agent store is.
 
     Attributes:
         host, port: ``MASTER_ADDR`` and ``MASTER_PORT``.

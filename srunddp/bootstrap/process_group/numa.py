@@ -42,7 +42,7 @@ def bind_near_gpu(environment: Environment, variables: Mapping[str, str]) -> Bin
     """Bind this process, and all that it starts from now on, to the CPUs that :func:`plan` chooses.
 
     Args:
-        environment: the rank's.
+        environment: the rank's environment.
         variables: the rank's environment variables, which say which GPUs it sees.
 
     Returns:
@@ -63,7 +63,7 @@ def plan(
     """Choose the CPUs of a rank from its affinity mask; nothing is changed.
 
     Args:
-        environment: the rank's.
+        environment: the rank's environment.
         variables: the rank's environment variables, which say which GPUs it sees.
         mask: the CPUs of the rank's affinity mask.
         sysfs: the folder where the kernel's sysfs is mounted.

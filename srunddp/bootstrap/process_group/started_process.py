@@ -1,4 +1,4 @@
-"""What a process that a rank has started by ``multiprocessing`` has to know of the agent store.
+"""Tell the processes that a rank starts by ``multiprocessing`` about the agent store.
 
 Every such process imports this module before the script, so it imports little itself.
 """
@@ -36,7 +36,7 @@ def call_in_others(host: str, port: str, run: str) -> None:
 
 def enter(host: str, port: str, run: str) -> None:
     """Let torch in this process, and in those that it starts, connect to the agent store only if
-    ``MASTER_ADDR`` and ``MASTER_PORT`` are its.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are those of the agent store.
 
     Args:
         host, port, run: as for :func:`call_in_others`.
@@ -48,7 +48,7 @@ def enter(host: str, port: str, run: str) -> None:
 
 @contextlib.contextmanager
 def preparing_others(util: ModuleType) -> Iterator[None]:
-    """After the import of ``multiprocessing.util``, have the processes prepared that it starts."""
+    """Prepare the processes that ``multiprocessing.util`` starts, once it has been imported."""
     yield
     child_processes.prepare_processes(util)
 

@@ -4,10 +4,10 @@ A script written for torchrun calls ``init_process_group()`` and gets our store,
 handlers for ``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has
 a prefix of its own in that store. In any other case the handlers do what torch's own do:
 
-- If the address is ours, but rank or world size are not, as in a group of some ranks, that is to
-  connect to the agent store, see :mod:`srunddp.supervisor.agent_store`.
-- If the address is the script's own, that is to serve a store there. Under torchrun it would be to
-  connect to one that nobody serves, because of ``TORCHELASTICUSE_AGENT_STORE``.
+- If the address is ours, but rank or world size are not, as in a group of some ranks, they connect
+  to the agent store, see :mod:`srunddp.supervisor.agent_store`.
+- If the address is the script's own, they serve a store there. Under torchrun they would connect to
+  a store that nobody serves, because of ``TORCHELASTIC_USE_AGENT_STORE``.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class ProcessGroupContext:
     def _listening(self) -> int | None:
         """Return the descriptor of the socket for the store; None on the other ranks.
 
-        If the script has closed it, as daemons close all descriptors, its port is free: the script
-        has had the only one.
+        If the script has closed the socket, as daemons close all descriptors, this listens again:
+        the port is free, because no other process has the socket.
         """
         if self.store_fd is None or _is_socket(self.store_fd):
             return self.store_fd
@@ -172,14 +172,16 @@ class ProcessGroupContext:
 
 
 class Bypass(Enum):
-    """How a script may go past srunddp's rendezvous; rank 0 tells each of them once."""
+    """The ways in which a script may bypass srunddp's rendezvous; rank 0 prints a line about each,
+    once.
+    """
 
     OWN_ADDRESS = auto()  # its own MASTER_ADDR, MASTER_PORT or tcp://
     FILE = auto()  # file://
 
 
 _joined: ProcessGroupContext | None = None
-_joined_by = 0  # the process that is the rank
+_joined_by = 0  # the id of the process that is the rank
 # The address of the agent store; None without one.
 _master: MasterAddress | None = None
 _told: set[Bypass] = set()
@@ -269,7 +271,7 @@ def gc_frozen(_: object = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
-    """Do what ``accelerate launch --cpu`` does: without a GPU, accelerate takes the ranks for one
+    """Do what ``accelerate launch --cpu`` does: without a GPU, accelerate treats the ranks as one
     world only if this variable tells it to use CPUs.
     """
     import torch
@@ -309,7 +311,7 @@ def _handle(
         _tell(
             Bypass.OWN_ADDRESS,
             f"the script joins at its own MASTER_ADDR and MASTER_PORT, {asked.host} port"
-            f" {asked.port}, and not by srunddp -> leave both as they are, unless you mean this",
+            f" {asked.port}, and not by srunddp -> leave both as they are, unless this is intended",
         )
     join_others()
     if _master is None:
@@ -321,7 +323,7 @@ def _handle(
 def _handle_file(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Replace torch's handler of ``file://``: do the same, and tell what that means."""
+    """Replace torch's handler of ``file://``: do the same, and print what that means."""
     _tell(
         Bypass.FILE,
         f"the script joins by {url.partition('?')[0]}, and not by srunddp; if its ranks do not"

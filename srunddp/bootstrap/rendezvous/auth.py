@@ -25,11 +25,11 @@ EXPECTED = "one proof that all nodes have"
 HINT = (
     "start munged with one key on all nodes, or use `srun --mpi=pmi2`, whose secret needs no munge"
 )
-# Where both sides have a secret, munge is no cure: whoever lacks it is no process of this run.
+# If the run has a secret, munge does not help: a process without the secret is not part of the run.
 IMPOSTOR_HINT = "see who listens there (ss -tlnp), or name other ports with --port"
 _LONGEST_NONCE = 64
 
-# munge.h
+# Constants from munge.h.
 _SOCKET = 8
 _UID_RESTRICTION = 9
 
@@ -39,12 +39,12 @@ class ProofError(Exception):
 
 
 def mismatch(kind: str, rank_zeros: str) -> str:
-    """Return the words for a rank whose kind of proof is another than rank 0's."""
+    """Return the text about a rank whose kind of proof differs from rank 0's."""
     return f"its proof is {kind}, rank 0's {rank_zeros}"
 
 
 def mismatches(kind: str) -> list[str]:
-    """Return all that rank 0 may say of a rank with this kind of proof, see :func:`mismatch`."""
+    """Return all texts of :func:`mismatch` about a rank with this kind of proof."""
     return [mismatch(kind, other) for other in KINDS if other != kind]
 
 
@@ -212,7 +212,7 @@ _libc = ctypes.CDLL(None)
 
 
 CHOICE = "munge where it works on this node, else none"
-"""What :func:`choose_authenticator` goes by without a secret, for people."""
+"""The rule of :func:`choose_authenticator` without a secret, as messages describe it."""
 
 
 def choose_authenticator(secret: str = "") -> Authenticator:

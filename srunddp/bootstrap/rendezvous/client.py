@@ -191,7 +191,8 @@ def comes_later(rank: int) -> float:
 class _Kind(Enum):
     """Why an address was passed over: rank 0 is not there, or not yet.
 
-    In the order of how much a reason tells the user: where several were found, the last one counts.
+    The later a reason in this list, the more it tells the user: if there are several, the last one
+    counts.
     """
 
     NOT_LISTENING = auto()  # the node answers, and no process listens there
@@ -212,7 +213,7 @@ class _NotRankZeroError(Exception):
         self.why = why
 
 
-# What a process with our token has said is not forgotten when that process has ended.
+# Reasons that come from a process with our token. They count even after that process has ended.
 _LASTING = (_Kind.REFUSED, _Kind.IMPOSTOR)
 # What each kind may mean to the user, while the search lasts.
 _MEANINGS = {
@@ -470,8 +471,8 @@ class RendezvousClient:
         )
 
     def _last(self, kind: _Kind) -> str:
-        """Return the last address that was passed over for this reason, with the words of it; empty
-        if there is none.
+        """Return the last address that was passed over for this kind of reason, and the reason;
+        empty if there is none.
         """
         found = [
             f"{address} {each.why}"
@@ -496,8 +497,8 @@ class RendezvousClient:
         )
 
     def _say_if_due(self, now: float) -> None:
-        """Tell the user that rank 0 has not been found for some time, and again if the reason is
-        another one than before.
+        """Tell the user that rank 0 has not been found for some time, and tell it again if the
+        reason has changed.
         """
         if self.report.say is None or now < self._says_at:
             return
@@ -542,8 +543,8 @@ class RendezvousClient:
             if failure := self.interrupt.failure:
                 answer = _tell(connection, failure)
                 if isinstance(answer, RendezvousInfo):
-                    # Rank 0 sent this before it could read of the failure, and passes over what it
-                    # reads of it now: the ranks have met, and the failure monitor has to tell it.
+                    # Rank 0 sent this before it could read of the failure, and no longer reads it:
+                    # the ranks have met, so the failure monitor has to tell rank 0.
                     connection.settimeout(None)
                     return answer
                 raise self._failed(failure, _is_known(answer))
@@ -565,7 +566,7 @@ class RendezvousClient:
 
 
 def _not_connected(error: OSError) -> _NotRankZeroError:
-    """Return why an address was passed over to which no connection could be made."""
+    """Return why no connection to an address could be made, as the reason to pass it over."""
     if error.errno == errno.ECONNREFUSED:
         return _NotRankZeroError(_Kind.NOT_LISTENING, _reason(error))
     # When a socket's timeout is over, Python raises a TimeoutError without an errno.
@@ -593,7 +594,8 @@ def _tell(connection: socket.socket, failure: AbortReason | CannotCome) -> Rende
 
 
 def _is_known(answer: RendezvousMessage | None) -> bool:
-    """Whether rank 0 knows of a failure by its answer: it has read of it, or is failing itself.
+    """Whether rank 0's answer shows that it knows of a failure: it has read of it, or is failing
+    itself.
 
     If rank 0 reports a failure itself, it prints that one, and this rank does not add its own.
     """

@@ -38,7 +38,7 @@ def network_hint(environment: Environment) -> str:
     """
     if environment.one_node:
         return ""
-    # Over the network that does not work, a scan would not meet either. Over PMI rank 0 publishes
+    # The ranks of a scan would not meet over the broken network either. Over PMI, rank 0 publishes
     # all addresses of its node.
     if environment.step and not environment.discovery.publishes:
         scan = f"`srun --mpi=pmi2 {_SCAN}`"
@@ -88,7 +88,7 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
     """Return the hello by which this rank introduces itself.
 
     Args:
-        environment: this rank's.
+        environment: this rank's environment.
         token: the run's token.
         address: the address of this rank's interface, from which it connects; empty for any.
     """
@@ -111,7 +111,7 @@ def introduce(environment: Environment, published: str, address: str = "") -> In
     rank 0 listens.
 
     Args:
-        environment: this rank's.
+        environment: this rank's environment.
         published: the text that rank 0 has published; empty if it publishes nothing.
         address: the address of this rank's interface, from which it connects; empty for any.
 
@@ -139,8 +139,9 @@ def rendezvous_ports(
     in this order.
 
     Args:
-        environment: this rank's.
-        entry: of ifaces.conf for rank 0's node; it may name the ports that a firewall leaves open.
+        environment: this rank's environment.
+        entry: the entry of ifaces.conf for rank 0's node; it may name the ports that a firewall
+            leaves open.
         forced: the ports of ``--port``, used instead of the entry's; None without the option.
     """
     allowed = forced or entry.ports
@@ -168,8 +169,8 @@ def place_source(environment: Environment, entry: IfacesEntry, variables: Mappin
     address.
 
     Args:
-        environment: this rank's.
-        entry: of ifaces.conf for rank 0's node.
+        environment: this rank's environment.
+        entry: the entry of ifaces.conf for rank 0's node.
         variables: this rank's environment variables.
     """
     source = working_out(environment).source(environment, variables)
@@ -184,7 +185,7 @@ def discover(
     """Find the channel that works, and exchange over it what rank 0 publishes.
 
     Args:
-        environment: this rank's.
+        environment: this rank's environment.
         message: on rank 0, the text to publish; None on the other ranks.
         timeout: seconds to wait for the slowest rank over PMI.
         over_mpi: broadcasts over MPI; if it raises MpiNotLaunchedError, the next way is tried.
@@ -239,8 +240,8 @@ def rank_zero_name(environment: Environment, entries: Entries) -> tuple[IfacesEn
     rank 0.
 
     Args:
-        environment: this rank's.
-        entries: of ifaces.conf.
+        environment: this rank's environment.
+        entries: the entries of ifaces.conf.
 
     Raises:
         ConfigError: the variables do not determine rank 0's node, or no entry matches it.
@@ -263,9 +264,9 @@ def candidate_addresses(
     leads.
 
     Args:
-        environment: this rank's.
-        interface: this rank's; None if it could not be chosen.
-        entries: of ifaces.conf.
+        environment: this rank's environment.
+        interface: this rank's interface; None if it could not be chosen.
+        entries: the entries of ifaces.conf.
         forced: the ports of ``--port``; None without the option.
 
     Raises:
@@ -305,13 +306,14 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
 def resolve_node(
     environment: Environment, interface: SelectedInterface | None, entries: Entries
 ) -> list[str]:
-    """Return the addresses of rank 0's node at which the other ranks look for rank 0; for rank 0.
+    """Return the addresses of rank 0's node at which the other ranks look for rank 0. Call it on
+    rank 0.
 
     Args:
-        environment: rank 0's.
+        environment: rank 0's environment.
         interface: rank 0's, at whose address the ranks of its node look; None if it could not be
             chosen.
-        entries: of ifaces.conf.
+        entries: the entries of ifaces.conf.
     """
     if interface:
         beside = [interface.address]
@@ -333,14 +335,14 @@ def hostname_of(entry: IfacesEntry, node: str) -> str:
     """Return the name by which the other nodes reach a node.
 
     Args:
-        entry: of ifaces.conf for the node.
+        entry: the entry of ifaces.conf for the node.
         node: the launcher's name for the node.
     """
     return entry.address.format(node=node) or node
 
 
 def _own_name(environment: Environment, entry: IfacesEntry) -> str:
-    """Return the name by which the others look for rank 0; called on rank 0's node."""
+    """Return the name by which the others look for rank 0. Call it on rank 0's node."""
     if environment.master:
         return environment.master[0]
     return hostname_of(entry, environment.node)
@@ -371,9 +373,9 @@ def check_reachable(
     that it does not wait in vain.
 
     Args:
-        environment: rank 0's.
+        environment: rank 0's environment.
         interface: the interface on which rank 0 listens.
-        entry: of ifaces.conf for rank 0's node.
+        entry: the entry of ifaces.conf for rank 0's node.
         links: the interfaces of rank 0's node.
 
     Raises:

@@ -48,10 +48,10 @@ def report_early_failure(
     Another rank tells rank 0. Nothing is sent over MPI, because that would block.
 
     Args:
-        environment: this rank's.
+        environment: this rank's environment.
         options: how the ranks were to meet.
         error: why this rank fails.
-        interface: this rank's; None if it could not be chosen.
+        interface: this rank's interface; None if it could not be chosen.
 
     Returns:
         Whether rank 0 knows of the failure, so that rank 0 prints it and this rank need not.
@@ -78,7 +78,7 @@ def _let_others_know(
     reason: AbortReason,
     interface: SelectedInterface | None,
 ) -> None:
-    """Publish rank 0's failure, or tell it to the ranks that look for rank 0; for rank 0.
+    """Publish rank 0's failure, or tell it to the ranks that look for rank 0. Call it on rank 0.
 
     Raises:
         SrunddpError: the launcher does not publish it.
@@ -116,8 +116,8 @@ def _answer_others(
     reason: AbortReason,
     seconds: float,
 ) -> None:
-    """Tell rank 0's failure to each rank that connects, until all know it or the seconds are
-    over.
+    """Tell rank 0's failure to each rank that connects, until all ranks know it or ``seconds`` have
+    passed.
     """
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
     from srunddp.bootstrap.rendezvous.server import tell_all

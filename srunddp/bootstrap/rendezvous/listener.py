@@ -225,7 +225,7 @@ class AuthenticatedListener:
         self.known.pop(peer.connection, None)
 
     def _wait_is_over(self, peer: PendingPeer) -> None:
-        """Count a peer no more among those that have proven nothing, if it was one."""
+        """Stop counting a peer among those that have proven nothing."""
         if self._waiting.pop(peer.connection, None):
             self._waiting_from[peer.address.host] -= 1
 
@@ -283,8 +283,8 @@ class AuthenticatedListener:
             self._note(peer, "it sent no message of srunddp's")
             return
         hello = message
-        # Without a line in the log: a rank of another step has tried the wrong port, and will go
-        # on to its own.
+        # Write no line in the log: a rank of another step has tried the wrong port, and will go on
+        # to its own.
         if hello.token != self.own.token:
             self._dismiss(peer)
             return

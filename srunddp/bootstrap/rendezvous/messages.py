@@ -70,7 +70,7 @@ class Here(RendezvousMessage, kind="here"):
     """The rank has accepted rank 0's proof, and waits for the other ranks.
 
     Attributes:
-        proof: The rank's own.
+        proof: The rank's proof.
     """
 
     proof: str
@@ -81,8 +81,8 @@ class CannotCome(RendezvousMessage, kind="cannot_come"):
     """The rank has failed before it could meet the others.
 
     Attributes:
-        proof: The rank's own.
-        text, exit_code: As of :class:`AbortReason`.
+        proof: The rank's proof.
+        text, exit_code: As in :class:`AbortReason`.
     """
 
     proof: str
@@ -140,8 +140,8 @@ class AbortReason(RendezvousMessage, kind="failed"):
         return PeerError(text, code=self._failing_exit_code, scope=scope)
 
     def error_as_told(self) -> PeerError:
-        """Return the error of :meth:`error_of` on a rank that rank 0 has told it: the text names
-        the failed rank already.
+        """Return the error that a rank raises when rank 0 has sent it this message. It equals that
+        of :meth:`error_of`, because rank 0's text names the failed rank already.
         """
         return PeerError(self.text, code=self._failing_exit_code)
 
@@ -165,7 +165,7 @@ class Seen(RendezvousMessage, kind="seen"):
 
     Attributes:
         nonce: A random number for this connection, which is part of the rank's proof.
-        proof: Rank 0's own.
+        proof: Rank 0's proof.
     """
 
     nonce: str

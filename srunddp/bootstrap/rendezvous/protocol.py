@@ -81,17 +81,17 @@ class BoundSockets:
             return None
 
     def port_for_probes(self, agent_store: socket.socket | None) -> int:
-        """Return a port at which the nodes may try later whether they reach each other: a firewall
+        """Return a port by which the nodes can later test whether they reach each other: a firewall
         lets it through, and a connection to it starts no agent store.
 
         Args:
-            agent_store: What :meth:`listen_for_agent_store` has returned.
+            agent_store: the result of :meth:`listen_for_agent_store`.
         """
         used = self.rendezvous_address.port
         if port_of(agent_store) != used:
             return used
-        # All other ports are taken, so a try at one of them would go to somebody. Of these only the
-        # ranks' store is ours, and it is used to connections that say nothing.
+        # All other ports are taken, so a test at one of them would reach its owner. Only the ranks'
+        # store is ours, and it accepts connections that send nothing.
         return self.store_address.port
 
 
@@ -105,7 +105,7 @@ class RendezvousResult:
             to rank 0.
         nodes: by rank: on rank 0 the node of each rank, on another rank its own and rank 0's.
         addresses: on rank 0 the address of each rank's interface, by rank.
-        port: on rank 0 the port at which the nodes may try whether they reach each other, see
+        port: on rank 0 the port by which the nodes test whether they reach each other, see
             :meth:`BoundSockets.port_for_probes`.
         agent_store: on rank 0 the socket that listens at ``MASTER_PORT``; None if there is no agent
             store.

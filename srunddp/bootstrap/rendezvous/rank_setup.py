@@ -25,7 +25,7 @@ DEFAULT_TIMEOUT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeTerms:
-    """What the next start of a run with spare nodes has to know; the start before sets it.
+    """What the next start of a run with spare nodes has to know, as the previous start has set it.
 
     Attributes:
         rank: the rank of this process in the next start; the launcher's variables still have the
@@ -61,7 +61,8 @@ class Rejoin:
         published: the text that says where rank 0 listens, as rank 0 would publish it over PMI.
         channel: the way over which the ranks found rank 0 in the first rendezvous.
         run: the run's token in the first rendezvous.
-        descriptor: that of the socket on which rank 0 already listens; None on the other ranks.
+        descriptor: the descriptor of the socket on which rank 0 already listens; None on the other
+            ranks.
         spare_nodes: how lost ranks are replaced; None in a run without spare nodes, where all ranks
             have to come.
     """
@@ -76,7 +77,7 @@ class Rejoin:
 
 @dataclass(frozen=True)
 class RendezvousOptions:
-    """The options of the rendezvous, by the command line and the start before; the defaults are
+    """The options of the rendezvous, from the command line and the previous start; the defaults are
     those of ``srunddp.init()``.
     """
 
@@ -119,7 +120,7 @@ def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
 
     Args:
         options: the options of the command line.
-        environment: this rank's.
+        environment: this rank's environment.
 
     Raises:
         ConfigError: ifaces.conf or the interface is wrong.

@@ -105,7 +105,7 @@ def rendezvous(
     )
     terms = setup.options.rejoin.spare_nodes if setup.options.rejoin else None
     if terms:
-        assert replacing_server, "terms come from a start that had one"
+        assert replacing_server, "a start that leaves terms has a server to replace ranks"
         server = replacing_server(parts, terms)
     else:
         server = parts.server()
@@ -134,7 +134,7 @@ def _alone(setup: RankSetup, *, agent_store: bool) -> RendezvousResult:
 
 
 def _learn_from_rank_zero(setup: RankSetup, over_mpi: Broadcast, say: Say) -> tuple[str, str]:
-    """Learn what rank 0 has published: after a restart from the start before, else over the
+    """Learn what rank 0 has published: after a restart from the previous start, else over the
     channel.
 
     Returns:
@@ -201,8 +201,8 @@ class ServerParts(NamedTuple):
 
 
 ReplacingServer = Callable[[ServerParts, SpareNodeTerms], "RendezvousServer"]
-"""Makes the server of a restart that gives lost ranks to spare nodes, by what the start before has
-left.
+"""Makes the server of a restart that gives lost ranks to spare nodes, from what the previous start
+has left.
 """
 
 
@@ -274,7 +274,9 @@ def search_report(setup: RankSetup, say: Say) -> SearchReport:
 
 
 def _network_hint(setup: RankSetup) -> str:
-    """Return :func:`discovery.network_hint`; empty after a restart, as the network has worked."""
+    """Return how the user finds a network over which the nodes reach each other; empty after a
+    restart, because the network has worked.
+    """
     if setup.options.rejoin:
         return ""
     return discovery.network_hint(setup.environment)

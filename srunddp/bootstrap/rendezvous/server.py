@@ -301,7 +301,7 @@ def infos_of(
         channel: The name of the way by which the ranks have found rank 0.
         ranks: How many of the first hellos are of ranks; the rest are of spare nodes' tasks. None
             if all are of ranks.
-        deputies, takeover, vacant: As :class:`RendezvousInfo` has them.
+        deputies, takeover, vacant: As in :class:`RendezvousInfo`.
         agent_store_port: Where the agent store listens; None if there is none.
     """
     nodes = _nodes(hellos)

@@ -11,7 +11,7 @@ from srunddp.util.cgroup import cpu_quota
 
 @dataclass(frozen=True, kw_only=True)
 class CpuFacts:
-    """What one rank has.
+    """The CPUs that one rank may use, and the threads that it is to run.
 
     Attributes:
         mask: the numbers of the CPUs that it may run on.
@@ -67,7 +67,7 @@ def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:
             )
     for ranks in seen.grouped().values():
         yield from _together(ranks)
-    hint = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
+    hint = "give each task as many (--cpus-per-task, --exclusive): all wait for the slowest"
     yield from seen.differing(lambda one: _cpus(len(one.facts.mask)), WARN, "a rank has", hint)
 
 

@@ -27,7 +27,7 @@ _WITHIN = 30.0  # seconds: without nvidia-persistenced, the driver may first hav
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts(View):
-    """What one rank sees.
+    """The GPUs that one rank sees, and how it may use them.
 
     Attributes:
         wanted: the value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
@@ -76,7 +76,7 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     nodes = [ranks for ranks in whole if any(one.facts.devices for one in ranks)]
     bare = Ranks(one for ranks in whole if ranks not in nodes for one in ranks)
     if nodes and bare:
-        found = "no GPU is visible, and on other nodes there are"
+        found = "no GPU is visible, but other nodes have GPUs"
         hint = "ask for GPUs on each node (--gpus-per-node)"
         yield bare.finding(FAIL, found, "GPUs on all nodes or on none", hint, ranks=False)
     used: Used = []
@@ -184,8 +184,8 @@ def _without_p2p(used: Used) -> Iterator[Finding]:
         (a, b): why for one, _ in used for a, b, why in one.facts.separate if {a, b} <= users.keys()
     }
     hint = (
-        "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can"
-        " do it"
+        "see nvidia-smi topo -p2p r; if the GPUs support P2P, have IOMMU and PCIe's ACS switched"
+        " off"
     )
     for why, theirs in group_by_key((why, pair) for pair, why in pairs.items()).items():
         who = Ranks(one for uuid in dict.fromkeys(chain(*theirs)) for one in users[uuid])
@@ -215,8 +215,8 @@ def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         hint = (
-            "bind tasks next to their GPUs (--cpu-bind=map_ldom), or not (--cpu-bind=none) and run"
-            " with --bind=auto"
+            "bind tasks next to their GPUs (--cpu-bind=map_ldom), or do not bind them"
+            " (--cpu-bind=none) and run with --bind=auto"
         )
         yield one.finding(WARN, found, "CPUs next to the GPU", hint, rank=True)
 

@@ -22,7 +22,7 @@ _SYSFS = Path("/sys/class/net")
 
 @dataclass(frozen=True, kw_only=True)
 class InterfaceFacts:
-    """What one rank has.
+    """The interface of one rank, and the RDMA devices of its node.
 
     Attributes:
         wrong: what was found, what was expected and the hint, if the interface is wrong or rank 0
@@ -126,8 +126,8 @@ def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
             hint = (
-                "take its name from that line of its /etc/hosts: what ignores the interface, as MPI"
-                " may, hangs there"
+                "remove its name from that line of its /etc/hosts: a program that ignores the"
+                " interface, as MPI may, hangs there"
             )
             yield one.finding(WARN, found, "an address that other nodes reach", hint)
     # On a single node, the training does not use the interface.

@@ -20,7 +20,7 @@ _LIBRARY_WITHIN = 20.0  # seconds to load MPI's library, perhaps from a slow fil
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFacts:
-    """What one rank has.
+    """How one rank was started, and what its script imports.
 
     Attributes:
         launcher: see :class:`srunddp.bootstrap.environment.types.Environment`.
@@ -87,7 +87,8 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
             None,
             f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
         )
-    except (OSError, RecursionError):  # Python itself may run what is too deep for ast
+    except (OSError, RecursionError):
+        # Python may still run a script that is too deeply nested for ast.
         return None, ""
 
 

@@ -21,7 +21,7 @@ _FEW_FILES = 1024  # the usual soft limit
 
 @dataclass(frozen=True, kw_only=True)
 class LimitFacts:
-    """What one rank has.
+    """The limits of one rank's process, and the free space on its node.
 
     Attributes:
         files: how many files it may have open; -1 for no limit.

@@ -22,7 +22,7 @@ _NEEDED = [("srun", option) for option in _SRUN] + [("sbatch", "--no-kill")]
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeFacts:
-    """What one rank finds.
+    """Why one rank could not run with spare nodes.
 
     Attributes:
         refused: why ``srunddp run`` would refuse ``--spare-nodes``; empty if it would not.
@@ -76,7 +76,7 @@ def evaluate(seen: Ranks[SpareNodeFacts]) -> Iterator[Finding]:
             yield one.finding(FAIL, *split_message(one.facts.refused))
         if found := ", ".join(one.facts.lacking):
             hint = (
-                "add it; for sbatch as #SBATCH, unless its own command line, which is not seen,"
+                "add it; for sbatch as #SBATCH, unless sbatch's command line, which is not seen,"
                 " had it"
             )
             yield one.finding(WARN, f"without {found}", "a job that outlives a lost node", hint)
@@ -84,9 +84,8 @@ def evaluate(seen: Ranks[SpareNodeFacts]) -> Iterator[Finding]:
 
 def summary(_: Ranks[SpareNodeFacts]) -> str:
     """Write which options are needed, because the check cannot see all that were given."""
-    return (
-        f"needed: srun {' '.join(_SRUN)}, and sbatch or salloc --no-kill; seen in batch jobs alone"
-    )
+    needed = f"srun {' '.join(_SRUN)}, and sbatch or salloc --no-kill"
+    return f"needed: {needed}; checked in batch jobs only"
 
 
 CHECK = Check("spare-nodes", SpareNodeFacts, collect, evaluate, summary)

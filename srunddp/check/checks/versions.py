@@ -57,7 +57,7 @@ if sys.argv[1]:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionFacts:
-    """What one rank has.
+    """The versions of Python, torch and the named packages on one rank.
 
     Attributes:
         python: the version of Python.
@@ -113,8 +113,8 @@ def collect(context: CheckContext) -> VersionFacts:
             for name, (version, place) in found.items()
         },
         places={
-            # Without the environment's path, because an environment at another path is one finding,
-            # and not one more for each package.
+            # Replace the environment's path: if it differs on a rank, that is one finding, and not
+            # one more for each package.
             name: shared(place).replace(prefix, "sys.prefix", 1)
             for name, (_, place) in found.items()
         },

@@ -434,7 +434,7 @@ def test_a_forced_channel_that_is_not_there_is_refused(
 ) -> None:
     text = refused(variables, channel)
     assert text.startswith(
-        f"--channel {channel} is not there under " if there else f"--channel {channel}, and no "
+        f"--channel {channel} is not available under " if there else f"--channel {channel}, and no "
     )
     assert f"expected {f'one of {there}' if there else 'a launcher'} ->" in text
 

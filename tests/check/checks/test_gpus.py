@@ -57,7 +57,7 @@ ALONE = "each rank sees its own GPU alone: no P2P and no NVLink among those of t
 SLICES = {rank: {"devices": [gpu(f"MIG-{rank}", parent="GPU-a")], "count": 1} for rank in (4, 5)}
 ONE_GPU = "two ranks with one GPU, GPU-a"
 TOO_FEW = "0 GPUs are visible to local rank 1, and 2 ranks share this node"
-NO_GPU = "no GPU is visible, and on other nodes there are"
+NO_GPU = "no GPU is visible, but other nodes have GPUs"
 FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tuple[int, ...]]]]] = {
     "nothing": ({}, []),
     "one GPU twice": (both(devices=[A, A]), [(FAIL, ONE_GPU, (4, 5))]),

@@ -9,7 +9,7 @@
 # One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
-# The ranks get this signal so many seconds before the time limit, and write a checkpoint.
+# The ranks get this signal some seconds before the time limit, and write a checkpoint.
 #SBATCH --signal=USR2@120
 #SBATCH --gpus-per-node=8
 #SBATCH --time=04:00:00

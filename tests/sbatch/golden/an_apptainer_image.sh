@@ -18,7 +18,7 @@
 
 set -euo pipefail
 
-unset VIRTUAL_ENV  # that of the shell which submitted this
+unset VIRTUAL_ENV  # that of the shell that submitted this job
 
 # Only srun of Slurm 22.05 and 23.02 needs this, to take over the option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
