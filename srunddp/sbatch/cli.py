@@ -34,8 +34,8 @@ DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
 # The keys that --from also takes, from options and from files of defaults: they concern the command
 # that is replaced. All others concern what a job script has already.
 # Of the options of srunddp run all but these: the launcher in the script says whether SCRIPT is a
-# module, and with spare nodes srun needs other options.
-_NOT_CARRIED = ("module", "spare_nodes")
+# module, and if the run goes on without a node, srun needs other options.
+_NOT_CARRIED = ("module", "spare_nodes", "min_nodes")
 _CARRIED_BESIDES = ("mpi", "env", "srun_arg", "srunddp", "run_options")
 CARRIED = (*(name for name in run_options.OPTIONS if name not in _NOT_CARRIED), *_CARRIED_BESIDES)
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
@@ -141,6 +141,7 @@ _GROUPS = {
         _Shown("mpi", "NAME"),
         _Shown("restarts"),
         _Shown("spare_nodes"),
+        _Shown("min_nodes"),
         _Shown("result"),
         _Shown("run_options", "OPTION"),
         _Shown("srun_arg", "OPTION"),
