@@ -207,20 +207,25 @@ class PeerError(SrunddpError):
 
 
 class ReassignedError(Exception):
-    """No failure: this task of a spare node is a rank from now on, and meets the others as that.
+    """No failure: this task has another number from now on, and meets the others again as that.
 
     Attributes:
         rank: Its number.
+        ranks_per_node: How many ranks each node has from now on, as Slurm writes counts; empty if
+            the ranks are not numbered anew.
+        expected: On rank 0, the numbers of the other tasks that come again.
     """
 
-    def __init__(self, rank: int) -> None:
-        """Note the number.
+    def __init__(self, rank: int, ranks_per_node: str = "", expected: tuple[int, ...] = ()) -> None:
+        """Note what the task has to know.
 
         Args:
-            rank: That the task has from now on.
+            rank, ranks_per_node, expected: See the class.
         """
         super().__init__(rank)
         self.rank = rank
+        self.ranks_per_node = ranks_per_node
+        self.expected = expected
 
 
 class Stopped(SystemExit):

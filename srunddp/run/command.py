@@ -12,13 +12,19 @@ from srunddp.supervisor.limits import LOST_AFTER
 from srunddp.util.quick_dataclass import dataclass
 
 # The defaults of options that no other command has; of others they stand beside their use.
-_LOST_AFTER_WITH_SPARES = 15.0  # with spare nodes, taking a node for lost too early costs little
-LOST_AFTER_HELP = f"[default: {LOST_AFTER:.0f}s; with --spare-nodes {_LOST_AFTER_WITH_SPARES:.0f}s]"
+# If the run goes on without a node, taking it for lost too early costs little.
+_LOST_AFTER_WITH_SPARES = 15.0
+LOST_AFTER_HELP = (
+    f"[default: {LOST_AFTER:.0f}s; with --spare-nodes or --min-nodes"
+    f" {_LOST_AFTER_WITH_SPARES:.0f}s]"
+)
 
 
-def default_lost_after(spare_nodes: int) -> float:
-    """Return the default of ``--lost-after`` in seconds; with spare nodes it is shorter."""
-    if spare_nodes:
+def default_lost_after(spare_nodes: int, min_nodes: int = 0) -> float:
+    """Return the default of ``--lost-after`` in seconds; it is shorter if the run can go on without
+    a node.
+    """
+    if spare_nodes or min_nodes:
         return _LOST_AFTER_WITH_SPARES
     return LOST_AFTER
 
@@ -50,6 +56,7 @@ class RunCommand:
         restarts: How often all ranks may be restarted.
         restart_grace: Seconds that all ranks may take to end before a restart.
         spare_nodes: How many nodes wait to take the ranks of others.
+        min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 for all.
         stall_timeout: Seconds without a step of any rank after which the run stops; 0 for no limit.
         lost_after: Seconds without an answer after which a node is lost.
         grace: Seconds that a failed or stopped script may take to end, and one that handles
@@ -83,6 +90,7 @@ class RunCommand:
     restarts: int
     restart_grace: float
     spare_nodes: int
+    min_nodes: int
     stall_timeout: float
     lost_after: float
     grace: float
@@ -119,9 +127,11 @@ class RunCommand:
             restarts=given["restarts"],
             restart_grace=given["restart_grace"],
             spare_nodes=given["spare_nodes"],
+            min_nodes=given["min_nodes"],
             stall_timeout=given["stall_timeout"],
             # None means that the option was not given; 0 cannot be given (LOST_LEAST).
-            lost_after=given["lost_after"] or default_lost_after(given["spare_nodes"]),
+            lost_after=given["lost_after"]
+            or default_lost_after(given["spare_nodes"], given["min_nodes"]),
             grace=given["grace"],
             signal_grace=given["signal_grace"],
             fast_exit=given["fast_exit"],

@@ -76,6 +76,13 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
             metavar="K",
             help="The last K nodes wait, to replace others.",
         ),
+        click.option(
+            "--min-nodes",
+            type=click.IntRange(0),
+            default=0,
+            metavar="N",
+            help="With no spare node left, go on with fewer nodes, N at least.",
+        ),
         limit(
             "--stall-timeout",
             STALL_TIMEOUT,

@@ -69,24 +69,27 @@ def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
         rejoin: What the previous start has handed over; None in the first start.
 
     Raises:
-        UsageError: ``--spare-nodes`` is given without ``--restarts``.
-        ConfigError: The environment is wrong, or has too few nodes for the spare nodes asked for.
+        UsageError: ``--spare-nodes`` or ``--min-nodes`` is given without ``--restarts``.
+        ConfigError: The environment is wrong, or has too few nodes for these options.
     """
-    if command.spare_nodes and not command.restarts:
+    needs_restarts = {"--spare-nodes": command.spare_nodes, "--min-nodes": command.min_nodes}
+    given = [option for option, number in needs_restarts.items() if number]
+    if given and not command.restarts:
         raise UsageError(
-            "--spare-nodes without --restarts",
+            f"{given[0]} without --restarts",
             expected="both",
             hint="add --restarts=3",
             scope=Scope.JOB,
         )
     environment = detect(os.environ, channel=command.channel)
-    if command.spare_nodes:
-        # Most runs have no spare nodes, and import nothing of them.
-        from srunddp.spare_nodes.layout import set_spare_nodes
+    if not given:
+        return environment
+    # In most runs the ranks' nodes stay, and nothing of this is imported.
+    from srunddp.spare_nodes.layout import in_next_start, set_spare_nodes
 
-        environment = set_spare_nodes(environment, command.spare_nodes)
+    environment = set_spare_nodes(environment, command.spare_nodes, command.min_nodes)
     if rejoin and rejoin.spare_nodes:
-        return replace(environment, rank=rejoin.spare_nodes.rank)
+        return in_next_start(environment, rejoin.spare_nodes)
     return environment
 
 
@@ -109,7 +112,8 @@ def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | No
         command.prefix,
         command.show_ranks,
         rank=environment.rank,
-        world_size=environment.world_size,
+        # A rank of --show-ranks may have been left out since the first start.
+        world_size=environment.first_world_size or environment.world_size,
         node=environment.node,
         run=run_name(environment),
     )

@@ -101,10 +101,10 @@ class Agent(RankAgent):
         self._folder = log.parent if log else None
         # The rendezvous runs in another thread, which could not ask.
         self._asks_for_stall_timeout = is_chosen("stall_timeout")
-        self._spare_nodes = self._make_spare_nodes() if environment.spares else None
+        self._spare_nodes = self._make_spare_nodes() if environment.nodes_may_change else None
 
     def _make_spare_nodes(self) -> SpareNodes:
-        # Import only when needed: most runs have no spare nodes.
+        # Import only when needed: in most runs the ranks' nodes stay.
         from srunddp.spare_nodes.spare_nodes import SpareNodes
 
         return SpareNodes(
@@ -149,11 +149,13 @@ class Agent(RankAgent):
         )
         code = 0
         rejoin = None
+        history = None
         try:
             code = supervisor.run()
         except ReassignedError as error:
             assert self._spare_nodes
-            rejoin = self._spare_nodes.rejoin_as(error.rank)
+            rejoin = self._spare_nodes.rejoin_as(error)
+            history = self.history
         failure_monitor = supervisor.monitor
         if supervisor.restart is not None and failure_monitor and self._meeting:
             rejoin = self._next_rejoin(supervisor.restart, failure_monitor, self._meeting)
@@ -162,7 +164,7 @@ class Agent(RankAgent):
         return EndedStart(
             exit_code=code,
             rejoin=rejoin,
-            history=self._policy.history if self._policy else None,
+            history=self._policy.history if self._policy else history,
             remaining=tuple(supervisor.remaining),
             end_requests=tuple(supervisor.asked),
             ends_by=self._ends_by(launcher, supervisor),

@@ -32,9 +32,9 @@ from srunddp.util.option_groups import after_script
 # The files with the defaults of a site and of a user; the latter win.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
 # Besides a job script, --from takes only keys that concern the replaced command, from options and
-# from files of defaults. Among them are all options of srunddp run but two: the script's launcher
-# says whether SCRIPT is a module, and with spare nodes srun needs other options.
-_NOT_CARRIED = ("module", "spare_nodes")
+# from files of defaults. Among them are all options of srunddp run but these: the script's launcher
+# says whether SCRIPT is a module, and if the run goes on without a node, srun needs other options.
+_NOT_CARRIED = ("module", "spare_nodes", "min_nodes")
 _CARRIED_BESIDES = ("mpi", "env", "srun_arg", "srunddp", "run_options")
 CARRIED = (*(name for name in run_options.OPTIONS if name not in _NOT_CARRIED), *_CARRIED_BESIDES)
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
@@ -140,6 +140,7 @@ _GROUPS = {
         _Shown("mpi", "NAME"),
         _Shown("restarts"),
         _Shown("spare_nodes"),
+        _Shown("min_nodes"),
         _Shown("result"),
         _Shown("run_options", "OPTION"),
         _Shown("srun_arg", "OPTION"),

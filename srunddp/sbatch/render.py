@@ -200,7 +200,7 @@ def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
         ("ntasks-per-node", job.tasks),
         ("cpus-per-task", job.cpus_per_task),
         ("signal", job.warning),
-        ("no-kill", bool(job.spare_nodes) and "no-kill" not in job.slurm),
+        ("no-kill", job.outlives_nodes and "no-kill" not in job.slurm),
         *map(split, job.sbatch_arg),
     ]
     return [(name, value) for name, value in requested if value]
@@ -341,11 +341,14 @@ def _preflight(job: SlurmJob) -> list[str]:
 
 def _training(job: SlurmJob) -> list[list[str]]:
     """Return the step that trains, and what follows it, as sections of lines."""
-    spared = (
-        "# srunddp itself ends and restarts ranks, those of a lost node on a spare one: srun must"
-        " end none."
-    )
-    why = [spared if job.spare_nodes else "# The first rank that fails ends the others."]
+    why = ["# The first rank that fails ends the others."]
+    if job.spare_nodes:
+        why = [
+            "# srunddp itself ends and restarts ranks, those of a lost node on a spare one: srun"
+            " must end none."
+        ]
+    elif job.min_nodes:
+        why = ["# srunddp itself ends and restarts ranks, without a lost node: srun must end none."]
     step = [*_srun(job, training=True), *_run(job)]
     if not (job.requeue or job.monitor or job.restarts_ranks):
         return [[*why, *_continued(step)]]
@@ -381,7 +384,7 @@ def _absolute(path: str) -> str:
 
 def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
     """Return the lines of srun and its options, up to the command on each node."""
-    if training and job.spare_nodes:
+    if training and job.outlives_nodes:
         # srun would end the other tasks when a node is lost, when a task fails, and WaitTime
         # (slurm.conf) after the first task has ended. Each option here prevents one of the three.
         ending = "--no-kill --kill-on-bad-exit=0 --wait=0"
@@ -447,6 +450,7 @@ def _run_options(job: SlurmJob, *, result: str | None, monitor_dir: str | None) 
         ("offline", job.offline),
         ("restarts", job.restarts),
         ("spare-nodes", job.spare_nodes),
+        ("min-nodes", job.min_nodes),
         ("result", result),
         ("log-dir", job.log_dir),
         ("monitor", job.monitor),

@@ -40,6 +40,7 @@ class SlurmJob:
             that is running.
         restarts: as in srunddp run.
         spare_nodes: as in srunddp run; nodes counts them too.
+        min_nodes: as in srunddp run.
         result: as in srunddp run.
         run_options: options of srunddp run, such as --prefix; each also has its own name here.
         job_name: the script's name without its ending unless given.
@@ -83,6 +84,7 @@ class SlurmJob:
     srunddp: str | None = None
     restarts: int | None = None
     spare_nodes: int | None = None
+    min_nodes: int | None = None
     result: str | None = None
     run_options: tuple[str, ...] = ()
     job_name: str | None = None
@@ -169,6 +171,11 @@ class SlurmJob:
     def world_size(self) -> int:
         """How many ranks there are; 0 if Slurm decides."""
         return max(0, (self.node_count or 0) - (self.spare_nodes or 0)) * self.tasks
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """Whether the run may go on without a lost node, so that Slurm must not end the job."""
+        return bool(self.spare_nodes or self.min_nodes)
 
     @property
     def restarts_ranks(self) -> bool:

@@ -289,6 +289,18 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
         "both",
         "add --restarts=3",
     )
+    yield (
+        job.min_nodes and not job.restarts,
+        f"--min-nodes {job.min_nodes} without --restarts",
+        "both",
+        "add --restarts=3",
+    )
+    yield (
+        job.min_nodes and job.node_count and job.min_nodes > others,
+        f"--min-nodes {job.min_nodes} of {others} nodes with ranks",
+        f"{others} at most",
+        "give more with --nodes, in which the spare ones count",
+    )
     # If Slurm decides how many tasks a node has, assume two, which is enough.
     few = job.spare_nodes and others * (job.tasks or 2) < 2
     found = f"{found} with --nodes {job.node_count or 'unset'}"
@@ -333,9 +345,9 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
             f"write --srun-arg=--{each}",
         )
         yield (
-            each.startswith("--spare-nodes"),
+            each.startswith(("--spare-nodes", "--min-nodes")),
             f"--srun-arg {each!r}",
-            "--spare-nodes, which srunddp sbatch has, too",
+            f"{each.partition('=')[0]}, which srunddp sbatch has, too",
             f"write {each}",
         )
     for each in job.sbatch_arg:

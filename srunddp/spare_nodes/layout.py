@@ -3,28 +3,35 @@
 from dataclasses import replace
 from itertools import accumulate
 
+from srunddp.bootstrap.environment.slurm import task_counts
 from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.rendezvous.rank_setup import SpareNodeTerms
 from srunddp.errors import ConfigError, Scope
 
-_OPTION = "--spare-nodes"
+_SPARE_NODES = "--spare-nodes"
+_MIN_NODES = "--min-nodes"
 
 
-def set_spare_nodes(environment: Environment, count: int) -> Environment:
-    """Return an environment whose world leaves out the tasks of the last ``count`` nodes.
+def set_spare_nodes(environment: Environment, count: int, min_nodes: int = 0) -> Environment:
+    """Return an environment whose world leaves out the tasks of the last ``count`` nodes, and whose
+    ranks' nodes may change at a restart.
 
     Args:
         environment: What the launcher's variables say: every task of the step is a rank.
-        count: How many nodes are spare, at least 1.
+        count: How many nodes are spare; 0 only with ``min_nodes``.
+        min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it goes
+            on with all only.
 
     Raises:
         ConfigError: The processes are not a Slurm step, the tasks are not numbered in the order of
-            the nodes, fewer than 2 ranks would be left, or a spare node has fewer tasks than
-            another node.
+            the nodes, fewer than 2 ranks would be left, there are fewer nodes than ``min_nodes``,
+            or a spare node has fewer tasks than another node.
     """
+    option = _SPARE_NODES if count else _MIN_NODES
     step = environment.step
     if not step:
         raise ConfigError(
-            f"{_OPTION} under {environment.launcher}",
+            f"{option} under {environment.launcher}",
             expected="a step of Slurm",
             hint="start with srun --no-kill --kill-on-bad-exit=0 --wait=0",
             scope=Scope.JOB,
@@ -34,26 +41,82 @@ def set_spare_nodes(environment: Environment, count: int) -> Environment:
         node for node, size in zip(step.nodes, sizes, strict=False) for _ in range(size)
     ]:
         raise ConfigError(
-            f"{_OPTION} with the distribution {step.distribution}",
+            f"{option} with the distribution {step.distribution}",
             expected="tasks in the order of the nodes",
             hint="add srun --distribution=block",
             scope=Scope.JOB,
         )
-    if count >= len(sizes) or sum(sizes[:-count]) < 2:
+    places = max(0, len(sizes) - count)
+    with_ranks = sizes[:places]
+    if sum(with_ranks) < 2:
         raise ConfigError(
-            f"{_OPTION}={count} of {len(sizes)} nodes",
-            expected="2 ranks or more on the others",
+            f"{option}={count or min_nodes} of {len(sizes)} nodes",
+            expected="2 ranks or more on the others" if count else "2 ranks or more",
             hint="ask for more nodes with -N",
             scope=Scope.JOB,
         )
-    if min(sizes[-count:]) < max(sizes):
-        found = f"{min(sizes[-count:])} tasks on a spare node, and {max(sizes)} on another"
-        hint = "--ntasks-per-node"
+    spare = sizes[places:]
+    if spare and min(spare) < max(sizes):
         raise ConfigError(
-            found, expected="no fewer on a spare node", hint=f"give srun {hint}", scope=Scope.JOB
+            f"{min(spare)} tasks on a spare node, and {max(sizes)} on another",
+            expected="no fewer on a spare node",
+            hint="give srun --ntasks-per-node",
+            scope=Scope.JOB,
         )
-    ranks = sizes[:-count]
-    return replace(environment, world_size=sum(ranks), spares=sum(sizes[-count:]), node_sizes=ranks)
+    if min_nodes:
+        _check_min_nodes(min_nodes, with_ranks)
+    return replace(
+        environment,
+        world_size=sum(with_ranks),
+        first_world_size=sum(with_ranks),
+        spares=sum(spare),
+        node_sizes=with_ranks,
+        min_nodes=min_nodes,
+    )
+
+
+def _check_min_nodes(min_nodes: int, sizes: tuple[int, ...]) -> None:
+    """Check that a run may go on with so few of the nodes that have ranks.
+
+    Raises:
+        ConfigError: There are fewer nodes, or there might be fewer than 2 ranks.
+    """
+    if min_nodes > len(sizes):
+        raise ConfigError(
+            f"{_MIN_NODES}={min_nodes} of {len(sizes)} nodes with ranks",
+            expected=f"{len(sizes)} at most",
+            hint="ask for more nodes with -N",
+            scope=Scope.JOB,
+        )
+    fewest = sum(sorted(sizes)[:min_nodes])
+    if fewest < 2:
+        raise ConfigError(
+            f"{_MIN_NODES}={min_nodes}, and a node with 1 rank",
+            expected="2 ranks or more on so many nodes",
+            hint=f"give {_MIN_NODES}=2, or srun --ntasks-per-node",
+            scope=Scope.JOB,
+        )
+
+
+def in_next_start(environment: Environment, terms: SpareNodeTerms) -> Environment:
+    """Return the environment of a task after a restart, in which it may have another number.
+
+    Args:
+        environment: The task's in the first start, from :func:`set_spare_nodes`.
+        terms: What the start before has handed on.
+    """
+    sizes = environment.node_sizes
+    if terms.ranks_per_node:
+        sizes = tuple(task_counts(terms.ranks_per_node))
+    tasks = environment.world_size + environment.spares
+    return replace(
+        environment,
+        rank=terms.rank,
+        world_size=sum(sizes),
+        spares=tasks - sum(sizes),
+        node_sizes=sizes,
+        layout=terms.layout,
+    )
 
 
 def ranks_of_nodes(sizes: tuple[int, ...]) -> list[range]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from srunddp.spare_nodes.choice import fewest_nodes
 from srunddp.spare_nodes.lease import Lease
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
@@ -18,16 +19,15 @@ from srunddp.supervisor.root_cause import LOST, Ending, RootCause
 
 
 class RankZeroSpareNodes:
-    """Rank 0's view of the nodes of a run that has spare nodes.
+    """Rank 0's view of the nodes of a run in which they may change.
 
     All times here are those of the lease clock, which goes on while this process is suspended. The
     other nodes are not suspended with it: when its lease is over, they may go on without this
     worker.
 
     Attributes:
-        can_move: Whether ranks can move to spare nodes. It is False in the last start, which no
-            restart follows, and if no task of a spare node can take over from rank 0. Then no run
-            goes on without a node, and no lease is in force.
+        can_move: Whether the run can go on without a node. It is False in the last start, which no
+            restart follows, and if no task can take over from rank 0. Then no lease is in force.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class RankZeroSpareNodes:
         clock: Clock,
         *,
         can_move: bool,
+        min_nodes: int = 0,
     ) -> None:
         """Begin when all tasks have met.
 
@@ -49,7 +50,10 @@ class RankZeroSpareNodes:
             leases: Rank 0's lease on each of these connections.
             clock: The clock of the leases.
             can_move: See the class.
+            min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it
+                needs all.
         """
+        self._min_nodes = min_nodes
         self._numbers = numbers
         self.can_move = can_move
         self._nodes = nodes
@@ -140,16 +144,31 @@ class RankZeroSpareNodes:
             suspect = root_cause.node
         return self.left(root_cause, suspect)
 
-    def are_too_few_for(self, left: Collection[str]) -> bool:
-        """Whether there are fewer usable spare nodes than these nodes, whose ranks must move."""
-        return bool(left) and self.free(left) < len(left)
+    def shortage(self, left: Collection[str]) -> str:
+        """Return why the next start cannot do without these nodes; empty if it can.
+
+        Args:
+            left: The nodes that are given up, all of which have ranks.
+        """
+        places = len(self._nodes_with_ranks)
+        remaining = places - len(left) + min(self.free(left), len(left))
+        if remaining >= fewest_nodes(places, self._min_nodes):
+            return ""
+        if not self._min_nodes:
+            return "no spare node is left"
+        nodes = "1 node is" if remaining == 1 else f"{remaining} nodes are"
+        return f"{nodes} left, and --min-nodes is {self._min_nodes}"
+
+    @property
+    def _nodes_with_ranks(self) -> set[str]:
+        return {node for rank, node in self._nodes.items() if rank not in self._numbers}
 
     def left(self, root_cause: RootCause, suspect: str) -> set[str]:
         """Return the nodes whose ranks have to move, even if no ranks can move now.
 
         These are the lost node, the nodes on which the supervisor of a rank has ended, those that
-        do not reach others if there are enough spare ones for all of them, and the suspect if it
-        was the first to fail.
+        do not reach others if the run can do without all of them, and the suspect if it was the
+        first to fail.
 
         Args:
             root_cause: Why this start ends.
@@ -161,13 +180,13 @@ class RankZeroSpareNodes:
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
         without_way = {*root_cause.without_way} - left
-        # With fewer nodes the rest would not reach each other either.
-        if self.free(left | without_way) >= len(left | without_way):
+        # If only some of them are left, the rest would not reach each other either.
+        if not self.shortage(left | without_way):
             left |= without_way
-        # If no other node has ranks, a failure proves nothing about this node.
-        others = {node for rank, node in self._nodes.items() if rank not in self._numbers}
         is_suspect = bool(suspect) and root_cause.suspect == suspect and not root_cause.without_way
-        if is_suspect and others - {suspect} and self.free(left) > len(left):
+        # If no other node has ranks, a failure proves nothing about this node.
+        others = self._nodes_with_ranks - {suspect}
+        if is_suspect and others and not self.shortage(left | {suspect}):
             left.add(suspect)
         return left
 
@@ -180,8 +199,8 @@ class RankZeroSpareNodes:
         gone = {
             self._nodes[number] for number in self._numbers if not self._connections[number].open
         }
-        ranks = {node for number, node in self._nodes.items() if number not in self._numbers}
-        return len({self._nodes[number] for number in self._numbers} - gone - ranks - {*without})
+        spare = {self._nodes[number] for number in self._numbers}
+        return len(spare - gone - self._nodes_with_ranks - {*without})
 
     def ended_by(self, left: Collection[str]) -> float:
         """Return the time by which the workers of these nodes have ended, and also the workers

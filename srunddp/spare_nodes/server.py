@@ -1,13 +1,14 @@
-"""Rank 0's side of the rendezvous after a restart with spare nodes: a rank that does not come is
-lost, and its node is replaced.
+"""Rank 0's side of the rendezvous after a restart in which nodes may change: a rank that does not
+come is lost, and its node is replaced or left out.
 """
 
 import socket
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
+from srunddp.bootstrap.environment.slurm import fold_counts
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.messages import (
     AbortReason,
@@ -18,8 +19,8 @@ from srunddp.bootstrap.rendezvous.messages import (
     Told,
 )
 from srunddp.bootstrap.rendezvous.server import RendezvousServer
-from srunddp.errors import RendezvousError, Scope
-from srunddp.spare_nodes.layout import ranks_of_nodes
+from srunddp.errors import ReassignedError, RendezvousError, Scope
+from srunddp.spare_nodes.choice import NodeChoice, choose_nodes
 from srunddp.util.hostlist import fold_ranks
 from srunddp.util.messages import send
 from srunddp.util.tcp import limit_silence
@@ -28,13 +29,17 @@ from srunddp.util.tcp import limit_silence
 @dataclass(kw_only=True)
 class SpareNodeServer(RendezvousServer):
     """Waits for the expected tasks. If a rank is missing, all ranks of its node move to a spare
-    node.
+    node, or are left out; :mod:`srunddp.spare_nodes.choice` chooses.
 
-    The ranks of the other nodes stay where they are. A task of a spare node that gets a rank is
-    told so and connects again as that rank, so it is then expected under its new number.
+    The ranks of the other nodes stay where they are. A task that gets another number is told so and
+    connects again with it, so it is then expected under its new number. If nodes are left out, the
+    ranks are numbered anew: then all tasks begin the start again, rank 0's too, as what they have
+    opened so far is that of another rank.
 
     Attributes:
         sizes: How many ranks each node has.
+        number: The number of this task in the start before; not 0 if it takes over from rank 0.
+        min_nodes: Down to how many nodes the run goes on; 0 if it needs all.
         expected: The numbers of the tasks that have come or may still come. A task that is given
             up is removed, and a rank is added when a task of a spare node gets it.
         within: Seconds after which a task that has not come counts as lost. By then it has ended
@@ -48,6 +53,8 @@ class SpareNodeServer(RendezvousServer):
     """
 
     sizes: tuple[int, ...]
+    number: int = 0
+    min_nodes: int = 0
     expected: set[int]
     within: float
     not_before: float
@@ -72,9 +79,10 @@ class SpareNodeServer(RendezvousServer):
         # come, or may be lost again: only a turn that finds nothing to do ends the loop.
         while True:
             self.expected &= {*self._here}  # tasks that have not come are given up
-            vacant = {*range(sum(self.sizes))} - {*self._here}
-            if vacant:
-                self._replace(vacant)
+            choice = self._choose()
+            if choice.sizes != self.sizes:
+                self._number_anew(choice)
+            if self._move(choice):
                 self._await_expected(listener)  # the tasks that have got a rank connect again
             elif time.monotonic() < self.not_before:
                 # A task that has come may be lost while we wait; then its rank is vacant again.
@@ -98,9 +106,10 @@ class SpareNodeServer(RendezvousServer):
                 del self.connections[hello.rank], self._here[hello.rank]
                 self.expected.discard(hello.rank)
             return
-        if self._moved.get(hello.rank, hello.node) != hello.node:
-            # The task was cut off, and its rank has moved to another node meanwhile. Two tasks
-            # must not have the same rank.
+        has_moved = self._moved.get(hello.rank, hello.node) != hello.node
+        if has_moved or hello.layout != self.own.layout:
+            # The task was cut off, and meanwhile its rank has moved to another node, or the ranks
+            # were numbered anew. Two tasks must not have the same rank.
             self._dismiss(connection, hello)
             return
         is_failure = isinstance(message, AbortReason | CannotCome)
@@ -127,52 +136,60 @@ class SpareNodeServer(RendezvousServer):
             )
         self.on_quorum()
 
-    def _replace(self, vacant: Collection[int]) -> None:
-        for ranks in ranks_of_nodes(self.sizes):
-            if not {*vacant} & {*ranks}:
-                continue
-            if 0 in ranks:
-                # A new rank 0 runs on a spare node, and the other tasks of that node take the other
-                # ranks of the old rank 0's node. If rank 0 is not new, no task waits on its node,
-                # and the run ends with the error below.
-                wanted = [*ranks][1:]
-                spare = self._spare_nodes().get(self.own.node, [])
-            else:
-                for rank in {*ranks} & {*self._here}:
-                    self._dismiss(self.connections.pop(rank), self._here.pop(rank))
-                others = [
-                    each for node, each in self._spare_nodes().items() if node != self.own.node
-                ]
-                wanted = [*ranks]
-                spare = next((each for each in others if len(each) >= len(ranks)), [])
-            if len(spare) < len(wanted):
-                raise RendezvousError(
-                    f"no spare node is left for {fold_ranks(wanted, {})}",
-                    expected="one for each node that is lost",
-                    hint="give the job more with --spare-nodes",
-                    scope=Scope.JOB,
-                )
-            self._assign(wanted, spare)
+    def _choose(self) -> NodeChoice:
+        """Choose the nodes of the next start, and dismiss the tasks that have no place on them.
 
-    def _assign(self, ranks: Collection[int], spare: Collection[Hello]) -> None:
+        Raises:
+            RendezvousError: There are too few nodes.
+        """
+        here = {number: hello.node for number, hello in self._here.items()}
+        # This task came as rank 0, which is not its number if it takes over.
+        here[self.number] = here.pop(0)
+        choice = choose_nodes(self.sizes, here, own=self.number, min_nodes=self.min_nodes)
+        for number in here.keys() - choice.numbers.keys():
+            self._dismiss(self.connections.pop(number), self._here.pop(number))
+        for place in choice.places:
+            moved = [
+                rank
+                for rank, task in zip(place.ranks, place.tasks, strict=True)
+                if task not in (rank, self.number)
+            ]
+            if moved:
+                verb = "go" if len(moved) > 1 else "goes"
+                self.say(f"{fold_ranks(moved, {})} {verb} to {place.node}")
+        return choice
+
+    def _move(self, choice: NodeChoice) -> bool:
+        """Tell the tasks that have another number from now on; return whether there are any.
+
+        A spare node may have more tasks than the lost one had ranks; the others go on waiting.
+        """
+        told = {task: new for task, new in choice.numbers.items() if task not in (new, self.number)}
+        for number, rank in told.items():
+            send(self.connections.pop(number), Moved(rank))
+            self._moved[rank] = self._here.pop(number).node
+        self.expected = (self.expected - told.keys()) | {*told.values()}
+        self.number = 0
+        return bool(told)
+
+    def _number_anew(self, choice: NodeChoice) -> NoReturn:
+        """Tell all tasks that the ranks are numbered anew, and end this rendezvous.
+
+        All of them, rank 0's too, begin the start again as other ranks, and meet here again.
+
+        Raises:
+            ReassignedError: Always.
+        """
+        sizes = choice.sizes
         self.say(
-            f"{fold_ranks(ranks, {})} {'go' if len(ranks) > 1 else 'goes'} to"
-            f" {next(iter(spare)).node}"
+            f"no spare node is left for {fold_ranks(choice.left_out, {})}: the run goes on with"
+            f" {sum(sizes)} ranks on {len(sizes)} {'nodes' if len(sizes) > 1 else 'node'}"
         )
-        # A spare node may have more tasks than the lost one had ranks; the others go on waiting.
-        for rank, hello in zip(ranks, spare, strict=False):
-            send(self.connections.pop(hello.rank), Moved(rank))
-            del self._here[hello.rank]
-            self.expected = (self.expected - {hello.rank}) | {rank}
-            self._moved[rank] = hello.node
-
-    def _spare_nodes(self) -> dict[str, list[Hello]]:
-        """Return the waiting tasks that have come, by node, in the order of their local ranks."""
-        found = defaultdict(list)
-        for number, hello in sorted(self._here.items()):
-            if number >= sum(self.sizes):
-                found[hello.node].append(hello)
-        return found
+        ranks_per_node = fold_counts(sizes)
+        numbers = {task: new for task, new in choice.numbers.items() if task != self.number}
+        for number, new in numbers.items():
+            send(self.connections[number], Moved(new, ranks_per_node))
+        raise ReassignedError(0, ranks_per_node, tuple(sorted(numbers.values())))
 
     def _dismiss(self, connection: socket.socket, hello: Hello) -> None:
         found = f"the ranks of {hello.node} have gone to another node"

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from srunddp.bootstrap.environment.slurm import fold_counts
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, Rejoin, SpareNodeTerms
 from srunddp.bootstrap.rendezvous.roles import ServerParts
+from srunddp.errors import ReassignedError
 from srunddp.spare_nodes import srun
 from srunddp.spare_nodes.lease import Lease
 from srunddp.supervisor.clock import Clock
@@ -31,6 +33,7 @@ def spare_nodes_of_start(
     lost_after: float,
     limits: Limits = DEFAULT_LIMITS,
     clock: Clock = time.monotonic,
+    min_nodes: int = 0,
 ) -> SpareNodesOfStart:
     """Return what the failure monitor has to know of the spare nodes in one start.
 
@@ -43,6 +46,8 @@ def spare_nodes_of_start(
         limits: The supervisor's times.
         clock: The clock of the leases, which must also be the failure monitor's. It has to go on
             while this process is suspended.
+        min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it needs
+            all.
     """
     numbers = frozenset(number for number in nodes if number >= world_size)
 
@@ -57,6 +62,7 @@ def spare_nodes_of_start(
             {number: Lease(lost_after, clock, limits) for number in connections},
             clock,
             can_move=bool(takeover),
+            min_nodes=min_nodes,
         )
 
     def lease() -> Lease | None:
@@ -102,6 +108,7 @@ class SpareNodes:
             meeting.takeover if has_restart_left else "",
             self.lost_after,
             self.limits,
+            min_nodes=self.setup.environment.min_nodes,
         )
 
     def server(self, parts: ServerParts, terms: SpareNodeTerms) -> RendezvousServer:
@@ -122,8 +129,12 @@ class SpareNodes:
             say=parts.say,
             interrupt=parts.interrupt,
             spares=self.setup.environment.spares,
+            may_shrink=self.setup.environment.may_shrink,
+            names_nodes=True,
             agent_store=parts.agent_store,
             sizes=self.setup.environment.node_sizes,
+            number=terms.number,
+            min_nodes=self.setup.environment.min_nodes,
             expected={*terms.expected},
             within=terms.within,
             not_before=terms.not_before,
@@ -162,6 +173,8 @@ class SpareNodes:
         known = failure_monitor.next_start()
         terms = SpareNodeTerms(
             rank=environment.rank,
+            ranks_per_node=fold_counts(environment.node_sizes),
+            layout=environment.layout,
             lost_after=self.lost_after,
             # By then the lease of a rank that does not come is over, so its worker has ended. A
             # rank that does come has had the time that its script may take to end.
@@ -173,22 +186,33 @@ class SpareNodes:
         # For each restart rank 0 publishes where it listens. If the text is the deputies' places
         # instead, which all ranks were told at the rendezvous, rank 0 is gone.
         is_without_rank_zero = rejoin.published == meeting.takeover
-        if is_without_rank_zero and environment.is_spare and failure_monitor.is_first_deputy():
+        can_take_over = environment.is_spare or environment.may_shrink
+        if is_without_rank_zero and can_take_over and failure_monitor.is_first_deputy():
             return self._rejoin_as_rank_zero(rejoin, terms, failure_monitor.root_cause, meeting)
         return replace(rejoin, spare_nodes=terms)
 
-    def rejoin_as(self, rank: int) -> Rejoin:
-        """Return how this task of a spare node meets the others again after it was given a rank.
+    def rejoin_as(self, reassigned: ReassignedError) -> Rejoin:
+        """Return how this task meets the others again after it was given another number.
 
-        The others are still in the rendezvous of this start, which follows a restart.
+        It does so in the same start, which follows a restart.
 
         Args:
-            rank: The rank that the task was given.
+            reassigned: What the task was told; rank 0 has told it itself.
         """
         rejoin = self.setup.options.rejoin
         assert rejoin
         assert rejoin.spare_nodes
-        return replace(rejoin, spare_nodes=replace(rejoin.spare_nodes, rank=rank))
+        terms = replace(rejoin.spare_nodes, rank=reassigned.rank)
+        if reassigned.ranks_per_node:
+            terms = replace(
+                terms, ranks_per_node=reassigned.ranks_per_node, layout=terms.layout + 1
+            )
+        if not self.setup.held:
+            return replace(rejoin, spare_nodes=terms)
+        # What was due when rank 0 took over has been done; and some may have connected already.
+        terms = replace(terms, takes_over=False, number=0, lost=None, expected=reassigned.expected)
+        descriptor = self.setup.held.rendezvous.detach()
+        return replace(rejoin, descriptor=descriptor, spare_nodes=terms)
 
     def _rejoin_as_rank_zero(
         self,
@@ -220,6 +244,7 @@ class SpareNodes:
                 terms,
                 rank=0,
                 takes_over=True,
+                number=environment.rank,
                 lost=lost,
                 expected=tuple(sorted(everyone - on_node_of_rank_zero - {environment.rank})),
                 quorum=len(everyone) // 2 + 1,

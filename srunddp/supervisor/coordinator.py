@@ -657,8 +657,8 @@ class Coordinator(FailureMonitor):
         if self._restarts and (why := self._restarts.forbids(root_cause)):
             return why
         if self._replacement and self._replacement.can_move:
-            if self._replacement.are_too_few_for(left):
-                return "no spare node is left"
+            if shortage := self._replacement.shortage(left):
+                return shortage
         elif root_cause.ending is Ending.LOST:
             return "a node is lost"
         elif self._has_lost_a_rank():

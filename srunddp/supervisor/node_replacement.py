@@ -73,8 +73,8 @@ class NodeReplacement(Protocol):
 
     @property
     def can_move(self) -> bool:
-        """Whether ranks can move to spare nodes. They cannot in the last start, which no restart
-        follows, and not if no task of a spare node can take over from rank 0.
+        """Whether the run can go on without a node. It cannot in the last start, which no restart
+        follows, and not if no task can take over from rank 0.
         """
 
     def drop(self, number: int) -> bool:
@@ -104,8 +104,12 @@ class NodeReplacement(Protocol):
             before: What is known of the earlier starts.
         """
 
-    def are_too_few_for(self, left: Collection[str]) -> bool:
-        """Whether there are fewer usable spare nodes than these nodes, whose ranks must move."""
+    def shortage(self, left: Collection[str]) -> str:
+        """Return why the next start cannot do without these nodes; empty if it can.
+
+        Args:
+            left: The nodes that are given up, all of which have ranks.
+        """
 
     def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
         """Note what the next start has to know, once the ranks have been told that this one is

@@ -30,6 +30,7 @@ from srunddp.train.data.reader import Collate, Weight
 from srunddp.train.data.sampler import length_of
 from srunddp.train.data.steps import StepBatches
 from srunddp.train.evaluations import Evaluations
+from srunddp.train.fewer_ranks import WorldSizes, what_cannot_follow
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
 from srunddp.train.model.ddp import DDPModel
@@ -52,6 +53,8 @@ class LoopContext:
 
     Attributes:
         config: The settings.
+        given_config: The settings as the script has given them.
+        world_sizes: The numbers of ranks that the run may have; None if they stay.
         world: The ranks that train together.
         state: Where training stands; the loop counts its steps and epochs.
         ddp: The model. After callbacks the loop has it share the gradients of what is trained then.
@@ -65,6 +68,8 @@ class LoopContext:
     """
 
     config: Config
+    given_config: Config
+    world_sizes: WorldSizes | None
     world: World
     state: TrainingState
     ddp: DDPModel
@@ -271,6 +276,7 @@ class FitLoop:
         else:
             self._samples = None
         validate.check_batch_norm(context.ddp.model, self._samples, world, config)
+        self._is_sharded = given.sharded
         self._callbacks = context.callbacks
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
@@ -301,6 +307,13 @@ class FitLoop:
             for line in advice(os.environ, Cpus.here()):
                 self._progress.log(line)
         self._set_up_epochs()
+        for line in what_cannot_follow(
+            self._context.given_config,
+            self._context.world_sizes,
+            sharded=self._is_sharded,
+            steps_scheduler=bool(self._schedulers.made_for_steps),
+        ):
+            self._progress.log(line)
         if self._config.output_dir:
             self._open(Path(self._config.output_dir))
         self._callbacks.fit_start()
@@ -381,7 +394,7 @@ class FitLoop:
             path = folder / "config.yaml"
             hint = "correct output_dir, or free space there"
             with file_errors(str(path), expected="a folder that rank 0 may write to", hint=hint):
-                save_config(path, self._config)
+                save_config(path, self._context.given_config)
             # The report of a run with --monitor shows the settings of this start.
             if monitor := os.environ.get(MONITOR_FOLDER):
                 with suppress(OSError):

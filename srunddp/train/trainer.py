@@ -20,6 +20,7 @@ from srunddp.train.data.order import Order
 from srunddp.train.data.reader import Weight
 from srunddp.train.data.steps import Batch, StepBatches
 from srunddp.train.evaluations import figure_name
+from srunddp.train.fewer_ranks import with_batch_kept, world_sizes_of_run
 from srunddp.train.fit import FitData, FitLoop, LoopContext, ValData, make_loader
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.model.ddp import DDPModel
@@ -126,6 +127,9 @@ class Trainer:
         self.weight = weight
         self.callbacks = tuple(callbacks)
         self._check(model, loss_function)
+        self._given_config = config
+        self._world_sizes = world_sizes_of_run()
+        config = self.config = with_batch_kept(config, self._world_sizes)
         if world.device.type == "cuda":
             torch.cuda.set_device(world.device)  # events and random states are the current device's
         step = make_step(loss_function, step)
@@ -279,6 +283,8 @@ class Trainer:
     def _loop_context(self) -> LoopContext:
         return LoopContext(
             config=self.config,
+            given_config=self._given_config,
+            world_sizes=self._world_sizes,
             world=self.world,
             state=self.state,
             ddp=self._ddp,

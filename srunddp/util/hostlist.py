@@ -43,6 +43,23 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(items)
 
 
+def fold_in_order(names: Iterable[str]) -> str:
+    """Write names as :func:`fold` does, but in their order, for who counts the nodes of a list."""
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _comes_after(name, runs[-1][-1]):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ",".join(map(fold, runs))
+
+
+def _comes_after(name: str, before: str) -> bool:
+    """Tell whether two names share one item of a list, in this order."""
+    folded = fold([before, name])
+    return len(_items(folded, "")) == 1 and expand(folded) == [before, name]
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Write numbers as ranges: ``0-3,5``."""
     return _ranges(map(str, set(numbers)))

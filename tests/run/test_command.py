@@ -29,7 +29,12 @@ def test_what_is_given_is_taken() -> None:
 
 @pytest.mark.parametrize(
     ("words", "seconds"),
-    [((), 60.0), (("--spare-nodes=1",), 15.0), (("--spare-nodes=1", "--lost-after=20"), 20.0)],
+    [
+        ((), 60.0),
+        (("--spare-nodes=1",), 15.0),
+        (("--min-nodes=2",), 15.0),
+        (("--spare-nodes=1", "--lost-after=20"), 20.0),
+    ],
 )
 def test_a_node_is_lost_sooner_where_another_takes_over(
     words: tuple[str, ...], seconds: float

@@ -456,7 +456,7 @@ def test_every_option_of_run_is_an_option_of_a_job(called: Callable[..., Result]
     assert not {*OPTIONS} & {name.replace("_", "-") for name in run_options.OPTIONS}
     for option in run_options.OPTIONS.values():
         name = max(option.opts, key=len)
-        if name in ("--spare-nodes", "--module"):
+        if name in ("--spare-nodes", "--min-nodes", "--module"):
             continue
         word = name if option.is_flag else f"{name}={values.get(name, '9')}"
         needed = {"--show-ranks": ["--log-dir=l"], "--monitor-dir": ["--monitor=9"]}.get(name, [])

@@ -238,6 +238,15 @@ def test_with_spare_nodes_slurm_ends_nothing_when_a_node_is_lost(tmp_path: Path)
     assert {*check, *report} & {*SPARING, "--spare-nodes=1"} == set()
 
 
+def test_where_fewer_nodes_are_enough_slurm_ends_nothing_either(tmp_path: Path) -> None:
+    text = text_of(nodes=3, ntasks_per_node=2, min_nodes=2, restarts=3)
+    assert text.startswith("#!/bin/bash\n# train.py on 3 nodes, 2 ranks on each; written by\n")
+    assert "\n#SBATCH --no-kill\n" in text
+    (training,) = carry_out(text, tmp_path).of("srun")
+    assert training[1:4] == SPARING
+    assert "--min-nodes=2" in training
+
+
 def test_what_is_given_beside_spare_nodes_wins_undoubled(tmp_path: Path) -> None:
     options = {
         "sbatch_arg": ("--no-kill",),

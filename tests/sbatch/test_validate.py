@@ -264,6 +264,16 @@ SPARED = {"nodes": 2, "ntasks_per_node": 2, "restarts": 1, "spare_nodes": 1}
             "--spare-nodes 1 with --nodes 2; expected 2 ranks or more on the others",
         ),
         ({"spare_nodes": 0}, ""),
+        ({"spare_nodes": None, "min_nodes": 2}, ""),
+        (
+            {"spare_nodes": None, "min_nodes": 2, "restarts": None},
+            "--min-nodes 2 without --restarts; expected both -> add --restarts=3",
+        ),
+        ({"min_nodes": 2}, "--min-nodes 2 of 1 nodes with ranks; expected 1 at most"),
+        (
+            {"srun_arg": ("--min-nodes=2",)},
+            "--srun-arg '--min-nodes=2'; expected --min-nodes, which srunddp sbatch has, too",
+        ),
     ],
     ids=str,
 )

@@ -4,8 +4,9 @@ import pytest
 
 from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.rendezvous.rank_setup import SpareNodeTerms
 from srunddp.errors import ConfigError
-from srunddp.spare_nodes.layout import ranks_of_nodes, set_spare_nodes
+from srunddp.spare_nodes.layout import in_next_start, ranks_of_nodes, set_spare_nodes
 from tests.support.launchers import PID, open_mpi, step
 
 
@@ -71,6 +72,55 @@ def test_what_cannot_have_spare_nodes_is_said(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         set_spare_nodes(environment, spare)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5])
+def test_with_fewer_nodes_allowed_the_tasks_of_all_are_ranks(rank: int) -> None:
+    """In a later start some numbers have no task any more."""
+    first = set_spare_nodes(on_nodes("2,1,3", rank), 0, 2)
+    assert (first.rank, first.world_size, first.spares, first.min_nodes) == (rank, 6, 0, 2)
+    assert (first.node_sizes, first.is_spare, first.may_shrink) == ((2, 1, 3), False, True)
+    assert not first.one_node
+    terms = SpareNodeTerms(
+        rank=1,
+        ranks_per_node="2,3",
+        layout=1,
+        lost_after=15.0,
+        within=20.0,
+        expected=(),
+        not_before=0.0,
+        quorum=1,
+    )
+    again = in_next_start(first, terms)
+    assert (again.rank, again.world_size, again.spares) == (1, 5, 1)
+    assert (again.node_sizes, again.layout, again.may_shrink) == ((2, 3), 1, False)
+    assert again.first_world_size == 6
+    both = set_spare_nodes(on_nodes("2,2,2", rank), 1, 2)
+    assert (both.world_size, both.spares, both.may_shrink) == (4, 2, False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "spare", "fewest", "said"),
+    [
+        (detect(open_mpi(1)), 0, 2, "--min-nodes under .*; expected a step of Slurm"),
+        (
+            on_nodes("2,2", SLURM_DISTRIBUTION="cyclic"),
+            0,
+            1,
+            "--min-nodes with the distribution cyclic",
+        ),
+        (on_nodes("2,2"), 0, 3, "--min-nodes=3 of 2 nodes with ranks; expected 2 at most"),
+        (on_nodes("2,2,2"), 1, 3, "--min-nodes=3 of 2 nodes with ranks; expected 2 at most"),
+        (on_nodes("1,1,1"), 0, 1, "--min-nodes=1, and a node with 1 rank; expected 2 ranks"),
+        (on_nodes("2,1"), 0, 1, "--min-nodes=1, and a node with 1 rank; expected 2 ranks"),
+        (on_nodes("1"), 0, 1, "--min-nodes=1 of 1 nodes; expected 2 ranks or more ->"),
+    ],
+)
+def test_what_cannot_go_on_with_fewer_nodes_is_said(
+    environment: Environment, spare: int, fewest: int, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        set_spare_nodes(environment, spare, fewest)
 
 
 def test_the_ranks_of_a_node_go_together() -> None:

@@ -22,13 +22,15 @@ A, B, C, D, E = (f"node0{number}" for number in range(1, 6))
 class Nodes(RankZeroSpareNodes):
     """With connections, that a test ends, and its clock."""
 
-    def __init__(self, tasks: int = TASKS, ranks: int = RANKS) -> None:
+    def __init__(self, tasks: int = TASKS, ranks: int = RANKS, min_nodes: int = 0) -> None:
         self.ends: dict[int, Any] = {rank: FakeConnection() for rank in range(1, tasks)}
         self.clock = Clock()
         nodes = {number: f"node0{number // 2 + 1}" for number in range(tasks)}
         leases = {number: Lease(9.0, self.clock) for number in self.ends}
         numbers = frozenset(range(ranks, tasks))
-        super().__init__(nodes, numbers, self.ends, leases, self.clock, can_move=True)
+        super().__init__(
+            nodes, numbers, self.ends, leases, self.clock, can_move=True, min_nodes=min_nodes
+        )
 
     def end(self, *ranks: int, lost: bool = False) -> None:
         for rank in ranks:
@@ -102,6 +104,41 @@ def test_the_nodes_without_a_way_move_if_there_is_one_for_each_and_no_other_does
 
 def test_where_no_other_node_has_ranks_none_moves() -> None:
     assert Nodes(tasks=4, ranks=2).left(cause(A), A) == set()
+
+
+@pytest.mark.parametrize(
+    ("found", "last", "min_nodes", "left"),
+    [
+        (cause(B), B, 2, {B}),  # twice in a row, and no spare one
+        (cause(B), "", 2, set()),
+        (cause(B), B, 3, set()),
+        (cut(B), "", 2, {B}),
+        (cut(B, C), "", 2, set()),
+        (cut(B, C), "", 1, {B, C}),
+        (cause(B, Ending.LOST), "", 3, {B}),
+    ],
+)
+def test_with_fewer_nodes_allowed_one_is_left_without_a_spare_one(
+    found: RootCause, last: str, min_nodes: int, left: set[str]
+) -> None:
+    assert Nodes(tasks=6, min_nodes=min_nodes).left(found, last) == left
+
+
+@pytest.mark.parametrize(
+    ("tasks", "min_nodes", "left", "said"),
+    [
+        (6, 0, {B}, "no spare node is left"),
+        (8, 0, {B}, ""),
+        (8, 0, {B, C}, "no spare node is left"),
+        (6, 2, {B}, ""),
+        (6, 3, {B}, "2 nodes are left, and --min-nodes is 3"),
+        (6, 2, {B, C}, "1 node is left, and --min-nodes is 2"),
+        (8, 2, {B, C}, ""),
+        (6, 3, set(), ""),
+    ],
+)
+def test_what_is_lacking_is_said(tasks: int, min_nodes: int, left: set[str], said: str) -> None:
+    assert Nodes(tasks=tasks, min_nodes=min_nodes).shortage(left) == said
 
 
 def test_a_spare_node_is_free_while_all_of_its_tasks_are_there() -> None:

@@ -120,10 +120,10 @@ def test_the_ranks_of_a_node_from_which_one_is_missing_move(mates: list[int]) ->
 
 
 def test_where_no_spare_node_is_left_all_end() -> None:
-    """Of three nodes two are lost."""
+    """Of three nodes two are lost, and no rank moves first."""
     with spare_node_server(1, 2, 3, 4, 6, 7, sizes=(2, 2, 2), within=SOON) as server:
         refused(server, come(server, 1, 6, 7), "no spare node is left for ranks 4-5")
-        assert server.said[0] == "ranks 2-3 go to n4"
+        assert not any("go to" in line for line in server.said)
 
 
 @pytest.mark.parametrize("quorum", [4, 5])
@@ -191,9 +191,88 @@ def test_who_is_lost_while_others_still_come_is_replaced() -> None:
 
 
 def test_where_rank_0_is_new_the_others_on_its_node_go_with_it() -> None:
-    with spare_node_server(2, 3, 5, 6, 7, node="n3") as server:
+    with spare_node_server(2, 3, 5, 6, 7, node="n3", number=4) as server:
         dismissed(come(server, 1)[0], "n1")
         come(server, 2, 3, 5, 6, 7)
         assert nodes(server) == "n3 n3 n2 n2"
-    with spare_node_server(2, 3, 6, 7, node="n3") as server:
+    with spare_node_server(2, 3, 6, 7, node="n3", number=4) as server:
         refused(server, come(server, 2, 3, 6, 7), "no spare node is left for rank 1")
+
+
+def reassigned(one: Future[RendezvousInfo]) -> tuple[int, str]:
+    error = one.exception(LONG)
+    assert isinstance(error, ReassignedError), error
+    return error.rank, error.ranks_per_node
+
+
+def come_once(server: RankZero, *numbers: int) -> list[Future[RendezvousInfo]]:
+    """They come, and do not come again as others."""
+    pool = ThreadPoolExecutor(TASKS)
+    found = [pool.submit(_come_once, server, number) for number in numbers]
+    pool.shutdown(wait=False)
+    return found
+
+
+def _come_once(server: RankZero, number: int) -> RendezvousInfo:
+    one = hello(number, TASKS, f"n{number // 2 + 1}")
+    connection, meeting = join([server.address], one, soon())
+    connection.close()
+    return meeting
+
+
+def test_without_a_spare_node_the_ranks_are_numbered_anew() -> None:
+    """Rank 0 as well begins the start again, and expects the others by their new numbers."""
+    with spare_node_server(1, 3, 4, 5, 6, 7, sizes=(2, 2, 2, 2), min_nodes=3) as it:
+        mate, *ends = come_once(it, 3, 1, 4, 5, 6, 7)
+        assert [reassigned(end) for end in ends] == [
+            (number, "2(x3)") for number in (1, 2, 3, 4, 5)
+        ]
+        dismissed(mate)
+        with pytest.raises(ReassignedError) as own:
+            it.result()
+        assert (own.value.rank, own.value.ranks_per_node) == (0, "2(x3)")
+        assert own.value.expected == (1, 2, 3, 4, 5)
+        assert it.said == [
+            "no spare node is left for ranks 2-3: the run goes on with 6 ranks on 3 nodes"
+        ]
+
+
+def test_below_min_nodes_all_end() -> None:
+    with spare_node_server(1, 4, 5, 6, 7, sizes=(2,) * 4, min_nodes=4) as it:
+        refused(it, come_once(it, 1, 4, 5, 6, 7), "3 of 4 nodes are left; expected 4 or more")
+
+
+def test_a_rank_that_takes_over_is_rank_0() -> None:
+    """Its number of before is known, and those of rank 0's node are dismissed."""
+    with spare_node_server(3, 4, 5, 6, 7, sizes=(2,) * 4, node="n2", number=2, min_nodes=3) as it:
+        late = come_once(it, 1)[0]
+        ends = come_once(it, 3, 4, 5, 6, 7)
+        dismissed(late, "n1")
+        assert [reassigned(end)[0] for end in ends] == [1, 2, 3, 4, 5]
+        with pytest.raises(ReassignedError):
+            it.result()
+
+
+def test_who_has_not_heard_of_the_new_numbers_is_dismissed() -> None:
+    """Its number may be another task's now."""
+    with spare_node_server(1, 2, 3, sizes=(2, 2)) as it:
+        stale = replace(hello(2, TASKS, "n2"), layout=1)
+        with pytest.raises(PeerError, match="have gone to another node"):
+            join([it.address], stale, soon())
+        come(it, 1, 2, 3)
+        assert nodes(it) == "n1 n1 n2 n2"
+
+
+@pytest.mark.parametrize("may_shrink", [True, False])
+def test_where_a_node_may_be_left_out_a_rank_can_take_over(may_shrink: bool) -> None:
+    """But none on rank 0's node, which is left with it."""
+    with spare_node_server(
+        *range(1, 8), sizes=(2,) * 4, may_shrink=may_shrink, names_nodes=True
+    ) as server:
+        found = [each.result(LONG) for each in come(server, *range(1, 8))][-1]
+        assert server.result()
+        assert [rank for rank, _, _ in found.deputies] == (
+            [2, 4, 6] if may_shrink else [1, 2, 4, 6]
+        )
+        assert bool(found.takeover) == may_shrink
+        assert found.node_list == "n[1-4]"

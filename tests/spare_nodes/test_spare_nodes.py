@@ -14,12 +14,14 @@ from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.network.ifaces_entry import DEFAULT
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import bind_store, listen
 from srunddp.bootstrap.rendezvous.rank_setup import (
     RankSetup,
     Rejoin,
     RendezvousOptions,
     SpareNodeTerms,
 )
+from srunddp.errors import ReassignedError
 from srunddp.spare_nodes.layout import set_spare_nodes
 from srunddp.spare_nodes.spare_nodes import SpareNodes
 from srunddp.supervisor.failure_monitor import FailureMonitor
@@ -61,7 +63,10 @@ class Monitor(FailureMonitor):
         return self.deputy
 
 
-def spare_nodes(task: int, restarts: int = 3, rejoin: Rejoin | None = None) -> SpareNodes:
+def spare_nodes(
+    task: int, restarts: int = 3, rejoin: Rejoin | None = None, *, fewest: int = 0
+) -> SpareNodes:
+    """One of three nodes is spare, or so many are enough."""
     variables = {
         "SLURM_STEP_NODELIST": "n[1-3]",
         "SLURM_STEP_NUM_NODES": "3",
@@ -69,7 +74,8 @@ def spare_nodes(task: int, restarts: int = 3, rejoin: Rejoin | None = None) -> S
         "SLURM_STEP_TASKS_PER_NODE": "1,1,1",
         "SLURM_GTIDS": "",
     }
-    environment = set_spare_nodes(detect(step(task, **variables), pid=PID), 1)
+    detected = detect(step(task, **variables), pid=PID)
+    environment = set_spare_nodes(detected, 0 if fewest else 1, fewest)
     options = RendezvousOptions(max_restarts=restarts, rejoin=rejoin)
     place = SelectedInterface("lo", "127.0.0.1", {}, "")
     return SpareNodes(
@@ -115,6 +121,7 @@ def test_a_restart_goes_by_what_the_start_before_has_come_to() -> None:
     assert rejoin.published == AGAIN.published
     assert rejoin.spare_nodes == SpareNodeTerms(
         rank=1,
+        ranks_per_node="1(x2)",
         lost_after=15.0,
         within=15.0 + 3.0 + 10.0,
         expected=(1, 2),
@@ -164,6 +171,66 @@ def test_nobody_else_takes_over(
 def test_a_task_that_gets_a_rank_comes_again_as_that_one() -> None:
     """To the same rendezvous, and with all else that it knew."""
     rejoin = spare_nodes(2).rejoin(AGAIN, Monitor(), meeting())
-    again = spare_nodes(2, rejoin=rejoin).rejoin_as(1)
+    again = spare_nodes(2, rejoin=rejoin).rejoin_as(ReassignedError(1))
     assert rejoin.spare_nodes
     assert again == replace(rejoin, spare_nodes=replace(rejoin.spare_nodes, rank=1))
+
+
+@pytest.mark.parametrize(("fewest", "takes_over"), [(2, True), (3, False)])
+def test_a_rank_takes_over_where_a_node_may_be_left_out(
+    fewest: int, takes_over: bool, deputy: socket.socket
+) -> None:
+    """It tells the next start which number it had."""
+    it = spare_nodes(1, fewest=fewest)
+    it = replace(it, setup=replace(it.setup, deputy=deputy))
+    gone = replace(AGAIN, published=TAKEOVER)
+    rejoin = it.rejoin(gone, Monitor(LOST, is_first_deputy=True), meeting())
+    terms = rejoin.spare_nodes
+    descriptor = rejoin.descriptor
+    assert terms
+    assert terms.takes_over == takes_over
+    if takes_over:
+        assert (terms.rank, terms.number, terms.expected, terms.quorum) == (0, 1, (2,), 2)
+        assert (terms.ranks_per_node, terms.layout) == ("1(x3)", 0)
+        assert descriptor is not None
+        socket.socket(fileno=descriptor).close()
+
+
+def test_a_task_that_is_numbered_anew_knows_the_new_world() -> None:
+    rejoin = spare_nodes(2, fewest=2).rejoin(AGAIN, Monitor(), meeting())
+    again = spare_nodes(2, rejoin=rejoin, fewest=2).rejoin_as(ReassignedError(1, "1(x2)"))
+    assert rejoin.spare_nodes
+    assert again == replace(
+        rejoin,
+        spare_nodes=replace(rejoin.spare_nodes, rank=1, ranks_per_node="1(x2)", layout=1),
+    )
+
+
+def test_rank_0_goes_on_to_listen_where_the_others_come_again() -> None:
+    """What it did when it took over is not done twice."""
+    terms = replace(
+        _terms(spare_nodes(1, fewest=2)),
+        takes_over=True,
+        number=1,
+        lost=("n1", "no answer"),
+        rank=0,
+    )
+    rejoin = replace(AGAIN, spare_nodes=terms)
+    it = spare_nodes(1, rejoin=rejoin, fewest=2)
+    held = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
+    number = held.rendezvous.fileno()
+    it = replace(it, setup=replace(it.setup, held=held))
+    again = it.rejoin_as(ReassignedError(0, "1(x2)", (1,)))
+    assert again.descriptor == number
+    found = again.spare_nodes
+    assert found
+    assert (found.takes_over, found.number, found.lost) == (False, 0, None)
+    assert (found.expected, found.layout, found.quorum) == ((1,), 1, terms.quorum)
+    socket.socket(fileno=number).close()
+    held.store.close()
+
+
+def _terms(it: SpareNodes) -> SpareNodeTerms:
+    found = it.rejoin(AGAIN, Monitor(), meeting()).spare_nodes
+    assert found
+    return found

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
-from srunddp.util.hostlist import count, expand, fold, fold_ranks, ranges
+from srunddp.util.hostlist import count, expand, fold, fold_in_order, fold_ranks, ranges
 from tests.conftest import missing
 from tests.support.host_lists import by_scontrol, host_lists
 
@@ -30,6 +30,22 @@ FOLDED = {
 @pytest.mark.parametrize(("folded", "names"), FOLDED.items())
 def test_names_are_folded_as_slurm_writes_them(folded: str, names: list[str]) -> None:
     assert fold(names) == folded
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        ("n1 n2 n3", "n[1-3]"),
+        ("n3 n1 n2", "n3,n[1-2]"),
+        ("n01 n03 n06 n02", "n[01,03,06],n02"),
+        ("a1 b1 a2", "a1,b1,a2"),
+        ("login", "login"),
+        ("", ""),
+    ],
+)
+def test_names_in_an_order_keep_it(names: str, folded: str) -> None:
+    assert fold_in_order(names.split()) == folded
+    assert expand(folded) == names.split()
 
 
 @given(

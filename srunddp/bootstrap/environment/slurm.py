@@ -4,9 +4,10 @@ Nodes and tasks are taken from the step's variables, not the job's (``SLURM_NODE
 ``SLURM_NTASKS``): these describe the whole allocation, and a step may run on a part of it.
 """
 
+import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from operator import or_
 
@@ -264,6 +265,12 @@ def task_counts(counts: str) -> list[int]:
                 )
             expanded.extend([int(match[1])] * repeated)
     return expanded
+
+
+def fold_counts(counts: Iterable[int]) -> str:
+    """Write counts as Slurm does, for :func:`task_counts`: ``3,1(x2)`` for 3, 1 and 1."""
+    runs = [(count, len(list(same))) for count, same in itertools.groupby(counts)]
+    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
 
 
 def _numbers(text: str, where: str) -> Iterator[int]:

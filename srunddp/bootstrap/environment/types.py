@@ -151,10 +151,15 @@ class Environment(Identity):
         not_chosen: for each key of :attr:`sources`, and for ``master``, what else gave a value, and
             the reason why it does not count unless that is obvious.
         notes: lines for the user, such as what was ignored and why.
-        node_sizes: with spare nodes, the number of ranks on each node that is not spare, in the
-            order of the nodes.
-        spares: the number of tasks on spare nodes; instead of a rank they have the numbers from
-            ``world_size`` on.
+        node_sizes: if the ranks' nodes may change during the run, the number of ranks on each of
+            them, in their order; else empty.
+        spares: the number of tasks without a rank; they have the numbers from ``world_size`` on.
+            After a node was lost without a spare one in its place, some of these have no task.
+        min_nodes: down to how many nodes the run goes on when no spare node is left; 0 if it goes
+            on with all only.
+        first_world_size: if the ranks' nodes may change, the number of ranks in the first start;
+            else 0.
+        layout: how often the ranks have been numbered anew in this run.
     """
 
     discoveries: tuple[Discovery, ...] = ()
@@ -162,6 +167,19 @@ class Environment(Identity):
     notes: tuple[str, ...] = ()
     node_sizes: tuple[int, ...] = ()
     spares: int = 0
+    min_nodes: int = 0
+    first_world_size: int = 0
+    layout: int = 0
+
+    @property
+    def nodes_may_change(self) -> bool:
+        """Whether a restart may move ranks to other nodes, or go on with fewer of them."""
+        return bool(self.node_sizes)
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether a restart may go on with fewer nodes."""
+        return 0 < self.min_nodes < len(self.node_sizes)
 
     @property
     def is_spare(self) -> bool:
@@ -186,8 +204,8 @@ class Environment(Identity):
     @property
     def one_node(self) -> bool:
         """Whether all ranks are known to share this node."""
-        # A restart may move ranks to a spare node, and they must reach rank 0 from there.
-        if self.spares:
+        # A restart may move ranks to another node, and they must reach rank 0 from there.
+        if self.nodes_may_change:
             return False
         # A loopback address leads to rank 0 only from rank 0's own node.
         if self.master and self.master[0].startswith(("127.", "localhost", "::1")):

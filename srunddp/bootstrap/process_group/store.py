@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from srunddp.bootstrap.environment import cpus, mpi
 from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
+from srunddp.bootstrap.environment.slurm import fold_counts
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group import master_address, started_process
@@ -60,6 +61,11 @@ _OTHER_FILES = 256
 _NAME_SERVERS = 4
 # c10d's levels: 0 is info, 1 warning, 2 error.
 _ERRORS_ONLY = 2
+# What Slurm sets for the job and for the step, and some of it under an older name.
+_SLURM_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
+_SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
+_SLURM_TASKS_PER_NODE = ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE")
+_SLURM_NODE_LISTS = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")
 
 
 @dataclass
@@ -93,15 +99,6 @@ class ProcessGroupContext:
         """
         environment = self.environment
         meeting = self.meeting
-        # With spare nodes Slurm's own values are wrong; correct them for scripts that read these.
-        moved = {
-            "SLURM_PROCID": environment.rank,
-            "SLURM_NODEID": meeting.node_rank,
-            "SLURM_NNODES": meeting.nnodes,
-        }
-        moved |= dict.fromkeys(
-            ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), environment.world_size
-        )
         # Without --restarts a requeue is the only way in which a run starts again.
         requeues = os.environ.get("SLURM_RESTART_COUNT") or "0"
         return {
@@ -123,8 +120,29 @@ class ProcessGroupContext:
             # Without an agent store torch has to serve a store itself, or say why it cannot.
             **({USE_AGENT_STORE: "True"} if meeting.store_port else {}),
             **self.interface.exports,
-            **({name: str(value) for name, value in moved.items()} if environment.spares else {}),
+            **(self._slurm_variables() if environment.nodes_may_change else {}),
         }
+
+    def _slurm_variables(self) -> dict[str, str]:
+        """Return Slurm's variables for scripts that read these: if the ranks' nodes may change,
+        Slurm's own values are those of all tasks of the step, spare and lost ones too.
+        """
+        environment = self.environment
+        meeting = self.meeting
+        lowest_here = environment.rank - environment.local_rank
+        ranks_here = range(lowest_here, lowest_here + environment.node_sizes[meeting.node_rank])
+        values = {
+            "SLURM_PROCID": str(environment.rank),
+            "SLURM_NODEID": str(meeting.node_rank),
+            "SLURM_GTIDS": ",".join(map(str, ranks_here)),
+            **dict.fromkeys(_SLURM_TASKS, str(environment.world_size)),
+            **dict.fromkeys(_SLURM_NODES, str(meeting.nnodes)),
+            **dict.fromkeys(_SLURM_TASKS_PER_NODE, fold_counts(environment.node_sizes)),
+        }
+        # Of very many nodes in disorder the list is too long for a message.
+        if meeting.node_list:
+            values |= dict.fromkeys(_SLURM_NODE_LISTS, meeting.node_list)
+        return values
 
     def next_store(self) -> Store:
         """Return the store under a new prefix, which is the same on all ranks if all of them

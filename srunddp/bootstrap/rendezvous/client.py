@@ -117,7 +117,7 @@ def join(
         RendezvousError: rank 0 was not found in time, refused this rank, was lost, or has only
             addresses of another family; or the ranks did not meet.
         PeerError: a rank failed during the rendezvous, perhaps this one.
-        ReassignedError: this process is a task of a spare node, and has been given a rank.
+        ReassignedError: this task has been given another number.
     """
     own = own or Authenticator()
     cancel = interrupt or CancelToken()
@@ -555,9 +555,9 @@ class RendezvousClient:
                     raise error_from(why)
                 case Refused(why=text):
                     raise self._refusal(f"rank 0 refused it: {text[:_LONGEST_REASON]}")
-                case Moved(rank=rank):
+                case Moved(rank=rank, ranks_per_node=ranks_per_node):
                     connection.close()
-                    raise ReassignedError(rank)
+                    raise ReassignedError(rank, ranks_per_node)
                 case RendezvousInfo() as info:
                     # Remove the timeout that receive() has set: the code that takes over the
                     # connection sets its own.

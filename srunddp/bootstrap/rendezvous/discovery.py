@@ -103,6 +103,7 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
         cpus=mask(),
         local_world_size=environment.local_world_size or 0,
         version=__version__,
+        layout=environment.layout,
     )
 
 

@@ -41,6 +41,7 @@ class Hello(RendezvousMessage, kind="hello"):
         local_world_size: As the launcher told it, or 0 if it did not.
         version: The rank's version of srunddp.
         deputy_port: The port on which the rank listens for the time when rank 0 is gone, or 0.
+        layout: How often the ranks have been numbered anew in this run.
         nonce: A random number for this connection, which is part of rank 0's proof.
         proof_kind: How the rank proves itself: ``secret``, ``munge`` or ``none``.
     """
@@ -56,6 +57,7 @@ class Hello(RendezvousMessage, kind="hello"):
     local_world_size: int = 0
     version: str = ""
     deputy_port: int = 0
+    layout: int = 0
     # The client fills these two in for each connection, so they do not count when two hellos of a
     # rank are compared.
     nonce: str = field(default="", compare=False)
@@ -199,9 +201,11 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
         sharers: The number of ranks on this node with this rank's affinity mask, including it.
         deputies: Rank, address and port of each rank that may act for rank 0 when rank 0 is gone,
             in the order in which they do so.
-        takeover: With spare nodes, the text that says where the deputies listen, in place of one
-            that rank 0 publishes.
+        takeover: If nodes can be replaced or left out, the text that says where the deputies
+            listen, in place of one that rank 0 publishes.
         vacant: The numbers of tasks that are gone.
+        node_list: If the ranks' nodes may change, the names of these nodes in their order, as a
+            host list of Slurm.
     """
 
     master_addr: str
@@ -218,6 +222,7 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
     # This text has the secret of the next rendezvous, which must not get into a log.
     takeover: str = field(default="", repr=False)
     vacant: tuple[int, ...] = ()
+    node_list: str = ""
 
 
 @dataclass(frozen=True)
@@ -233,13 +238,17 @@ class NotMet(RendezvousMessage, kind="not_met"):
 
 @dataclass(frozen=True)
 class Moved(RendezvousMessage, kind="moved"):
-    """The task of a spare node becomes a rank, and has to say hello again as this rank.
+    """The task has another number from now on, and has to say hello again with it: it moves from a
+    spare node to a rank, or the ranks are numbered anew.
 
     Attributes:
-        rank: The number of the rank.
+        rank: The task's number.
+        ranks_per_node: If the ranks are numbered anew, how many each node has, as Slurm writes
+            counts; else empty.
     """
 
     rank: int
+    ranks_per_node: str = ""
 
 
 @dataclass(frozen=True)
@@ -264,6 +273,11 @@ def error_from(message: AbortReason | NotMet) -> SrunddpError:
     if isinstance(message, AbortReason):
         return message.error_as_told()
     return RendezvousError(message.text, scope=Scope.JOB)
+
+
+def short_enough(text: str) -> str:
+    """Return a text if it fits into a message as a whole, else an empty one."""
+    return text if len(text) <= _LONGEST_TEXT else ""
 
 
 def _beginning(text: str) -> str:

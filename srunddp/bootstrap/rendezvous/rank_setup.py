@@ -29,8 +29,11 @@ class SpareNodeTerms:
 
     Attributes:
         rank: the rank of this process in the next start; the launcher's variables still have the
-            rank from before a node was replaced. A task of a spare node has a number after all
-            ranks.
+            rank from before a node was replaced or left out. A task of a spare node has a number
+            after all ranks.
+        ranks_per_node: how many ranks each node has, as Slurm writes counts; empty if as in the
+            first start.
+        layout: how often the ranks have been numbered anew in this run.
         lost_after: seconds without an answer after which a node is lost.
         within: seconds after which the ranks that have not come are replaced.
         expected: the tasks that are known to be alive, and will come.
@@ -39,16 +42,20 @@ class SpareNodeTerms:
         quorum: how many tasks must come before a new rank 0 may go on; if fewer come, this side of
             a split network is cut off.
         takes_over: whether this process becomes rank 0, because the previous rank 0 is gone.
+        number: the number of this process in the start before, if it takes over; else 0.
         lost: the node of the previous rank 0 and the cause, if the node was lost; else None.
     """
 
     rank: int
+    ranks_per_node: str = ""
+    layout: int = 0
     lost_after: float
     within: float
     expected: tuple[int, ...]
     not_before: float
     quorum: int
     takes_over: bool = False
+    number: int = 0
     lost: tuple[str, str] | None = None
 
 
@@ -63,8 +70,8 @@ class Rejoin:
         run: the run's token in the first rendezvous.
         descriptor: the descriptor of the socket on which rank 0 already listens; None on the other
             ranks.
-        spare_nodes: how lost ranks are replaced; None in a run without spare nodes, where all ranks
-            have to come.
+        spare_nodes: how lost ranks are replaced or left out; None in a run in which all ranks have
+            to come, each to its own node.
     """
 
     generation: int
@@ -180,7 +187,8 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     """Listen for the time when rank 0 is gone, if this rank may be a deputy and a port is free.
 
     Raises:
-        ConfigError: a task of a spare node may use only two ports, which it leaves to rank 0.
+        ConfigError: a task that may have to take over from rank 0 may use only two ports, which it
+            leaves to rank 0.
     """
     environment = prepared.environment
     # Deputies are the first rank of each node, and rank 1: on rank 0's own node another rank must
@@ -192,9 +200,10 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     # Leave the first two ports to a rank 0, of this run or of another, and its store. Try the rest
     # from the last one down, because a rank 0 tries them from the first one up.
     ports = [0] if allowed is None else [*allowed][:1:-1]
-    if environment.is_spare and not ports:
+    if (environment.is_spare or environment.may_shrink) and not ports:
+        option = "--spare-nodes" if environment.is_spare else "--min-nodes"
         raise ConfigError(
-            f"{len(allowed or ())} ports with --spare-nodes",
+            f"{len(allowed or ())} ports with {option}",
             expected="3 or more",
             hint="name more with --port or `ports:` in ifaces.conf",
             where=entry.where,

@@ -80,7 +80,7 @@ def rendezvous(
     Raises:
         SrunddpError: the ranks did not meet.
         PeerError: a rank failed during the rendezvous; this rank, if ``interrupt`` ended it.
-        ReassignedError: this process is a task of a spare node, and has been given a rank.
+        ReassignedError: this task has been given another number.
     """
     role = role_of(setup)
     if role is Role.ALONE:
@@ -195,6 +195,8 @@ class ServerParts(NamedTuple):
             say=self.say,
             interrupt=self.interrupt,
             spares=self.setup.environment.spares,
+            may_shrink=self.setup.environment.may_shrink,
+            names_nodes=self.setup.environment.nodes_may_change,
             agent_store=self.agent_store,
             network_hint=_network_hint(self.setup),
         )

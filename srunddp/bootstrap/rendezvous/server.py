@@ -23,6 +23,7 @@ from srunddp.bootstrap.rendezvous.messages import (
     RendezvousMessage,
     Told,
     about,
+    short_enough,
 )
 from srunddp.bootstrap.rendezvous.protocol import (
     Address,
@@ -33,7 +34,7 @@ from srunddp.bootstrap.rendezvous.protocol import (
 )
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
-from srunddp.util.hostlist import fold_ranks
+from srunddp.util.hostlist import fold_in_order, fold_ranks
 from srunddp.util.messages import send
 
 MOST_DEPUTIES = 8
@@ -57,6 +58,8 @@ class RendezvousServer:
         say: takes a line for the log.
         interrupt: ends the wait when rank 0 itself fails.
         spares: the number of tasks of spare nodes, which come in addition to the ranks.
+        may_shrink: whether a restart may go on with fewer nodes.
+        names_nodes: whether to tell the ranks the names of their nodes, which may change.
         agent_store: whether to listen for the agent store.
         network_hint: how to find a network over which the ranks reach each other; empty if that
             cannot help.
@@ -73,6 +76,8 @@ class RendezvousServer:
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
     spares: int = 0
+    may_shrink: bool = False
+    names_nodes: bool = False
     agent_store: bool = False
     network_hint: str = ""
     every: float = SAY_EVERY
@@ -248,8 +253,9 @@ class RendezvousServer:
         numbers = sorted(self._here)
         deputies = self._deputies()
         takeover = ""
-        # Without a deputy on a spare node, no process could take over from rank 0.
-        if any(number >= self._ranks for number, *_ in deputies):
+        # Without a deputy on a spare node, only a rank could take over from rank 0. Its own number
+        # is then free, so the ranks have to be numbered anew.
+        if any(self.may_shrink or number >= self._ranks for number, *_ in deputies):
             where = [Address(host, port) for _, host, port in deputies]
             takeover = protocol.encode_advertisement(self.own.token, where)
         infos = infos_of(
@@ -261,6 +267,7 @@ class RendezvousServer:
             takeover=takeover,
             vacant=tuple(sorted({*range(self.own.world_size)} - {*numbers})),
             agent_store_port=port_of(agent_store),
+            names_nodes=self.names_nodes,
         )
         meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
@@ -272,9 +279,13 @@ class RendezvousServer:
     def _deputies(self) -> Deputies:
         """Return the deputies: one task that listens on each of ``MOST_DEPUTIES`` nodes at most.
 
-        Tasks of spare nodes come first, because they can take over from rank 0 themselves.
+        Tasks of spare nodes come first, because they can take over from rank 0 without a new number
+        for any rank. If other ranks can take over, none on rank 0's node is among them: that node
+        is left with rank 0.
         """
         listening = [hello for hello in self._here.values() if hello.deputy_port]
+        if self.may_shrink:
+            listening = [hello for hello in listening if hello.node != self.own.node]
         listening.sort(key=lambda hello: (hello.rank < self._ranks, hello.rank))
         # For equal keys a dict keeps the last value, which in reversed order is a node's first.
         first = {hello.node: hello for hello in reversed(listening)}
@@ -292,6 +303,7 @@ def infos_of(
     takeover: str = "",
     vacant: tuple[int, ...] = (),
     agent_store_port: int | None = None,
+    names_nodes: bool = False,
 ) -> list[RendezvousInfo]:
     """Return what rank 0 tells each rank, in the order of the hellos.
 
@@ -303,6 +315,7 @@ def infos_of(
             if all are of ranks.
         deputies, takeover, vacant: As in :class:`RendezvousInfo`.
         agent_store_port: Where the agent store listens; None if there is none.
+        names_nodes: Whether to tell the names of the ranks' nodes.
     """
     nodes = _nodes(hellos)
     sizes = Counter(nodes[:ranks])
@@ -310,6 +323,9 @@ def infos_of(
     # A Counter keeps the order in which its keys were added, so nodes are numbered by their lowest
     # ranks.
     node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
+    node_list = ""
+    if names_nodes:
+        node_list = short_enough(fold_in_order(name for name, _ in sizes))
     return [
         RendezvousInfo(
             master_addr=store.host,
@@ -326,6 +342,7 @@ def infos_of(
             deputies=deputies,
             takeover=takeover,
             vacant=vacant,
+            node_list=node_list,
         )
         for node, hello in zip(nodes, hellos, strict=True)
     ]

@@ -37,6 +37,7 @@ from tests.support.starting import LONG
 )
 def test_task_counts_are_unfolded(counts: str, expanded: list[int]) -> None:
     assert slurm.task_counts(counts) == expanded
+    assert slurm.task_counts(slurm.fold_counts(expanded)) == expanded
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+"""Which nodes the next start has: the one place where this is chosen.
+
+Of the nodes that had ranks in the last start, those that are whole stay. A spare node takes the
+place of one that is not. If no spare node is left, the place is left out, down to ``--min-nodes``,
+and the ranks are numbered anew. A run without that option needs all places.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from srunddp.errors import RendezvousError, Scope
+from srunddp.spare_nodes.layout import ranks_of_nodes
+from srunddp.util.hostlist import fold_ranks
+
+
+def fewest_nodes(places: int, min_nodes: int) -> int:
+    """Return how many nodes the next start needs.
+
+    Args:
+        places: How many nodes had ranks in the last start.
+        min_nodes: The number of ``--min-nodes``; 0 without the option.
+    """
+    return min_nodes or places
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node of the next start.
+
+    Attributes:
+        ranks: The ranks of the last start that it has.
+        node: The node's name.
+        tasks: The tasks that are these ranks, by their numbers in the last start.
+    """
+
+    ranks: range
+    node: str
+    tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NodeChoice:
+    """The nodes of the next start.
+
+    Attributes:
+        places: The nodes, in the order of their ranks.
+        left_out: The ranks of the last start that no node has any more.
+        numbers: The number of each task in the next start, by its number in the last one. A task
+            that is missing here is given up.
+    """
+
+    places: tuple[Place, ...]
+    left_out: tuple[int, ...]
+    numbers: Mapping[int, int]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many ranks each node has."""
+        return _sizes(self.places)
+
+
+def choose_nodes(
+    sizes: tuple[int, ...], nodes: Mapping[int, str], *, own: int, min_nodes: int
+) -> NodeChoice:
+    """Choose the nodes of the next start from the tasks that are there.
+
+    The nodes keep their order, but rank 0's is the first.
+
+    Args:
+        sizes: How many ranks each node had in the last start.
+        nodes: The node of each task that is there, by the task's number in the last start.
+        own: The number of the task that is rank 0 in the next start. It is not 0 if the task takes
+            over from rank 0.
+        min_nodes: The number of ``--min-nodes``; 0 without the option.
+
+    Raises:
+        RendezvousError: There are too few nodes, or that of ``own`` is not whole.
+    """
+    spare = _spare_nodes(sum(sizes), nodes)
+    beside_own = [number for number in spare.pop(nodes[own], []) if number != own]
+    first: Place | None = None
+    others = list[Place]()
+    left_out = list[int]()
+    for ranks in ranks_of_nodes(sizes):
+        place: Place | None = None
+        if nodes.keys() >= {*ranks}:
+            place = Place(ranks, nodes[ranks[0]], tuple(ranks))
+        elif 0 in ranks and own >= sum(sizes):
+            # A task of a spare node takes over: its node takes the place of rank 0's.
+            place = _place(ranks, nodes[own], [own, *beside_own])
+        elif own not in ranks:
+            place = _take_spare_node(ranks, spare)
+        if place is None:
+            left_out += ranks
+        elif own in place.tasks:
+            first = place
+        else:
+            others.append(place)
+    if first is None:
+        raise _no_spare_node([rank for rank in left_out if rank not in (0, own)])
+    places = (first, *others)
+    if len(places) < fewest_nodes(len(sizes), min_nodes):
+        raise _too_few(places, left_out, len(sizes), min_nodes)
+    return NodeChoice(places, tuple(left_out), _numbers(places, nodes, sizes))
+
+
+def _sizes(places: Sequence[Place]) -> tuple[int, ...]:
+    return tuple(len(place.tasks) for place in places)
+
+
+def _spare_nodes(ranks: int, nodes: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the tasks that have no rank by their nodes, in the order of their numbers."""
+    found = dict[str, list[int]]()
+    for number in sorted(nodes):
+        if number >= ranks:
+            found.setdefault(nodes[number], []).append(number)
+    return found
+
+
+def _take_spare_node(ranks: range, spare: dict[str, list[int]]) -> Place | None:
+    """Return the first spare node that has enough tasks, and remove it from those that are left;
+    None if there is none.
+    """
+    for node, tasks in spare.items():
+        if place := _place(ranks, node, tasks):
+            del spare[node]
+            return place
+    return None
+
+
+def _place(ranks: range, node: str, tasks: Sequence[int]) -> Place | None:
+    """Return the place of these ranks on a spare node; None if it has too few tasks.
+
+    A spare node may have more tasks; the others go on waiting.
+    """
+    if len(tasks) < len(ranks):
+        return None
+    return Place(ranks, node, tuple(tasks[: len(ranks)]))
+
+
+def _numbers(
+    places: Sequence[Place], nodes: Mapping[int, str], sizes: tuple[int, ...]
+) -> dict[int, int]:
+    """Return the new number of each task that stays, by its number so far."""
+    ranks = [task for place in places for task in place.tasks]
+    waiting = sorted(nodes.keys() - {*ranks} - {*range(sum(sizes))})
+    numbers = {task: rank for rank, task in enumerate(ranks)}
+    if _sizes(places) == sizes:
+        return numbers | {task: task for task in waiting}
+    # Their numbers may be those of ranks now, or too far behind the last rank's.
+    return numbers | {task: len(ranks) + index for index, task in enumerate(waiting)}
+
+
+def _no_spare_node(ranks: Collection[int]) -> RendezvousError:
+    return RendezvousError(
+        f"no spare node is left for {fold_ranks(ranks, {})}",
+        expected="one for each node that is lost",
+        hint="give the job more with --spare-nodes",
+        scope=Scope.JOB,
+    )
+
+
+def _too_few(
+    places: Sequence[Place], left_out: Collection[int], before: int, min_nodes: int
+) -> RendezvousError:
+    if not min_nodes:
+        return _no_spare_node(left_out)
+    return RendezvousError(
+        f"{len(places)} of {before} nodes are left",
+        expected=f"{min_nodes} or more (--min-nodes)",
+        hint="give the job more nodes, or spare ones with --spare-nodes",
+        scope=Scope.JOB,
+    )
