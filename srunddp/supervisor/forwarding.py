@@ -104,6 +104,15 @@ class SignalForwarding:
         ask_at = now + self.limits.signal_settles
         self._questions.append(_Question(number, at, at, ask_at, is_passed_on, of_rank))
 
+    def go_on(self, now: float) -> None:
+        """Note that this process was stopped by SIGTSTP and goes on, before its SIGCONT is read.
+
+        The worker must not be stopped any more by the signal that came before the SIGCONT.
+        """
+        self._questions = [each for each in self._questions if each.number != signal.SIGTSTP]
+        if self._asked_at is not None:
+            self._asked_at = now
+
     def on_answer(self) -> list[MissedSignal]:
         """Read what the sentinel says, and return the signals that the worker has not got."""
         if self.sentinel is None:
@@ -118,9 +127,12 @@ class SignalForwarding:
     def tick(self, now: float) -> list[MissedSignal]:
         """Ask the sentinel if that is due, and return the signals that the worker has not got."""
         if self._asked_at is not None:
-            if now >= self._asked_at + self.limits.sentinel_answers_within:
-                return self._without_sentinel()
-            return []
+            if now < self._asked_at + self.limits.sentinel_answers_within:
+                return []
+            # This process may be late itself: it was stopped, or got no processor time.
+            if self.sentinel is not None and self.sentinel.has_answered():
+                return self.on_answer()
+            return self._without_sentinel()
         due = [each for each in self._questions if each.ask_at <= now]
         if not due:
             return []

@@ -84,6 +84,10 @@ class Sentinel:
             return False
         return True
 
+    def has_answered(self) -> bool:
+        """Return whether an answer can be read, or the sentinel has ended."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
     def answer(self) -> list[Mark] | None:
         """Return these signals, in their order; None if the sentinel has ended."""
         try:

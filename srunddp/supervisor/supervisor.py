@@ -494,6 +494,7 @@ class Supervisor:
             self._is_to_stop = False
             if signal.SIGCONT not in signal.sigpending():
                 signals.stop_by(signal.SIGTSTP, self.process.is_stopped)
+                self._forwarding.go_on(self.clock.now)
 
     def _on_worker_end(self) -> None:
         now = self.clock.now

@@ -89,6 +89,8 @@ class WorkerProcess:
         limit = self._stop_ends_at
         if limit is None or self._kill_at is not None or now < limit:
             return None
+        if not self.is_stopped():
+            return None  # it goes on, and the SIGCHLD that says so has not been read yet
         return (
             f"stopped by {signals.signal_name(self.stopped_by)} for {self.stop_limit:g} s",
             128 + self.stopped_by,

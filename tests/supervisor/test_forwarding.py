@@ -237,6 +237,30 @@ def test_a_sentinel_that_does_not_answer_is_given_up(
     assert forwarding.tick(7.06) == [MissedSignal(USR1, of_rank=False)]
 
 
+def test_an_answer_counts_that_this_process_reads_late(
+    forwarding: SignalForwarding, sentinel: MadeUpSentinel
+) -> None:
+    """As after it was stopped itself."""
+    add(forwarding, TERM, 1.0)
+    forwarding.tick(1.06)
+    sentinel.say(TERM)
+    assert forwarding.tick(9.0) == []
+    assert forwarding.sentinel is sentinel
+    assert forwarding.next_tick(9.0) is None
+
+
+def test_a_worker_that_goes_on_is_not_stopped_by_the_signal_from_before(
+    forwarding: SignalForwarding, sentinel: MadeUpSentinel
+) -> None:
+    add(forwarding, signal.SIGTSTP, 1.0)
+    add(forwarding, TERM, 1.0)
+    forwarding.tick(1.06)
+    forwarding.go_on(9.0)
+    assert forwarding.tick(9.0) == []
+    sentinel.say()
+    assert forwarding.on_answer() == [MissedSignal(TERM, of_rank=False)]
+
+
 # A real one, whose parent is a process group of its own.
 REAL = """
 import json, os, select, signal, sys

@@ -40,6 +40,7 @@ def test_a_stopped_worker_is_overdue_after_ten_seconds() -> None:
         assert worker.tick(110.0) is None
         child.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
+        assert worker.overdue(111.0) is None  # SIGCHLD has not been handled yet
         worker.collect(111.0)
         assert worker.overdue(200.0) is None
     finally:
