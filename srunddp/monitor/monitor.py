@@ -81,6 +81,13 @@ class Monitor:
         )
         return self._sampler.pid
 
+    @property
+    def gpu_faults(self) -> Path | None:
+        """The file for the faults of this node's GPUs; None if this rank does not write it."""
+        if not self._config or not self._config.samples:
+            return None
+        return self._config.folder / f"{self._config.node}.gpu_faults.csv"
+
     def export(self) -> None:
         """Set the variable that tells rank 0's script the monitoring folder, before the fork."""
         os.environ.pop(MONITOR_FOLDER, None)  # if this run was started by a process of another run
