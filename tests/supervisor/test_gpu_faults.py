@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from srunddp.report.advice import notes
+from srunddp.report.run import read
+from srunddp.report.summarize import summary_of
 from tests.conftest import PROGRAMS
 from tests.support.starting import NODE
 from tests.support.worlds import run, world
@@ -82,6 +85,11 @@ def test_an_xid_is_named_with_its_gpu_and_node(
     [found] = json.loads(next(tmp_path.rglob("failure*.json")).read_text())["gpu_faults"]
     assert (found["index"], found["uuid"], found["xid"]) == (3, "GPU-d", 79)
     assert (found["node"], found["kind"]) == (NODE, "hardware")
+    for folder in tmp_path.rglob("monitor.0"):
+        [note] = notes(summary_of(read(folder)))
+        assert note.rule == "gpu fault"
+        assert f"GPU 3 (GPU-d) of {NODE}: Xid 79; fallen off the bus" in note.found
+        assert f"--exclude={NODE}" in note.hint
 
 
 def test_the_programs_own_xid_is_named_as_such(tmp_path: Path) -> None:
@@ -160,6 +168,8 @@ def test_nothing_is_named_in_a_healthy_run(tmp_path: Path, options: tuple[str, .
     ended = run(tmp_path, "pass", *options, size=2, variables=nvml(tmp_path))
     assert ended.codes == [0, 0]
     assert "GPU" not in ended.text
+    for folder in tmp_path.rglob("monitor.0"):
+        assert summary_of(read(folder)).gpu_faults == ()
 
 
 def test_no_process_asks_on_a_node_without_gpus(tmp_path: Path) -> None:
