@@ -236,6 +236,19 @@ def devices(gpus: list[GpuFigures]) -> str:
     return ", ".join(f"GPU {one_line(each.index)} on {format.nodes([each.node])}" for each in gpus)
 
 
+def slow_ranks(summary: Summary) -> str:
+    """Return a line on ranks that are slower than the others, for the log while the job runs; empty
+    if there are none, or if the run is too short to conclude anything.
+
+    It says only what was measured: how much longer their own part of a step takes, and whether that
+    is their wait for data. The notes of the report may tell why.
+    """
+    if too_short(summary):
+        return ""
+    stragglers = find_stragglers(summary)
+    return _slow_rank(summary, stragglers).found if stragglers.ranks else ""
+
+
 def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
     node = format.nodes(stragglers.nodes)
     them = "their" if len(stragglers.ranks) > 1 else "its"
