@@ -13,8 +13,8 @@ import pytest
 from srunddp.report.advice import notes
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
-from tests.conftest import PROGRAMS
-from tests.support.starting import NODE
+from tests.conftest import PROGRAMS, ROOT
+from tests.support.starting import NODE, python
 from tests.support.worlds import run, world
 
 GPUS = [{"uuid": f"GPU-{letter}", "errors": 1, "remapped": [0, 0, 0, 0]} for letter in "abcd"]
@@ -181,3 +181,15 @@ def test_no_process_asks_on_a_node_without_gpus(tmp_path: Path) -> None:
     )
     ended = run(tmp_path, script, "--restarts=1", size=2, variables=variables)
     assert fault_lines(ended.text) == []
+
+
+def test_a_supervisor_without_gpus_imports_nothing_for_them(tmp_path: Path) -> None:
+    """Its start is what all ranks wait for."""
+    modules = "srunddp.run.launch srunddp.run.supervise srunddp.supervisor.coordinator"
+    program = (
+        f"import importlib, sys\nfor name in '{modules}'.split():\n"
+        "    importlib.import_module(name)\n"
+        "words = ('gpu', 'nvml', 'xid')\n"
+        "print([name for name in sys.modules if any(word in name for word in words)])"
+    )
+    assert python("-c", program, folder=tmp_path, PYTHONPATH=str(ROOT)).stdout == "[]\n"
