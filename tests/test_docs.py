@@ -171,10 +171,11 @@ def test_every_public_argument_is_in_a_docstring() -> None:
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
-    from srunddp.util.sample_files import MARKS, OF_A_NODE, STEPS
+    from srunddp.util.sample_files import GPU_FAULTS, MARKS, OF_A_NODE, STEPS
 
     files = {f"NODE.{name}.csv": kind for name, kind in OF_A_NODE.items()}
     files |= {"NODE.rankR.steps.csv": STEPS, "NODE.rankR.marks.csv": MARKS}
+    files["NODE.gpu_faults.csv"] = GPU_FAULTS
     for name, kind in files.items():
         assert list(cells("files.md", "column", name)) == list(kind.names)
 

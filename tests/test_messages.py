@@ -17,7 +17,7 @@ from srunddp.check.messages import CheckMessage, Connect
 from srunddp.ifaces import scan
 from srunddp.stage.messages import StageMessage
 from srunddp.supervisor import messages as supervisor
-from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
+from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind, GpuFaultKind
 from srunddp.supervisor.messages import HasFailed, RankMessage
 from srunddp.supervisor.worker_messages import WorkerMessage
 from srunddp.util.messages import Message
@@ -40,6 +40,7 @@ BY_NAME = {
     "weight": st.sampled_from([*map(int, FailureKind)]),
     "category": st.sampled_from([each.value for each in FailureCategory]),
     "text": st.text(max_size=100),
+    "kind": st.sampled_from([each.value for each in GpuFaultKind]),
 }
 
 

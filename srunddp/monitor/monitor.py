@@ -23,6 +23,7 @@ from srunddp.monitor.config import MonitorConfig
 from srunddp.supervisor.output.redirect import open_to_append
 from srunddp.telemetry import MONITOR_FOLDER, TelemetryPage
 from srunddp.util.atomic_file import replace_file
+from srunddp.util.console import say_amid_output
 from srunddp.util.kernel_file import stat_fields
 from srunddp.util.sample_files import MARKS, SETTINGS, STEPS
 
@@ -80,6 +81,13 @@ class Monitor:
             SamplerConfig(self._config, interface, rank_variable, os.getpid(), launcher)
         )
         return self._sampler.pid
+
+    @property
+    def gpu_faults(self) -> Path | None:
+        """The file for the faults of this node's GPUs; None if this rank does not write it."""
+        if not self._config or not self._config.samples:
+            return None
+        return self._config.folder / f"{self._config.node}.gpu_faults.csv"
 
     def export(self) -> None:
         """Set the variable that tells rank 0's script the monitoring folder, before the fork."""
@@ -192,6 +200,9 @@ class Monitor:
             task()
 
     def _look(self, steps: int, events: int) -> None:
+        if self._sampler:
+            for note in self._sampler.notes():
+                say_amid_output(note)
         new, self._seen = self.page.events(self._seen)
         if new:
             _write(events, "".join(_line(*event) for event in new))

@@ -80,10 +80,10 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
 
     Returns:
         The notes in order of importance. A loss that is not finite comes first, because all later
-        steps may be useless. The notes with a known cost follow, highest first. Then come the
-        others, causes before consequences, and unused requests last.
+        steps may be useless, and then faults of GPUs. The notes with a known cost follow, highest
+        first. Then come the others, causes before consequences, and unused requests last.
     """
-    diverged = tuple(filter(None, [_not_finite(summary)]))
+    diverged = tuple(filter(None, [_not_finite(summary), *_gpu_faults(summary)]))
     if too_short(summary):
         return diverged
     busy = _oversubscribed(summary)
@@ -142,6 +142,35 @@ def _not_finite(summary: Summary) -> Advice | None:
     )
     hint = "a lower learning rate, --max_grad_norm=1, or --precision=bf16 instead of fp16"
     return Advice("not finite", found, "no finite number", hint)
+
+
+def _gpu_faults(summary: Summary) -> list[Advice]:
+    """Make a note for each GPU with a fault. All its faults are in it, as one explains another."""
+    faults = group_by_key(((each.node, each.index, each.uuid), each) for each in summary.gpu_faults)
+    found = []
+    for (node, index, uuid), several in faults.items():
+        kinds = {each.kind for each in several}
+        said = "; ".join(dict.fromkeys(one_line(each.fault) for each in several))
+        if "hardware" in kinds:
+            hint = (
+                "tell the site, and leave the node out until then: srunddp sbatch"
+                f" {format.exclude([node])}"
+            )
+        elif "program" in kinds:
+            hint = "most likely the program's own fault: compute-sanitizer may find where"
+        else:
+            hint = "tell the site: nvidia-smi -q shows memory errors, retired rows and clocks"
+        where = f"GPU {one_line(index)} ({one_line(uuid) or 'UUID unknown'}) of {one_line(node)}"
+        first = format.clock(min(each.at_s for each in several))
+        found.append(
+            Advice(
+                "gpu fault",
+                f"{where}: {said}, first at {first} after the start",
+                "no fault",
+                f"{hint}{UNTRIED}",
+            )
+        )
+    return found
 
 
 def _oversubscribed(summary: Summary) -> list[NodeFigures]:
@@ -205,6 +234,19 @@ def devices(gpus: list[GpuFigures]) -> str:
     if len(gpus) > 2:
         return f"{len(gpus)} GPUs on {format.nodes(dict.fromkeys(each.node for each in gpus))}"
     return ", ".join(f"GPU {one_line(each.index)} on {format.nodes([each.node])}" for each in gpus)
+
+
+def slow_ranks(summary: Summary) -> str:
+    """Return a line on ranks that are slower than the others, for the log while the job runs; empty
+    if there are none, or if the run is too short to conclude anything.
+
+    It says only what was measured: how much longer their own part of a step takes, and whether that
+    is their wait for data. The notes of the report may tell why.
+    """
+    if too_short(summary):
+        return ""
+    stragglers = find_stragglers(summary)
+    return _slow_rank(summary, stragglers).found if stragglers.ranks else ""
 
 
 def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:

@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from srunddp.report.summary import GpuFaultFigures
 from srunddp.util import shared_file
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse
-from srunddp.util.sample_files import MARKS, THROTTLED, SampleFile, Use
+from srunddp.util.sample_files import GPU_FAULTS, MARKS, THROTTLED, SampleFile, Use
 
 _MOST = 1500  # points kept of each series, about as many as a picture has columns
 _BLOCK = 1024  # rows read at once
@@ -147,6 +148,23 @@ def marks(path: Path, rank: int) -> list[Mark]:
     return [
         Mark(time, rank, name, value) for name, (time, value) in found if _EARLIEST < time < _LATEST
     ]
+
+
+def gpu_faults(path: Path, node: str) -> list[GpuFaultFigures]:
+    """Read the faults of one node's GPUs, with Unix time; empty if it is no such file."""
+    rows = _rows(path)
+    if next(rows, [])[: len(GPU_FAULTS.names)] != list(GPU_FAULTS.names):
+        return []
+    found = []
+    for row in rows:
+        if len(row) < len(GPU_FAULTS.names):
+            continue
+        time, uuid, index, kind, xid, fault = row[: len(GPU_FAULTS.names)]
+        (at,) = numbers([time])
+        if _EARLIEST < at < _LATEST:
+            number = int(xid) if xid.isdecimal() else None
+            found.append(GpuFaultFigures(node, index, uuid, fault, kind, number, at))
+    return found
 
 
 def json_object(path: Path) -> dict[str, Any]:

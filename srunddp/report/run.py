@@ -15,14 +15,15 @@ from srunddp.report import csv_files
 from srunddp.report.csv_files import Mark, TimeSeries
 from srunddp.report.format import moment
 from srunddp.report.locate import start_of, starts_of
-from srunddp.report.summary import Checkpoints, NotFinite, RunEnd, Span
+from srunddp.report.summary import Checkpoints, GpuFaultFigures, NotFinite, RunEnd, Span
 from srunddp.util import shared_file
 from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import fold_ranks, group_by_key
 from srunddp.util.json_lines import parse
 from srunddp.util.sample_files import OF_A_NODE, SETTINGS, STEPS
 
-_PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")  # for example node01.gpus.csv
+# For example node01.gpus.csv.
+_PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus|gpu_faults)\.csv")
 # For example node01.rank3.steps.csv.
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _RANK = re.compile(r"[0-9]{1,9}")
@@ -110,6 +111,7 @@ class RunData:
     usage: dict[str, TimeSeries] = field(default_factory=dict)
     links: list[Device] = field(default_factory=list)
     gpus: list[Device] = field(default_factory=list)
+    gpu_faults: list[GpuFaultFigures] = field(default_factory=list)
     metrics: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     not_finite: NotFinite | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -198,7 +200,9 @@ def read(folder: Path) -> RunData:
             if layout.has_node(match[1]):
                 _read_node(run, path, layout.node(match[1]), match[2], layout)
     run.ranks = dict(sorted(run.ranks.items()))
-    sampled = [*run.usage, *(each.node for each in (*run.links, *run.gpus))]
+    devices = [*run.links, *run.gpus]
+    faulty = [each.node for each in run.gpu_faults]
+    sampled = [*run.usage, *(each.node for each in devices), *faulty]
     run.nodes = tuple(dict.fromkeys([*run.ranks.values(), *layout.nodes.values(), *sampled]))
     run.shifts = _shifts(run)
     run.start = _start(run)
@@ -227,6 +231,9 @@ def _read_rank(run: RunData, path: Path, rank: int, kind: str) -> None:
 
 
 def _read_node(run: RunData, path: Path, node: str, kind: str, layout: _Layout) -> None:
+    if kind == "gpu_faults":
+        run.gpu_faults += csv_files.gpu_faults(path, node)
+        return
     found = csv_files.samples(path, OF_A_NODE[kind])
     devices = [Device(node, key, each) for key, each in found.items()]
     if kind == "node" and found:
@@ -307,6 +314,10 @@ def _moved(run: RunData, by: float) -> RunData:
         usage={node: each.shifted(at[node]) for node, each in run.usage.items()},
         links=[replace(each, samples=each.samples.shifted(at[each.node])) for each in run.links],
         gpus=[replace(each, samples=each.samples.shifted(at[each.node])) for each in run.gpus],
+        gpu_faults=sorted(
+            (replace(each, at_s=each.at_s + at[each.node]) for each in run.gpu_faults),
+            key=lambda fault: fault.at_s,
+        ),
     )
 
 

@@ -68,6 +68,7 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         folder=str(run.folder.parent),
         moves=tuple(moves(run)),
         not_finite=run.not_finite,
+        gpu_faults=tuple(run.gpu_faults),
         loader_workers=_loader_workers(run),
         options=run.table("options"),
         settings=run.settings,

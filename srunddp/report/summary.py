@@ -151,6 +151,26 @@ class GpuFigures:
 
 
 @dataclass(frozen=True)
+class GpuFaultFigures:
+    """A fault of a GPU; ``kind`` tells whose it is: ``hardware``, ``program`` or ``other``.
+
+    Attributes:
+        index, uuid: NVML's names of the GPU or the MIG instance.
+        fault: The fault in a few words.
+        xid: The number of the Xid; None if it is none.
+        at_s: When it was noticed.
+    """
+
+    node: str
+    index: str
+    uuid: str
+    fault: str
+    kind: str
+    xid: int | None
+    at_s: float
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of a run.
 
@@ -247,6 +267,7 @@ class Summary:
     git_commit: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     job_s: float | None = None
+    gpu_faults: tuple[GpuFaultFigures, ...] = ()
 
     @property
     def layout(self) -> dict[int, str]:

@@ -11,9 +11,10 @@ The order of the steps in :func:`launch` matters; exchanging two of them breaks 
 3. **Note the children** that a wrapper has started, before the first fork of the first start: all
    others are the worker's or our own. **Fork the sentinel**, before the worker: what it has got
    before that is among the pending signals of step 6. **Fork the sampler**, if this rank samples
-   its node. Signals are already blocked, because Slurm sends them to every process of a step, and
-   there are no threads yet (see step 7). The worker, forked later, inherits the supervisor's ends
-   of the sockets to both and closes them, because the sampler stops when its socket is closed.
+   its node, and the process that **watches its GPUs**. Signals are already blocked, because Slurm
+   sends them to every process of a step, and there are no threads yet (see step 7). The worker,
+   forked later, inherits the supervisor's ends of the sockets to them and closes these, because
+   they stop when their socket is closed.
    **Export the folder of the samples**, which the script inherits with the environment.
 4. **Freeze the objects of the garbage collector**: it does not write to them any more, so the two
    processes go on sharing their memory pages. That only helps before the fork.
@@ -41,6 +42,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment.detect import USER
 from srunddp.bootstrap.environment.types import NO_LAUNCHER, Environment
@@ -61,7 +63,11 @@ from srunddp.supervisor.sentinel import Sentinel
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
 from srunddp.util.console import say_amid_output
+from srunddp.util.cuda_visible import may_have_gpus
 from srunddp.util.kernel_file import raise_open_files_limit
+
+if TYPE_CHECKING:
+    from srunddp.supervisor.gpu_watch import NodeGpus
 
 _OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, its script apart
 _OTHER_FILES = 64  # file descriptors that are not rank connections: output, pipes, sockets, samples
@@ -115,9 +121,10 @@ def launch(
     earlier = inherited.earlier or Earlier.note()  # 3
     sentinel = Sentinel.start()
     own = {sentinel.pid, *_start_sampler(monitor, setup, launcher)}
+    gpus = _watch_gpus(monitor, setup, own, limits)
     monitor.export()  # the folder of the samples
     gc.freeze()  # 4
-    worker = fork_worker(context, ours, monitor, sentinel)  # 5
+    worker = fork_worker(context, ours, monitor, sentinel, gpus)  # 5
     earlier = earlier.with_first_fork((*own, worker))
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}  # 6
     # What is open here ends with this process, and not before: so the others see its end.
@@ -141,6 +148,7 @@ def launch(
         descendants=Descendants(earlier, own, limits),
         stalls=inherited.stalls,
         checkpointed=inherited.checkpointed,
+        gpus=gpus,
     )
     ended = EndedStart(exit_code=SrunddpError.exit_code)  # unless the supervisor says otherwise
     try:
@@ -178,6 +186,34 @@ def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> se
     return set() if sampler is None else {sampler}
 
 
+def _watch_gpus(
+    monitor: Monitor, setup: RankSetup, own: set[int], limits: Limits
+) -> NodeGpus | None:
+    """Start the process that watches this node's GPUs, if this rank is to have it.
+
+    Args:
+        monitor: Says whether faults are recorded.
+        setup: This rank.
+        own: The process ids of the supervisor's own children, to which the process's is added.
+        limits: How long an answer may take.
+
+    Returns:
+        The supervisor's side of it; None without it.
+    """
+    environment = setup.environment
+    record = monitor.gpu_faults
+    is_first = environment.local_rank == 0 and not environment.is_spare
+    is_asked_for = record is not None or setup.options.max_restarts > 0
+    if not is_first or not is_asked_for or not may_have_gpus(os.environ):
+        return None
+    # Only one rank of a node needs the module, and none without GPUs.
+    from srunddp.supervisor.gpu_watch import NodeGpus
+
+    gpus = NodeGpus(own=own, limits=limits)
+    gpus.watch(record)
+    return gpus
+
+
 def _give_back_what_is_the_workers(setup: RankSetup) -> None:
     """On rank 0, close the store's socket in the supervisor and raise its limit of open files."""
     if setup.held:
@@ -209,7 +245,11 @@ def _conclude(
 
 
 def fork_worker(
-    context: WorkerContext, ours: WorkerPipe, monitor: Monitor, sentinel: Sentinel
+    context: WorkerContext,
+    ours: WorkerPipe,
+    monitor: Monitor,
+    sentinel: Sentinel,
+    gpus: NodeGpus | None = None,
 ) -> int:
     """Fork the worker and return its pid.
 
@@ -221,6 +261,7 @@ def fork_worker(
         ours: The supervisor's end of the pipe, which the worker closes.
         monitor: This rank's monitor; the worker closes those of its files that it does not need.
         sentinel: The sentinel, whose socket the worker closes.
+        gpus: Who watches the GPUs, whose socket the worker closes; None without one.
     """
     supervisor = os.getpid()
     if worker := os.fork():
@@ -233,6 +274,8 @@ def fork_worker(
     ours.end.close()
     sentinel.close()
     monitor.in_worker()
+    if gpus:
+        gpus.in_worker()
     if is_worker_exec(os.environ):
         from srunddp.run.worker_exec import become
 

@@ -4,6 +4,7 @@ not wait for the import.
 
 from __future__ import annotations
 
+import os
 import select
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
@@ -40,11 +41,13 @@ from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervis
 from srunddp.supervisor.worker_messages import MpiHasFailed, MpiHasNoWorld, ReceivedOverMpi
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
 from srunddp.util.console import say_amid_output
+from srunddp.util.cuda_visible import may_have_gpus
 from srunddp.util.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from srunddp.monitor.metrics_file import MetricsFile
     from srunddp.spare_nodes.spare_nodes import SpareNodes
+    from srunddp.supervisor.gpu_watch import NodeGpus
 
 
 @dataclass(kw_only=True)
@@ -65,6 +68,7 @@ class Agent(RankAgent):
         stalls: How many of the previous starts have ended with a stall.
         checkpointed: Unix time of the last checkpoint that this process wrote in these; None for
             none.
+        gpus: Who watches this node's GPUs; None if nobody does.
     """
 
     context: WorkerContext
@@ -80,6 +84,7 @@ class Agent(RankAgent):
     descendants: Descendants = field(default_factory=Descendants)
     stalls: int = 0
     checkpointed: float | None = None
+    gpus: NodeGpus | None = None
     _policy: RestartPolicy | None = None  # on rank 0
     _meeting: RendezvousInfo | None = None  # what this rank was told at the rendezvous
     _descriptor: int | None = None  # where rank 0 listens for the next start
@@ -102,6 +107,11 @@ class Agent(RankAgent):
         # The rendezvous runs in another thread, which could not ask.
         self._asks_for_stall_timeout = is_chosen("stall_timeout")
         self._spare_nodes = self._make_spare_nodes() if environment.nodes_may_change else None
+        if self.gpus is None and may_have_gpus(os.environ):
+            # Imported now, because at a failure nothing is: the file system may be what has failed.
+            from srunddp.supervisor.gpu_watch import NodeGpus
+
+            self.gpus = NodeGpus(own=self.descendants.own, limits=self.limits)
 
     def _make_spare_nodes(self) -> SpareNodes:
         # Import only when needed: in most runs the ranks' nodes stay.
@@ -307,6 +317,8 @@ class Agent(RankAgent):
     def stop_sampler(self) -> None:
         if trouble := self.monitor.stop_sampler():
             say_amid_output(trouble)
+        if self.gpus:
+            self.gpus.stop()
 
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment = self.context.setup.environment
@@ -319,7 +331,7 @@ class Agent(RankAgent):
                 most, self.history, self._publish, has_steps, limits=self.limits
             )
         if not found.connections:
-            return FailureMonitor(self._folder, self._policy, self.limits)
+            return FailureMonitor(self._folder, self._policy, self.limits, self.gpus)
         meeting = found.meeting
         spare_nodes = None
         if self._spare_nodes:
@@ -355,6 +367,7 @@ class Agent(RankAgent):
             ),
             spare_nodes=spare_nodes,
             limits=self.limits,
+            gpus=self.gpus,
         )
         connections = {
             rank: SupervisorConnection(connection, command.lost_after)

@@ -167,8 +167,8 @@ class RankZeroSpareNodes:
         """Return the nodes whose ranks have to move, even if no ranks can move now.
 
         These are the lost node, the nodes on which the supervisor of a rank has ended, those that
-        do not reach others if the run can do without all of them, and the suspect if it was the
-        first to fail.
+        do not reach others if the run can do without all of them, the suspect if it was the first
+        to fail, and those with a GPU whose hardware has failed, as far as the run can do without.
 
         Args:
             root_cause: Why this start ends.
@@ -188,6 +188,12 @@ class RankZeroSpareNodes:
         others = self._nodes_with_ranks - {suspect}
         if is_suspect and others and not self.shortage(left | {suspect}):
             left.add(suspect)
+        # A GPU that has to be reset or repaired fails the next start as well.
+        for faulty in root_cause.faulty_nodes:
+            is_needed = not self._nodes_with_ranks - left - {faulty}
+            has_ranks = faulty in self._nodes_with_ranks
+            if has_ranks and not is_needed and not self.shortage(left | {faulty}):
+                left.add(faulty)
         return left
 
     def free(self, without: Collection[str]) -> int:

@@ -24,16 +24,21 @@ from srunddp.supervisor.decision import (
 )
 from srunddp.supervisor.failure import (
     Failure,
+    FailureCategory,
     FailureKind,
+    GpuFault,
+    GpuFaultKind,
     by_launcher,
     of_killed_supervisor,
 )
-from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, may_be_of_gpu
 from srunddp.supervisor.liveness import Liveness
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
     EndRequested,
+    GpuFaults,
+    GpuFaultsWanted,
     HasFailed,
     LeaseHasEnded,
     Ping,
@@ -56,6 +61,7 @@ from srunddp.supervisor.rank_table import RankEvent, RankState, RankTable
 from srunddp.supervisor.restart import Starts, StartSteps, first_step_limit
 from srunddp.supervisor.root_cause import (
     LOST,
+    STALLED,
     Ending,
     RootCause,
     find_root_cause,
@@ -80,7 +86,7 @@ class Coordinator(FailureMonitor):
     def __init__(
         self, context: RankContext, connections: Mapping[int, SupervisorConnection]
     ) -> None:
-        super().__init__(context.folder, context.restarts, context.limits)
+        super().__init__(context.folder, context.restarts, context.limits, context.gpus)
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
@@ -116,6 +122,11 @@ class Coordinator(FailureMonitor):
         # The nodes' try to reach each other, and this node's own part in it; None before.
         self._network: NetworkProbe | None = None
         self._own_probe: NodeProbe | None = None
+        # What ranks have said of the GPUs of their nodes, by node; each fault once.
+        self._gpu_faults = dict[str, list[GpuFault]]()
+        # The ranks that have yet to say it, while a root cause is held, and until when.
+        self._asked_for_gpus = set[int]()
+        self._held_until = 0.0
 
         # The ranks whose worker stays until the scripts of all ranks are over.
         self._waiting = set[int]()
@@ -145,6 +156,8 @@ class Coordinator(FailureMonitor):
 
     @property
     def finished(self) -> bool:
+        if self._held is not None:
+            return False
         if self._leaves_alone:
             return True
         if not self._open:
@@ -249,6 +262,8 @@ class Coordinator(FailureMonitor):
             case ProbeResult():
                 if self._network is not None:
                     self._network.add(rank, message)
+            case GpuFaults(faults, is_answer):
+                self._note_gpus(rank, faults, is_answer=is_answer)
             case EndRequested(by):
                 self.asked(by)
             case UsesMpi():
@@ -342,6 +357,9 @@ class Coordinator(FailureMonitor):
             if now < self._obeyed_by:
                 due.append(self._obeyed_by)
             return max(0.0, min(due) - now)
+        self._look_at_gpus()
+        if self._held is not None:
+            return self._go_on_holding(self._held, now)
         self._look_around(now)
         self._look_at_probe(now)
         self._move_on(now)
@@ -413,6 +431,100 @@ class Coordinator(FailureMonitor):
         if result := self._own_probe.look(now):
             self._own_probe = None
             self._network.add(self._context.rank, result)
+
+    def _look_at_gpus(self) -> None:
+        """Note what is known of this node's own GPUs by now."""
+        if self._gpus is None:
+            return
+        rank = self._context.rank
+        if news := self._gpus.news():
+            self._note_gpus(rank, news, is_answer=False)
+        if rank in self._asked_for_gpus:
+            faults = self._gpus.look()
+            if faults is not None:
+                self._note_gpus(rank, faults, is_answer=True)
+
+    def _note_gpus(self, rank: int, faults: Iterable[GpuFault], *, is_answer: bool) -> None:
+        node = self._context.nodes[rank]
+        known = self._gpu_faults.setdefault(node, [])
+        for fault in faults:
+            # Two ranks of a node may tell of the same.
+            named = replace(fault, node=node)
+            if named in known:
+                continue
+            known.append(named)
+            if not is_answer and self._held is None and self.root_cause is None:
+                # The ranks may hang from now on, and nothing else tells why.
+                write_amid_output(f"srunddp: {named}\n")
+        if is_answer:
+            self._asked_for_gpus.discard(rank)
+
+    def _holds_for_gpus(self, root_cause: RootCause, now: float) -> bool:
+        """Ask for what is wrong with GPUs, if that may explain a root cause.
+
+        Returns:
+            Whether the root cause has to wait for the answers.
+        """
+        has_gpus = self._gpus is not None or bool(self._gpu_faults)
+        if not has_gpus or not may_be_of_gpu(root_cause):
+            return False
+        there = self._open | {self._context.rank}
+        self._asked_for_gpus = self._ranks_to_ask(root_cause) & there
+        for rank in self._asked_for_gpus - {self._context.rank}:
+            self._connections[rank].send(GpuFaultsWanted())
+        if self._context.rank in self._asked_for_gpus and self._gpus is not None:
+            self._gpus.ask()
+        else:
+            self._asked_for_gpus.discard(self._context.rank)
+        self._held = root_cause
+        self._held_until = now + self._limits.gpus_told_within
+        return bool(self._asked_for_gpus)
+
+    def _ranks_to_ask(self, root_cause: RootCause) -> set[int]:
+        """Return the first rank of each node whose GPUs may explain a root cause, as it may watch
+        them, and the culprits, which may have GPUs that the first rank does not see.
+        """
+        is_sure = bool(root_cause.ranks) and not root_cause.follows
+        is_sure = is_sure and root_cause.exit_code != STALLED
+        first = dict[str, int]()
+        for rank in sorted(self._table.ranks):
+            first.setdefault(self._context.nodes[rank], rank)
+        if is_sure:
+            first = {node: rank for node, rank in first.items() if node == root_cause.node}
+        return {*first.values(), *root_cause.ranks}
+
+    def _go_on_holding(self, held: RootCause, now: float) -> float:
+        """End the run if the GPUs' faults are known, or return in how many seconds to look
+        again.
+        """
+        # Who is gone answers no more.
+        self._asked_for_gpus &= self._open | {self._context.rank}
+        if self._asked_for_gpus and now < self._held_until:
+            if self._context.rank in self._asked_for_gpus:
+                return self._limits.gpus_look
+            return self._held_until - now
+        self._held = None
+        self._end_run_now(held.with_gpu_faults(self._gpu_faults_of(held)))
+        return 0.0
+
+    def _gpu_faults_of(self, root_cause: RootCause) -> list[GpuFault]:
+        """Return the faults that belong to a root cause: the failed hardware of all nodes, and
+        other faults of the culprit's node if its GPU's hardware has not failed.
+        """
+        if root_cause.ending is Ending.STOPPED or root_cause.category is not FailureCategory.OTHER:
+            return []
+        hardware = GpuFaultKind.HARDWARE.value
+        found = list[GpuFault]()
+        for node in sorted(self._gpu_faults, key=lambda node: (node != root_cause.node, node)):
+            faults = self._gpu_faults[node]
+            failed = [fault for fault in faults if fault.kind == hardware]
+            are_failed = {fault.uuid or fault.index for fault in failed}
+            found += failed
+            if node == root_cause.node:
+                found += [
+                    fault for fault in faults if (fault.uuid or fault.index) not in are_failed
+                ]
+        return found
 
     def _facts(self, now: float) -> Facts:
         return Facts(
@@ -538,16 +650,16 @@ class Coordinator(FailureMonitor):
             case RankZeroAction.ASK_FOR_STACKS:
                 self._ask_for_stacks()
             case RankZeroAction.NAME_FIRST_FAILURE:
-                self._end_run(find_root_cause(failures, self._decision.finished_before))
+                self._end_run(find_root_cause(failures, self._decision.finished_before), now)
             case RankZeroAction.NAME_STALLED_RANK:
-                self._end_run(self._stalled_rank())
+                self._end_run(self._stalled_rank(), now)
             case RankZeroAction.NAME_HANGING_RANK:
                 first = find_root_cause(failures, self._decision.finished_before)
-                self._end_run(self._hanging_rank() or first)
+                self._end_run(self._hanging_rank() or first, now)
             case RankZeroAction.PROBE_NETWORK:
                 self._probe_network(now)
             case RankZeroAction.NAME_CUT:
-                self._end_run(self._cut())
+                self._end_run(self._cut(), now)
             case RankZeroAction.END_CONNECTIONS:
                 self._end_connections()
 
@@ -618,10 +730,16 @@ class Coordinator(FailureMonitor):
             is not RankZeroAction.NAME_LOST_NODE
         ):
             return False
-        self._end_run(root_cause)
+        self._end_run(root_cause, now)
         return True
 
-    def _end_run(self, root_cause: RootCause) -> None:
+    def _end_run(self, root_cause: RootCause, now: float) -> None:
+        """End the run, when it is known what is wrong with GPUs; see :meth:`_end_run_now`."""
+        if not self._holds_for_gpus(root_cause, now):
+            self._held = None
+            self._end_run_now(root_cause.with_gpu_faults(self._gpu_faults_of(root_cause)))
+
+    def _end_run_now(self, root_cause: RootCause) -> None:
         """Report the decision, decide on a restart, tell all ranks, and write the file.
 
         The order matters:

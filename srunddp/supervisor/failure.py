@@ -97,6 +97,59 @@ class Failure:
     failed_import: str = ""
 
 
+class GpuFaultKind(Enum):
+    """What a fault of a GPU means for its node.
+
+    Attributes:
+        PROGRAM: Most likely the program's own, which would happen on any GPU.
+        HARDWARE: The GPU is of no use before it was reset or repaired.
+        OTHER: It does not tell whether the GPU can be used.
+    """
+
+    PROGRAM = "program"
+    HARDWARE = "hardware"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class GpuFault:
+    """What NVML has said of a GPU that is not healthy.
+
+    Attributes:
+        index: The GPU's number as ``nvidia-smi`` shows it in the job.
+        uuid: The UUID of the GPU, or of the MIG instance; empty if it is not known.
+        what: The fault in a few words.
+        kind: The value of a :class:`GpuFaultKind`.
+        xid: The number of the Xid; 0 if it is none.
+        node: The GPU's node; empty in what this node says of itself.
+    """
+
+    index: int
+    uuid: str
+    what: str
+    kind: str
+    xid: int = 0
+    node: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the kind.
+
+        Raises:
+            ValueError: There is no such kind.
+        """
+        GpuFaultKind(self.kind)
+
+    def __str__(self) -> str:
+        """Return one line, as the failure summary has it."""
+        if self.kind == GpuFaultKind.PROGRAM.value:
+            whose = "; most likely the program's own fault, not the GPU's"
+        else:
+            whose = ""
+        return (
+            f"GPU {self.index} ({self.uuid or 'UUID unknown'}) of {self.node}: {self.what}{whose}"
+        )
+
+
 def time_of_day() -> str:
     """Return the time by this node's clock, in ISO 8601 with milliseconds, in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

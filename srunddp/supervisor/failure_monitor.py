@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
+from typing import Protocol
 
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
-from srunddp.supervisor.failure import Failure
+from srunddp.supervisor.failure import Failure, FailureCategory, GpuFault
 from srunddp.supervisor.limits import DEFAULT_LIMITS, GRACE, LOST_AFTER, SIGNAL_GRACE, Limits
 from srunddp.supervisor.node_replacement import NextStart, SpareNodesOfStart
 from srunddp.supervisor.restart import NO_STEPS_SEEN, RestartPolicy, StartSteps
-from srunddp.supervisor.root_cause import RootCause, report, write
+from srunddp.supervisor.root_cause import Ending, RootCause, report, write
 from srunddp.util.console import write_amid_output
 from srunddp.util.quick_dataclass import dataclass
 
@@ -33,6 +34,27 @@ _UNFORESEEN = (
     signal.SIGFPE,
     signal.SIGILL,
 )
+
+
+class GpuHealth(Protocol):
+    """What is wrong with the GPUs of this node, asked in another process. Nothing here waits."""
+
+    def ask(self) -> None:
+        """Ask what is wrong now."""
+
+    def look(self) -> tuple[GpuFault, ...] | None:
+        """Return the answer; None if it may still come."""
+
+    def news(self) -> tuple[GpuFault, ...]:
+        """Return the faults of the hardware that have come since the last call; nothing if nobody
+        watches the GPUs.
+        """
+
+
+def may_be_of_gpu(root_cause: RootCause) -> bool:
+    """Return whether a GPU may be the reason for a root cause, so that it is worth asking."""
+    is_open = root_cause.category is FailureCategory.OTHER
+    return is_open and root_cause.ending is Ending.FAILED
 
 
 class FailureMonitor:
@@ -54,8 +76,12 @@ class FailureMonitor:
         folder: Path | None,
         restarts: RestartPolicy | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        gpus: GpuHealth | None = None,
     ) -> None:
         self.root_cause: RootCause | None = None
+        # The root cause that waits for what is wrong with GPUs; None if none waits.
+        self._held: RootCause | None = None
+        self._gpus = gpus
         self.restart: str | None = None
         self.has_lost = self.fenced = self.cut_off = False
         self._restarts = restarts
@@ -72,6 +98,8 @@ class FailureMonitor:
     @property
     def finished(self) -> bool:
         """Whether the supervisor may leave."""
+        if self._held is not None:
+            return False
         return self._left or self.root_cause is not None
 
     def connections(self) -> Iterable[SupervisorConnection]:
@@ -83,12 +111,22 @@ class FailureMonitor:
 
     def fail(self, failure: Failure, now: float) -> None:
         """Note that this rank has failed, which may set the root cause at once."""
-        if not self.root_cause:
-            shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
-            self.root_cause = RootCause.of(replace(failure, shown=shown))
-            report(self.root_cause, {})
-            self._decide_restart(self.root_cause, "its script is over" if self._done else "")
-            write(self.root_cause, {}, self._folder)
+        if self.root_cause or self._held:
+            return
+        shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
+        found = RootCause.of(replace(failure, shown=shown))
+        if self._gpus is not None and may_be_of_gpu(found):
+            self._held = found
+            self._gpus.ask()
+        else:
+            self._end_alone(found)
+
+    def _end_alone(self, found: RootCause) -> None:
+        self._held = None
+        self.root_cause = found
+        report(found, {})
+        self._decide_restart(found, "its script is over" if self._done else "")
+        write(found, {}, self._folder)
 
     def next_start(self) -> NextStart:
         """Return what is known of the next start with spare nodes. The supervisor asks when the
@@ -169,7 +207,14 @@ class FailureMonitor:
 
     def tick(self, now: float) -> float:
         """Do what is due, and return how many seconds later the next thing is."""
-        return self._limits.single_looks
+        if self._held is None or self._gpus is None:
+            return self._limits.single_looks
+        faults = self._gpus.look()
+        if faults is None:
+            return self._limits.gpus_look
+        node = self._held.node
+        self._end_alone(self._held.with_gpu_faults([replace(each, node=node) for each in faults]))
+        return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +249,7 @@ class RankContext:
             given time; 0 for none.
         deputies: The ranks that act for rank 0 when rank 0 is gone.
         spare_nodes: The spare nodes of this start; None in a run without ``--spare-nodes``.
+        gpus: The GPUs of this node; None if it has none.
         limits: How long the failure monitor waits, and how often it looks.
         clock: The clock of the leases, which goes on during a suspension. A deputy also measures by
             it how long it stays.
@@ -232,6 +278,7 @@ class RankContext:
     has_steps: Callable[[], bool] = lambda: False
     ran_alone: Callable[[], bool] = lambda: False
     asks_for_stall_timeout: bool = False
+    gpus: GpuHealth | None = None
 
     @property
     def ping_every(self) -> float:

@@ -252,6 +252,24 @@ class Limits:
     time of the messages.
     """
 
+    gpus_answer_within: float = 2.5
+    """How long NVML may take to say what is wrong with this node's GPUs, after a failure. A driver
+    that has lost a GPU may not answer at all.
+    """
+
+    gpus_told_within: float = 3.0
+    """How long rank 0 waits, before it ends the run, for what other nodes say of their GPUs:
+    :attr:`gpus_answer_within`, and the time of the messages.
+    """
+
+    gpus_killed_within: float = 0.2
+    """How long a process that asks NVML may take to end after SIGKILL. One whose kernel call does
+    not return is left.
+    """
+
+    gpus_look: float = 0.02
+    """How often a supervisor looks whether NVML has answered."""
+
     deputy_answers_within: float = 1.0
     """How long a deputy's kernel may take to accept a connection. It suffices for one repetition
     by TCP on a network that works.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 
-from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
+from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind, GpuFault
 from srunddp.util.messages import Message
 from srunddp.util.quick_dataclass import dataclass
 
@@ -191,6 +191,20 @@ class ProbeResult(RankMessage, kind="probe_result"):
     number: int
 
 
+@dataclass(frozen=True)
+class GpuFaults(RankMessage, kind="gpu_faults"):
+    """What is wrong with the GPUs of the rank's node.
+
+    Attributes:
+        faults: The faults, the surest first.
+        is_answer: Whether this is the answer to ``gpu_faults_wanted``. Else the hardware of a GPU
+            has just failed.
+    """
+
+    faults: tuple[GpuFault, ...]
+    is_answer: bool = False
+
+
 # From rank 0 to a rank.
 
 
@@ -234,6 +248,11 @@ class ProbeWanted(RankMessage, kind="probe_wanted"):
             raise ValueError("not a numeric address")
         if not all(0 < port < 65536 for _, _, port in self.targets):
             raise ValueError("not a port")
+
+
+@dataclass(frozen=True)
+class GpuFaultsWanted(RankMessage, kind="gpu_faults_wanted"):
+    """Rank 0 asks what is wrong with the GPUs of the rank's node."""
 
 
 @dataclass(frozen=True)
@@ -282,8 +301,17 @@ FROM_A_RANK = (
     EndedAfterVerdict,
     Stacks,
     ProbeResult,
+    GpuFaults,
 )
-FROM_RANK_ZERO = (Pong, StacksWanted, ProbeWanted, AllScriptsAreOver, RunIsOver, Verdict)
+FROM_RANK_ZERO = (
+    Pong,
+    StacksWanted,
+    ProbeWanted,
+    GpuFaultsWanted,
+    AllScriptsAreOver,
+    RunIsOver,
+    Verdict,
+)
 
 
 def is_numeric(address: str) -> bool:

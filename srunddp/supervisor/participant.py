@@ -2,6 +2,7 @@
 rank, and does what rank 0 decides.
 """
 
+import math
 from collections.abc import Iterable
 from enum import Enum
 
@@ -12,6 +13,8 @@ from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
     EndRequested,
+    GpuFaults,
+    GpuFaultsWanted,
     HasFailed,
     LeaseHasEnded,
     Ping,
@@ -81,6 +84,8 @@ class Participant(FailureMonitor):
         self._silence_before_end = 0.0
         # What rank 0 has asked this node to try; None if there is nothing to try.
         self._probe: NodeProbe | None = None
+        # Whether rank 0 waits for what is wrong with this node's GPUs.
+        self._asks_gpus = False
         # Until when this rank stays after it has reported for rank 0, by the context's clock.
         self._stays_until = 0.0
 
@@ -130,6 +135,8 @@ class Participant(FailureMonitor):
             case ProbeWanted():
                 self._end_probe()
                 self._probe = NodeProbe(message, now, self._limits)
+            case GpuFaultsWanted():
+                self._ask_gpus()
             case AllScriptsAreOver():
                 self._waits = False
             case RunIsOver():
@@ -200,6 +207,7 @@ class Participant(FailureMonitor):
         due = self._pinged + self._context.ping_every - now
         if self._probe is not None:
             due = min(due, self._look_at_probe(self._probe, now))
+        due = min(due, self._look_at_gpus())
         if (stays := self._stays_until - self._context.clock()) > 0.0:
             due = min(due, stays)
         return min(due, max(0.0, self._lease_ends(now) - self._context.clock()))
@@ -214,6 +222,31 @@ class Participant(FailureMonitor):
             self._probe = None
             self._connection.send(result)
         return self._limits.probe_look
+
+    def _ask_gpus(self) -> None:
+        if self._context.gpus is None:
+            self._connection.send(GpuFaults((), is_answer=True))
+        else:
+            self._asks_gpus = True
+            self._context.gpus.ask()
+
+    def _look_at_gpus(self) -> float:
+        """Tell rank 0 what is wrong with this node's GPUs, and return in how many seconds to look
+        again.
+        """
+        gpus = self._context.gpus
+        if gpus is None:
+            return math.inf
+        if news := gpus.news():
+            self._connection.send(GpuFaults(news))
+        if not self._asks_gpus:
+            return math.inf
+        faults = gpus.look()
+        if faults is None:
+            return self._limits.gpus_look
+        self._asks_gpus = False
+        self._connection.send(GpuFaults(faults, is_answer=True))
+        return math.inf
 
     def _end_probe(self) -> None:
         if self._probe is not None:

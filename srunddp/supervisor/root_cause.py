@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.errors import one_line
-from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
+from srunddp.supervisor.failure import (
+    Failure,
+    FailureCategory,
+    FailureKind,
+    GpuFault,
+    GpuFaultKind,
+)
 from srunddp.supervisor.failure_files import FILE_EXISTS, start_writer
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_process import wait_for_child
@@ -24,6 +30,7 @@ LOST = 69  # exit code for a lost node: EX_UNAVAILABLE of sysexits.h, as for a R
 STALLED = 124  # exit code for a stall, the same as timeout(1)'s
 
 _NODES_NAMED = 16
+_GPU_FAULTS_NAMED = 16
 
 
 class Ending(Enum):
@@ -56,6 +63,7 @@ class RootCause:
             one of which rank 0 has heard, or has left too early.
         without_way: The nodes whose ranks have to move to spare nodes, so that the rest can reach
             each other.
+        gpu_faults: What was wrong with GPUs, on the culprit's node or on others.
     """
 
     ranks: tuple[int, ...]
@@ -72,13 +80,57 @@ class RootCause:
     failed_import: str = ""
     follows: bool = False
     without_way: tuple[str, ...] = ()
+    gpu_faults: tuple[GpuFault, ...] = ()
 
     @property
     def suspect(self) -> str:
         """The node that may be the reason; empty if there is none, or none can be told."""
         if self.without_way:
             return self.without_way[0]
+        if self.faulty_nodes:
+            return self.faulty_nodes[0]
+        # It would have happened on any node.
+        if self._has_gpu_fault(GpuFaultKind.PROGRAM):
+            return ""
         return self.node if self.ranks and not self.follows else ""
+
+    @property
+    def faulty_nodes(self) -> tuple[str, ...]:
+        """The nodes with a GPU whose hardware has failed, the culprit's first."""
+        hardware = GpuFaultKind.HARDWARE.value
+        nodes = {fault.node for fault in self.gpu_faults if fault.kind == hardware}
+        return tuple(sorted(nodes, key=lambda node: (node != self.node, node)))
+
+    def _has_gpu_fault(self, kind: GpuFaultKind) -> bool:
+        return any(
+            fault.kind == kind.value and fault.node == self.node for fault in self.gpu_faults
+        )
+
+    def with_gpu_faults(self, faults: Sequence[GpuFault]) -> RootCause:
+        """Return the root cause with what was wrong with GPUs.
+
+        If nothing speaks against the culprit but that its peer was gone or late, or if no rank
+        is known that the others wait for, a GPU on another node whose hardware has failed is the
+        cause.
+
+        Args:
+            faults: The faults, with their nodes.
+        """
+        found = replace(self, gpu_faults=(*self.gpu_faults, *faults))
+        faulty = found.faulty_nodes
+        doubtful = self.follows or not self.ranks or self.exit_code == STALLED
+        if not faulty or self.node == faulty[0] or not doubtful or self.ending is not Ending.FAILED:
+            return found
+        first = next(
+            fault
+            for fault in found.gpu_faults
+            if fault.node == faulty[0] and fault.kind == GpuFaultKind.HARDWARE.value
+        )
+        who = fold_ranks(self.ranks, dict.fromkeys(self.ranks, self.node))
+        then = f"then {who} failed: {self.cause}" if who else self.cause
+        return replace(
+            found, ranks=(), node=faulty[0], cause=f"{first}; {then}", shown=False, follows=False
+        )
 
     @classmethod
     def of(cls, failure: Failure) -> RootCause:
@@ -182,10 +234,19 @@ def render(found: RootCause, others: Mapping[int, str]) -> str:
     if found.traceback:
         lines.append(found.traceback.rstrip("\n"))
     lines += [one_line(f"srunddp: {note}") for note in found.notes]
+    lines += _gpu_lines(found)
     taken = [rank for rank in others if rank not in found.ranks]
     if taken and found.ending is not Ending.STOPPED:
         lines.append(f"srunddp: ended with it: {folded(taken, others)}")
     return "\n".join(lines) + "\n"
+
+
+def _gpu_lines(found: RootCause) -> list[str]:
+    """Return a line for each fault of a GPU; if there are many, for the first ones."""
+    lines = [one_line(f"srunddp: {fault}") for fault in found.gpu_faults[:_GPU_FAULTS_NAMED]]
+    if more := len(found.gpu_faults) - len(lines):
+        lines.append(f"srunddp: and {more} more faults of GPUs")
+    return lines
 
 
 def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
@@ -208,6 +269,8 @@ def report(found: RootCause, others: Mapping[int, str]) -> None:
     """
     if not found.shown:
         write_amid_output(render(found, others))
+    elif found.gpu_faults:
+        write_amid_output("\n".join(_gpu_lines(found)) + "\n")
 
 
 def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:
@@ -281,5 +344,6 @@ def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
     return {
         "rank": found.ranks[0] if found.ranks else None,
         **{name: getattr(found, name) for name in names},
+        "gpu_faults": [vars(fault) for fault in found.gpu_faults],
         "victims": victims,
     }

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
 
+from srunddp.util.xid import XidKind, pattern
+
+# What stands before the number of an Xid: in the kernel's log, and in srunddp's own lines.
+_XID = r"(?:Xid \(PCI:[^)]*\): |GPU \d+ \([^)]*\) of \S+: Xid )"
+
 
 class Kind(StrEnum):
     """What part a line plays in an end; all values but the last two are explained in
@@ -114,6 +119,16 @@ def table() -> SignatureTable:
     return SignatureTable(tuple(words), named, signs, causes)
 
 
+@functools.cache
+def _placeholders() -> dict[str, str]:
+    """Return what stands in signatures.yaml for the one list of Xids that srunddp has."""
+    return {
+        "{XID}": _XID,
+        "{PROGRAM}": pattern([XidKind.PROGRAM]),
+        "{LINK}": pattern([XidKind.LINK]),
+    }
+
+
 def _sign(
     cause: str,
     match: str,
@@ -124,4 +139,6 @@ def _sign(
 ) -> Signature:
     if sure is None:
         sure = kind in (Kind.PRIMARY, Kind.ENDING)
+    for name, meaning in _placeholders().items():
+        match = match.replace(name, meaning)
     return Signature(cause, re.compile(match), re.compile(unless), Kind(kind), sure, sample)

@@ -1,7 +1,8 @@
 """Which GPUs CUDA shows a process, by ``CUDA_VISIBLE_DEVICES``."""
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar
 
 NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last is Slurm's
@@ -18,6 +19,18 @@ class VisibleDevice(TypedDict):
 
     uuid: str
     parent: str
+
+
+def may_have_gpus(environ: Mapping[str, str]) -> bool:
+    """Tell, without asking NVML, whether CUDA may show this process a GPU.
+
+    Args:
+        environ: The environment.
+    """
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return os.path.exists("/dev/nvidiactl")
+    return wanted not in NO_GPU
 
 
 def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], str]:

@@ -130,5 +130,16 @@ GPU_FIELDS = {
 GPUS = SampleFile(
     {"time": Use.TIME, "uuid": Use.KEY, "index": Use.WORD, "name": Use.WORD} | GPU_FIELDS
 )
+# What was wrong with GPUs, each fault once. The last column has no comma.
+GPU_FAULTS = SampleFile(
+    {
+        "time": Use.TIME,
+        "uuid": Use.KEY,
+        "index": Use.WORD,
+        "kind": Use.WORD,
+        "xid": Use.WORD,
+        "fault": Use.WORD,
+    }
+)
 # The files of a node; the key is part of the file's name, for example node01.gpus.csv.
 OF_A_NODE = {"node": NODE, "tasks": TASKS, "links": LINKS, "gpus": GPUS}

@@ -138,6 +138,18 @@ PLANTED = [
     ("time limit", MadeUp(time_limit=7200.0), "10 min 5 s of 2 h used, 8.4 %", "--time=0:20:00"),
     ("memory unused", MadeUp(memory_limit=64 * GIB), "6.00 GiB of 64.0 GiB", "--mem=8G"),
     ("gpu throttled", HOT_GPU, HEATED, "--exclude=node01"),
+    (
+        "gpu fault",
+        replace(ON_GPUS, faults=((1, "GPU-1-2,2,hardware,79,Xid 79; fallen off the bus"),)),
+        "GPU 2 (GPU-1-2) of node02: Xid 79; fallen off the bus, first at 1:4",
+        "--exclude=node02",
+    ),
+    (
+        "gpu fault",
+        replace(ON_GPUS, faults=((0, "GPU-0-0,0,program,31,Xid 31"),)),
+        "GPU 0 (GPU-0-0) of node01: Xid 31",
+        "the program's own fault",
+    ),
     ("gpu throttled", replace(HOT_GPU, slow={3: 0.1}), SLOW_AND_HOT, "node01"),
     (
         "not finite",
@@ -225,6 +237,7 @@ SHOWN = [
     ("gpu throttled", replace(SMALL, hot=((1, 1),)), None),
     ("gpu throttled", replace(SMALL, hot=((1, 1),), slow={3: 0.05}), 0.2),
     ("memory unused", replace(SMALL, memory_limit=64 * GIB), None),
+    ("gpu fault", replace(SMALL, faults=((1, "GPU-1-1,1,hardware,79,Xid 79"),)), None),
     ("not finite", replace(SMALL, nan_after=62.0), None),
 ]
 

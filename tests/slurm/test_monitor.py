@@ -121,12 +121,15 @@ def supervisors(job: str) -> list[int]:
 def test_what_is_wrong_gets_its_note_and_only_that(
     case: str, layout: tuple[str, ...], rules: list[str], runner: SlurmJobRunner, folder: Path
 ) -> None:
-    train(runner, folder, case, *layout)
+    done = train(runner, folder, case, *layout)
     summary = summed(folder)
     found = notes(summary)
     assert ([note.rule for note in found], too_short(summary)) == (rules, ""), found
+    lines = re.findall(r"^srunddp: (.* in each step than the others.*)$", done.errors, re.MULTILINE)
+    assert len(lines) == case.startswith("slow"), done.errors
     if case.startswith("slow"):
         assert "rank 1 on node02" in found[0].found
+        assert lines[0].startswith("rank 1 on node02: ")
     if case.startswith("wrong"):
         assert "ens6" in found[0].found
     if case == "healthy":  # of Slurm 22.05 the ranks themselves do not hear of it

@@ -4,6 +4,7 @@ bits.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.cluster.nodes import NODES
+from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import Job, submit
 from tests.slurm.spare_nodes import (
@@ -246,6 +248,48 @@ def test_a_node_that_fails_twice_in_a_row_is_left(runner: SlurmJobRunner) -> Non
     expected = [f"done {rank} {rank} 6 {rank % 2} {node}" for rank, node in enumerate(nodes)]
     assert sorted(done.output.splitlines()) == expected
     assert "ranks 2-3 go to node04" in done.errors
+
+
+GPU_FAILS = """import json, os, sys, time
+import srunddp
+srunddp.heartbeat()
+time.sleep(4.0)  # until the GPUs are watched
+where = os.environ["SLURMD_NODENAME"]
+if where == "node02" and srunddp.restart_count() < int(sys.argv[2]):
+    with open(os.environ["FAKE_NVML"] + ".xids", "a") as file:
+        file.write(json.dumps({"gpu": 0, "xid": int(sys.argv[1])}) + chr(10))
+    time.sleep(1.0)
+    raise RuntimeError("CUDA error")
+time.sleep(2.0)
+print("done", os.environ["RANK"], where)
+"""
+
+
+@pytest.mark.parametrize(
+    ("xid", "times", "second"), [(79, 1, "node03"), (31, 2, "node02")], ids=["hardware", "program"]
+)
+def test_a_node_whose_gpu_has_failed_is_left_at_once_and_never_for_the_programs_fault(
+    xid: int, times: int, second: str, runner: SlurmJobRunner
+) -> None:
+    """NVML is made up, and no real GPU has been tried."""
+    folder = runner.cluster.shared / f"gpu-{xid}"
+    folder.mkdir()
+    (folder / "fails.py").write_text(GPU_FAILS)
+    gpus = {"driver": "580.95.05", "cuda": 13000, "gpus": [{"uuid": "GPU-a"}]}
+    for number in range(1, 4):
+        (folder / f"node0{number}.json").write_text(json.dumps(gpus))
+    (folder / "start.sh").write_text(
+        f"export PYTHONPATH={PROGRAMS / 'nvml'} CUDA_VISIBLE_DEVICES=0"
+        f" FAKE_NVML={folder}/$SLURMD_NODENAME.json\n"
+        f"exec {SRUNDDP} --restarts=3 --spare-nodes=1 {folder / 'fails.py'} {xid} {times}\n"
+    )
+    done = runner.srun(
+        *OPTIONS, "-wnode[01-03]", "--ntasks-per-node=1", "sh", str(folder / "start.sh")
+    )
+    assert done.code == 0, done.errors
+    assert sorted(done.output.splitlines()) == ["done 0 node01", f"done 1 {second}"]
+    assert f"GPU 0 (GPU-a) of node02: Xid {xid}, " in done.errors
+    assert f"after {times} restart" in done.errors
 
 
 LACKS_PACKAGE = """import os, sys, time

@@ -10,6 +10,7 @@ import pytest
 
 from srunddp.spare_nodes.lease import Lease
 from srunddp.spare_nodes.rank_zero import RankZeroSpareNodes
+from srunddp.supervisor.failure import GpuFault, GpuFaultKind
 from srunddp.supervisor.messages import Pong
 from srunddp.supervisor.root_cause import Ending, RootCause
 from tests.support.connections import Clock, FakeConnection
@@ -95,6 +96,37 @@ NOBODY = RootCause((), "", "all ranks wait", 124)
     ],
 )
 def test_the_nodes_without_a_way_move_if_there_is_one_for_each_and_no_other_does(
+    ended: tuple[int, ...], found: RootCause, last: str, left: set[str]
+) -> None:
+    nodes = Nodes()
+    nodes.end(*ended)
+    assert nodes.left(found, last) == left
+
+
+def of_gpus(node: str, *faults: tuple[str, GpuFaultKind]) -> RootCause:
+    found = [GpuFault(0, "GPU-a", "made up", kind.value, node=where) for where, kind in faults]
+    return cause(node).with_gpu_faults(found)
+
+
+HARDWARE = GpuFaultKind.HARDWARE
+PROGRAM = GpuFaultKind.PROGRAM
+
+
+@pytest.mark.parametrize(
+    ("ended", "found", "last", "left"),
+    [
+        ((), of_gpus(B, (B, HARDWARE)), "", {B}),  # at once
+        ((), of_gpus(A, (A, HARDWARE)), "", {A}),
+        ((), of_gpus(B, (B, PROGRAM)), B, set()),  # however often
+        ((), of_gpus(B, (B, PROGRAM), (B, HARDWARE)), "", {B}),
+        ((), of_gpus(B, (B, GpuFaultKind.OTHER)), "", set()),
+        ((), of_gpus(B, (B, GpuFaultKind.OTHER)), B, {B}),  # twice, as without it
+        ((), of_gpus(B, (B, HARDWARE), (C, HARDWARE)), "", {B, C}),
+        ((6,), of_gpus(B, (B, HARDWARE), (C, HARDWARE)), "", {B}),  # one spare one is whole
+        ((6, 8), of_gpus(B, (B, HARDWARE)), "", set()),
+    ],
+)
+def test_a_node_whose_gpu_has_failed_is_left_at_the_first_failure(
     ended: tuple[int, ...], found: RootCause, last: str, left: set[str]
 ) -> None:
     nodes = Nodes()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure import Failure, FailureKind, GpuFault, GpuFaultKind
 from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.root_cause import (
     Ending,
@@ -174,3 +174,44 @@ def test_without_a_folder_it_is_said_and_never_twice(
     assert "rank 1 on node02 failed" in capfd.readouterr().err
     report(RootCause.of(replace(BOOM, shown=True)), NODES)
     assert capfd.readouterr().err == ""
+
+
+def gpu_fault(node: str, kind: GpuFaultKind) -> GpuFault:
+    return GpuFault(3, "GPU-1a2b", "Xid 79, fallen off the bus", kind.value, 79, node)
+
+
+def test_a_gpu_s_fault_is_in_the_summary_and_in_the_file() -> None:
+    found = RootCause.of(BOOM).with_gpu_faults([gpu_fault("node02", GpuFaultKind.HARDWARE)])
+    line = "srunddp: GPU 3 (GPU-1a2b) of node02: Xid 79, fallen off the bus\n"
+    text = render(found, NODES)
+    assert line in text
+    assert text.startswith("srunddp: rank 1 on node02 failed: ValueError: boom (exit code 7)\n")
+    assert record(found, NODES)["gpu_faults"] == [
+        {
+            "index": 3,
+            "uuid": "GPU-1a2b",
+            "what": "Xid 79, fallen off the bus",
+            "kind": "hardware",
+            "xid": 79,
+            "node": "node02",
+        }
+    ]
+
+
+def test_a_gpu_of_another_node_is_the_cause_of_what_only_follows() -> None:
+    """Such as a limit of time of a collective."""
+    fault = gpu_fault("node04", GpuFaultKind.HARDWARE)
+    found = find_root_cause([ECHO], {}).with_gpu_faults([fault])
+    assert (found.ranks, found.node, found.exit_code) == ((), "node04", ECHO.exit_code)
+    assert found.cause == f"{fault}; then rank 2 on node03 failed: {ECHO.cause}"
+    assert found.suspect == "node04"
+    # An error of the script's own stays the cause.
+    sure = find_root_cause([BOOM], {}).with_gpu_faults([fault])
+    assert (sure.ranks, sure.cause) == ((1,), BOOM.cause)
+
+
+def test_the_program_s_own_fault_speaks_against_no_node() -> None:
+    assert RootCause.of(BOOM).suspect == "node02"
+    found = RootCause.of(BOOM).with_gpu_faults([gpu_fault("node02", GpuFaultKind.PROGRAM)])
+    assert found.suspect == ""
+    assert "most likely the program's own fault, not the GPU's" in render(found, NODES)

@@ -205,6 +205,7 @@ rest()
         "cause",
         "traceback",
         "notes",
+        "gpu_faults",
         "victims",
     ]
     assert (entry["rank"], entry["ranks"], entry["node"], entry["exit_code"]) == (1, [1], NODE, 1)

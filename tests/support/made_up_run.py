@@ -27,6 +27,7 @@ GPUS = (
     "nvlink_received_bytes,nvlink_sent_bytes,sm_percent,occupancy_percent,tensor_percent,dram_percent"
 )
 STEPS = "time,steps,samples,step_s,data_s,own_s,longest_step_s,epoch"
+GPU_FAULTS = "time,uuid,index,kind,xid,fault"
 MARKS = "time,mark,value"
 GIB = 2**30
 
@@ -45,6 +46,7 @@ class MadeUp:
         epoch_s, evaluation_s, checkpoint_s: how long those last; 0 for none.
         utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are
             throttled.
+        faults: node, and of a line of its GPUs' faults all but the time, which is after 100 s.
         other_link: bytes per second on a link that was not chosen; chosen_link: on the one that
             was.
         busy: share of the CPUs used; delay: seconds per second that a worker's main thread waits
@@ -79,6 +81,7 @@ class MadeUp:
     utilization: float = 92.0
     idle: tuple[tuple[int, int], ...] = ()
     hot: tuple[tuple[int, int], ...] = ()
+    faults: tuple[tuple[int, str], ...] = ()
     chosen_link: float = 40e6
     rdma: float = 0.0
     other_link: float = 2e3
@@ -127,6 +130,7 @@ class MadeUp:
             _write(folder / f"{stem}.links.csv", LINKS, self._links(node))
             if self.gpus_per_node:
                 _write(folder / f"{stem}.gpus.csv", GPUS, self._gpus(node))
+                _write(folder / f"{stem}.gpu_faults.csv", GPU_FAULTS, self._gpu_faults(node))
         if self.nan_after is not None:
             (folder / "metrics.jsonl").write_text("".join(self._losses(self.nan_after)))
         return folder
@@ -321,6 +325,11 @@ class MadeUp:
             for name, kind, chosen, received, sent in links:
                 counts = f"{int(self._counter(received, time))},{int(self._counter(sent, time))}"
                 yield f"{self._clock(node, time)},{name},{kind},{chosen},{counts}"
+
+    def _gpu_faults(self, node: int) -> Iterator[str]:
+        for where, line in self.faults:
+            if where == node:
+                yield f"{self._clock(node, 100.0)},{line}"
 
     def _gpus(self, node: int) -> Iterator[str]:
         noise = random.Random(f"gpus {node}")

@@ -5,14 +5,16 @@ the other GPUs of the node.
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.bootstrap.process_group.device import device_index, unused_devices
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 from srunddp.errors import ConfigError
+from srunddp.supervisor.failure import GpuFault, GpuFaultKind
+from srunddp.supervisor.gpu_health import look as look_at_health
 from srunddp.util.cuda_visible import NO_GPU
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.numa_nodes import numa_nodes_of_cpus
@@ -35,6 +37,7 @@ class GpuFacts(View):
         own: whether Slurm shows each rank several GPUs that no other rank sees.
         shared: whether ``NCCL_MULTI_RANK_GPU_ENABLE=1`` lets several ranks use one GPU.
         numa: the NUMA nodes of this rank's CPUs.
+        faults: what is wrong with these GPUs now, the fields of each :class:`GpuFault`.
     """
 
     wanted: str | None = None
@@ -42,6 +45,7 @@ class GpuFacts(View):
     own: bool = False
     shared: bool = False
     numa: list[int] | None = None
+    faults: list[dict[str, Any]] = field(default_factory=list)
 
 
 def collect(context: CheckContext) -> GpuFacts:
@@ -56,6 +60,7 @@ def collect(context: CheckContext) -> GpuFacts:
         own=has_own(variables, context.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
         numa=numa_nodes_of_cpus(os.sched_getaffinity(0)),
+        faults=[asdict(fault) for fault in look_at_health(wanted, with_old=True)],
     )
 
 
@@ -68,6 +73,7 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     """
     for one in seen:
         yield from _driver(one)
+    yield from _faults(seen)
     # If NVML fails on a node, nothing else is known about its GPUs, so do not compare it with other
     # nodes.
     whole = [
@@ -111,6 +117,24 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
         found = f"{facts.unknown} in {named}: CUDA ignores it and all after it"
         hint = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
         yield one.finding(WARN, found, f"each of the {facts.count} GPUs, once", hint)
+
+
+def _faults(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
+    """Name each fault of a GPU once, whichever ranks see the GPU."""
+    who = group_by_key(
+        ((one.node, fault.index, fault.uuid, fault.what, fault.kind), one)
+        for one in seen
+        for fault in (GpuFault(**each) for each in one.facts.faults)
+    )
+    for (_, index, uuid, what, kind), ranks in who.items():
+        is_broken = kind == GpuFaultKind.HARDWARE.value
+        found = f"GPU {index} ({uuid or 'UUID unknown'}): {what}"
+        if is_broken:
+            hint = "leave the node out (--exclude), and have the GPU reset or repaired"
+        else:
+            hint = "tell the site: nvidia-smi -q shows its memory errors, retired rows and clocks"
+        severity = FAIL if is_broken else WARN
+        yield Ranks(ranks).finding(severity, found, "a healthy GPU", hint, ranks=False)
 
 
 def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:

@@ -14,12 +14,14 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from srunddp.monitor.config import MonitorConfig
 from srunddp.monitor.sampler import gpu, node, process_tree
+from srunddp.monitor.sampler.slow_ranks import SlowRankLooks
 from srunddp.supervisor import signals
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.atomic_file import append_whole
@@ -58,10 +60,22 @@ class Sampler:
 
     pid: int
     _end: socket.socket
+    # Two threads read from the socket.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def in_worker(self) -> None:
         """Close the socket to the sampler, in a process that the supervisor forks later."""
         self._end.close()
+
+    def notes(self) -> list[str]:
+        """Return the lines that the sampler has for the user by now, without waiting."""
+        with self._lock, contextlib.suppress(OSError):
+            waiting = self._end.recv(4096, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            # What ends without a line end says why the sampler has ended, see finish().
+            whole = waiting[: waiting.rfind(b"\n") + 1]
+            if whole:
+                return self._end.recv(len(whole)).decode(errors="replace").splitlines()
+        return []
 
     def finish(self, limit: float) -> str:
         """Make the sampler write a last sample and end; kill it if that takes more than ``limit``
@@ -75,7 +89,7 @@ class Sampler:
         """
         until = time.monotonic() + limit
         message = b""
-        with self._end:
+        with self._lock, self._end:
             with contextlib.suppress(OSError):
                 # The sampler reads the end of the stream and takes its last sample. The other
                 # direction stays open, so that it can still report an error.
@@ -89,7 +103,8 @@ class Sampler:
             # The child has not been waited for yet, so its pid cannot belong to another process.
             os.kill(self.pid, signal.SIGKILL)
             wait_for_child(self.pid, _GONE_WITHIN)
-        return message.decode(errors="replace")
+        # A line for the user comes too late: the report has it.
+        return message.decode(errors="replace").rpartition("\n")[2]
 
 
 def start(config: SamplerConfig) -> Sampler:
@@ -154,11 +169,13 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
     # Create these objects before the freeze below, because they live to the end.
     samples = Samples(config)
     gc.freeze()
+    looks = SlowRankLooks(config.run, end)
     closed = select.poll()
     closed.register(end, select.POLLIN)
     due = time.monotonic()
     while True:
         samples.take()
+        looks.tick()
         now = time.monotonic()
         # If a sample took longer than the interval, skip the times that have passed; the later ones
         # stay on the same grid.

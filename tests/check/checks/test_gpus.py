@@ -245,3 +245,36 @@ def test_the_summary_counts_each_gpu_once() -> None:
     ranks = changed(WELL, {rank: {"devices": devices} for rank, devices in enumerate(nodes)}, 4)
     assert CHECK.summary(ranks) == "4 NVIDIA H100, driver 580.95.05"
     assert CHECK.summary(changed(NONE, {})) == "no GPU"
+
+
+def test_a_broken_gpu_fails_the_check_and_a_slow_one_is_a_warning(
+    fake_nvml: Callable[..., None],
+) -> None:
+    """NVML is made up, and no real GPU has been tried."""
+    heat = {"trace": [{"reasons": 0x20}]}
+    capped = {"trace": [{"reasons": 0x4}]}
+    fake_nvml(
+        {"uuid": "GPU-a", "remapped": [0, 1, 0, 1], "errors": 0},
+        {"uuid": "GPU-b", "remapped": [0, 1, 1, 0], "errors": 2, **heat},
+        {"uuid": "GPU-c", "remapped": [3, 1, 0, 0], "retired": 0, "errors": 0, **capped},
+        {"uuid": "GPU-d", "failing": {"nvmlDeviceGetMemoryInfo": 15}},
+    )
+    ranks = seen(travelled(CHECK, subject({})) for _ in range(2))
+    found = [each for each in reported(CHECK.evaluate(ranks)) if each[1].startswith("GPU ")]
+    assert found == [
+        (FAIL, "GPU 0 (GPU-a): a row of its memory could not be retired", ("node01",), ()),
+        (
+            WARN,
+            "GPU 1 (GPU-b): 2 uncorrected memory errors (ECC) since the driver was loaded",
+            ("node01",),
+            (),
+        ),
+        (
+            WARN,
+            "GPU 1 (GPU-b): rows or pages of its memory are retired at the next reset",
+            ("node01",),
+            (),
+        ),
+        (WARN, "GPU 1 (GPU-b): slowed by heat now", ("node01",), ()),
+        (FAIL, "GPU 3 (GPU-d): it does not answer any more", ("node01",), ()),
+    ]

@@ -17,6 +17,12 @@ nvidia-ml-py.
 the last one stays. Units are NVML's. What is not in it is not supported. ``nvlink`` and ``pcie``
 are received and sent.
 
+``errors`` (uncorrected), ``remapped`` and ``retired`` are what stays of a GPU. While it is used,
+the file named by ``FAKE_NVML`` and ``.now`` may say something else of a GPU, by its index, and that
+with ``.xids`` has an event in each line: ``{"gpu": 0, "xid": 79, "instance": 1}``.
+
+With ``hangs`` the driver does not answer for this GPU.
+
 ``error`` is what nvmlInit raises, ``failing`` what a function raises for this GPU, ``separate`` the
 indices of GPUs without P2P to it. Without the variable there is no NVML here.
 """
@@ -26,6 +32,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +55,9 @@ NVML_GPM_METRIC_DRAM_BW_UTIL = 10
 NVML_GPM_METRIC_PCIE_TX_PER_SEC = 20
 NVML_GPM_METRIC_PCIE_RX_PER_SEC = 21
 nvmlMemory_v2 = 0x02000028
+nvmlEventTypeXidCriticalError = 8
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+NVML_VOLATILE_ECC = 0
 NVML_P2P_STATUS_OK = 0
 NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED = 1
 
@@ -72,6 +82,8 @@ NVMLError_DriverNotLoaded = _error("NVMLError_DriverNotLoaded", 9, "Driver Not L
 NVMLError_LibraryNotFound = _error("NVMLError_LibraryNotFound", 12, "NVML Shared Library Not Found")
 NVMLError_FunctionNotFound = _error("NVMLError_FunctionNotFound", 13, "Function Not Found")
 NVMLError_GpuIsLost = _error("NVMLError_GpuIsLost", 15, "GPU is lost")
+NVMLError_ResetRequired = _error("NVMLError_ResetRequired", 16, "GPU requires reset")
+NVMLError_Timeout = _error("NVMLError_Timeout", 10, "Timeout")
 NVMLError_LibRmVersionMismatch = _error(
     "NVMLError_LibRmVersionMismatch", 18, "RM has detected an NVML/RM version mismatch."
 )
@@ -153,7 +165,9 @@ def nvmlDeviceGetCount():
 
 
 def nvmlDeviceGetHandleByIndex(index):
-    handle = _machine["gpus"][index]
+    handle = _changed(_machine["gpus"][index])
+    if handle.get("hangs"):
+        time.sleep(600)
     _asked(handle, "nvmlDeviceGetHandleByIndex")
     return handle
 
@@ -169,6 +183,7 @@ def nvmlDeviceGetName(handle):
 
 
 def nvmlDeviceGetMemoryInfo(handle, version=None):
+    _changed(handle)
     _asked(handle, "nvmlDeviceGetMemoryInfo")
     total = handle.get("total", 80 << 30)
     used = _sample(handle).get("used")
@@ -265,7 +280,7 @@ def nvmlDeviceGetPcieThroughput(device, counter):
 
 
 def nvmlDeviceGetGpuInstanceId(device):
-    return device["instance"]
+    return device.get("instance", 1)
 
 
 def nvmlGpmQueryDeviceSupport(device):
@@ -299,3 +314,69 @@ def nvmlGpmMetricsGet(metricsGet):
         metric.nvmlReturn = NVML_SUCCESS if value is not None else NVMLError_NotSupported.value
         metric.value = value or 0.0
     return metricsGet
+
+
+def _changed(handle: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a GPU by now."""
+    index = _machine["gpus"].index(handle) if handle in _machine["gpus"] else -1
+    try:
+        now = json.loads(Path(os.environ["FAKE_NVML"] + ".now").read_text())
+    except (OSError, ValueError):
+        now = {}
+    handle.update(now.get(str(index), {}))
+    return handle
+
+
+def _stays(handle: dict[str, Any], what: str, function: str) -> Any:
+    _asked(_changed(handle), function)
+    if what not in handle:
+        raise NVMLError_NotSupported(NVMLError_NotSupported.value)
+    return handle[what]
+
+
+def nvmlDeviceGetTotalEccErrors(handle, errorType, counterType):
+    return _stays(handle, "errors", "nvmlDeviceGetTotalEccErrors")
+
+
+def nvmlDeviceGetRemappedRows(device):
+    return tuple(_stays(device, "remapped", "nvmlDeviceGetRemappedRows"))
+
+
+def nvmlDeviceGetRetiredPagesPendingStatus(device):
+    return _stays(device, "retired", "nvmlDeviceGetRetiredPagesPendingStatus")
+
+
+def nvmlEventSetCreate():
+    # What was there before is not told to anybody.
+    return {"gpus": [], "read": len(_events())}
+
+
+def _events() -> list[dict[str, Any]]:
+    try:
+        lines = Path(os.environ["FAKE_NVML"] + ".xids").read_text().split("\n")[:-1]
+    except OSError:
+        return []
+    return [json.loads(line) for line in lines]
+
+
+def nvmlDeviceRegisterEvents(handle, eventTypes, eventSet):
+    _asked(handle, "nvmlDeviceRegisterEvents")
+    eventSet["gpus"].append(handle)
+
+
+def nvmlEventSetWait_v2(eventSet, timeoutms):
+    end = time.monotonic() + timeoutms / 1000
+    while time.monotonic() < end:
+        for event in _events()[eventSet["read"] :]:
+            eventSet["read"] += 1
+            gpu = _machine["gpus"][event["gpu"]]
+            if any(gpu is each for each in eventSet["gpus"]):
+                return SimpleNamespace(
+                    device=gpu,
+                    eventType=nvmlEventTypeXidCriticalError,
+                    eventData=event["xid"],
+                    gpuInstanceId=event.get("instance", 0xFFFFFFFF),
+                    computeInstanceId=0xFFFFFFFF,
+                )
+        time.sleep(0.01)
+    raise NVMLError_Timeout(NVMLError_Timeout.value)

@@ -1,0 +1,305 @@
+"""What NVML says of the health of this node's GPUs. Only a process of its own may ask, never a
+supervisor: the driver may not answer after a fault.
+
+It has been tried with a made-up NVML only, on no real GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from srunddp.supervisor.failure import GpuFault, GpuFaultKind
+from srunddp.util.cuda_visible import VisibleDevice, visible
+from srunddp.util.nvml import instances
+from srunddp.util.quick_dataclass import dataclass
+from srunddp.util.xid import XidKind, xid
+
+_NO_INSTANCE = 0xFFFFFFFF  # NVML's id of a MIG instance for an event of the whole GPU
+# NVML's bits (nvmlClocksEventReason...). Those of a power cap or of an idle GPU are no fault.
+_SLOWDOWNS = {
+    0x8: "slowed by its hardware",
+    0x20: "slowed by heat",
+    0x40: "slowed by heat, by its hardware",
+    0x80: "slowed by the power brake",
+}
+_KINDS = {
+    XidKind.PROGRAM: GpuFaultKind.PROGRAM,
+    XidKind.HARDWARE: GpuFaultKind.HARDWARE,
+    # The GPU at the other end of a link may be at fault, and it may be on another node.
+    XidKind.LINK: GpuFaultKind.OTHER,
+    XidKind.OTHER: GpuFaultKind.OTHER,
+}
+
+
+class _Known(VisibleDevice):
+    """A GPU or a MIG instance.
+
+    Attributes:
+        instance: NVML's id of the MIG instance on its GPU; None for a GPU.
+    """
+
+    instance: int | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of which CUDA shows this process at least a part.
+
+    Attributes:
+        index: NVML's index.
+        handle: NVML's handle; None if the GPU does not answer.
+        uuid: Its UUID, or that of the MIG instance that CUDA shows; empty if it is not known.
+        instances: The UUIDs of its MIG instances, by NVML's id of each.
+        own: The ids of those of them that CUDA shows; empty for a GPU without MIG.
+    """
+
+    index: int
+    handle: Any
+    uuid: str
+    instances: Mapping[int, str]
+    own: frozenset[int]
+
+    def fault(self, what: str, kind: GpuFaultKind, number: int = 0, uuid: str = "") -> GpuFault:
+        """Return a fault of this GPU.
+
+        Args:
+            what: The fault in a few words.
+            kind: What it means.
+            number: The number of the Xid; 0 for none.
+            uuid: The UUID of the instance that has it; empty for that of this object.
+        """
+        return GpuFault(self.index, uuid or self.uuid, what, kind.value, number)
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """What does not go away by itself, of one GPU.
+
+    Attributes:
+        is_gone: Whether the GPU does not answer any more.
+        needs_reset: Whether the driver asks for a reset.
+        errors: How many uncorrected memory errors there were since the driver was loaded; None if
+            the GPU does not count them.
+        is_remap_pending: Whether rows or pages of memory are retired at the next reset.
+        has_remap_failed: Whether a row could not be retired.
+        slowdowns: Why its hardware, or heat, slows it down now.
+    """
+
+    is_gone: bool = False
+    needs_reset: bool = False
+    errors: int | None = None
+    is_remap_pending: bool = False
+    has_remap_failed: bool = False
+    slowdowns: tuple[str, ...] = ()
+
+
+def load() -> Any:
+    """Return the module ``pynvml``, with NVML initialised; None if there is no NVML."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def find_gpus(nvml: Any, wanted: str | None) -> list[Gpu]:
+    """Return the GPUs that CUDA shows to a process.
+
+    Args:
+        nvml: What :func:`load` has returned.
+        wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+    """
+    handles = [_handle(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    known = [_devices(nvml, index, handle) for index, handle in enumerate(handles)]
+    shown = {device["uuid"] for device in visible(wanted, known)[0]}
+    found = []
+    for index, devices in enumerate(known):
+        own = [device for device in devices if device["uuid"] in shown]
+        if not own:
+            continue
+        by_id = {
+            device["instance"]: device["uuid"]
+            for device in devices
+            if device["instance"] is not None
+        }
+        ids = {device["instance"] for device in own if device["instance"] is not None}
+        uuid = own[0]["uuid"] if handles[index] is not None else ""
+        found.append(Gpu(index, handles[index], uuid, by_id, frozenset(ids)))
+    return found
+
+
+def _handle(nvml: Any, index: int) -> Any:
+    with suppress(nvml.NVMLError):
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    return None
+
+
+def _devices(nvml: Any, index: int, handle: Any) -> list[_Known]:
+    """Return a GPU's MIG instances, or the GPU itself. One that does not answer keeps its place, as
+    the others are named by index.
+    """
+    try:
+        if handle is None:
+            raise nvml.NVMLError_GpuIsLost
+        parent = nvml.nvmlDeviceGetUUID(handle)
+        found = [
+            _Known(
+                uuid=nvml.nvmlDeviceGetUUID(each),
+                parent=parent,
+                instance=nvml.nvmlDeviceGetGpuInstanceId(each),
+            )
+            for each in instances(nvml, handle)
+        ]
+    except nvml.NVMLError:
+        return [_Known(uuid=f"GPU-{index}-failed", parent="", instance=None)]
+    return found or [_Known(uuid=parent, parent="", instance=None)]
+
+
+def state_of(nvml: Any, gpu: Gpu) -> GpuState:
+    """Ask NVML for the state of a GPU."""
+    if gpu.handle is None:
+        return GpuState(is_gone=True)
+    handle = gpu.handle
+    questions: dict[str, Callable[[], Any]] = {
+        "memory": lambda: nvml.nvmlDeviceGetMemoryInfo(handle),
+        "errors": lambda: nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+        "remapped": lambda: nvml.nvmlDeviceGetRemappedRows(handle),
+        "retired": lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle),
+        "reasons": lambda: _slowdown_bits(nvml, handle),
+    }
+    said: dict[str, Any] = {}
+    needs_reset = False
+    for name, ask in questions.items():
+        try:
+            said[name] = ask()
+        except nvml.NVMLError_GpuIsLost:
+            return GpuState(is_gone=True)
+        except nvml.NVMLError_ResetRequired:
+            needs_reset = True
+        except (nvml.NVMLError, AttributeError):
+            # The GPU, the driver or the package does not know the question.
+            continue
+    # Corrected and uncorrected rows, then whether one is pending, and whether one has failed.
+    _, _, pending, failed = said.get("remapped", (0, 0, 0, 0))
+    reasons = said.get("reasons", 0)
+    return GpuState(
+        needs_reset=needs_reset,
+        errors=said.get("errors"),
+        is_remap_pending=bool(pending) or bool(said.get("retired", 0)),
+        has_remap_failed=bool(failed),
+        slowdowns=tuple(text for bit, text in _SLOWDOWNS.items() if reasons & bit),
+    )
+
+
+def _slowdown_bits(nvml: Any, handle: Any) -> int:
+    try:
+        bits: int = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except (nvml.NVMLError_FunctionNotFound, AttributeError):
+        # Drivers before 535 know this name only.
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return bits
+
+
+def faults_of(
+    gpu: Gpu, now: GpuState, before: GpuState | None, *, with_old: bool = False
+) -> list[GpuFault]:
+    """Return what is wrong with a GPU.
+
+    Args:
+        gpu: The GPU.
+        now: Its state.
+        before: Its state when the run began; None if that is not known. Then nobody can tell
+            whether an error of its memory has happened in this run.
+        with_old: Whether to name errors of its memory that may be months old.
+    """
+    hardware = GpuFaultKind.HARDWARE
+    if now.is_gone:
+        return [gpu.fault("it does not answer any more", hardware)]
+    found = []
+    if now.needs_reset:
+        found.append(gpu.fault("the driver asks for a reset", hardware))
+    if now.has_remap_failed:
+        found.append(gpu.fault("a row of its memory could not be retired", hardware))
+    if now.errors and with_old:
+        what = f"{_errors(now.errors)} since the driver was loaded"
+        found.append(gpu.fault(what, GpuFaultKind.OTHER))
+    if before is not None and before.errors is not None:
+        new_errors = (now.errors or 0) - before.errors
+        if new_errors > 0:
+            what = f"{_errors(new_errors)} since the start of the run"
+            found.append(gpu.fault(what, hardware))
+    if now.is_remap_pending:
+        is_new = before is not None and not before.is_remap_pending
+        what = "rows or pages of its memory are retired at the next reset"
+        found.append(gpu.fault(what, hardware if is_new else GpuFaultKind.OTHER))
+    found += [gpu.fault(f"{why} now", GpuFaultKind.OTHER) for why in now.slowdowns]
+    return found
+
+
+def _errors(count: int) -> str:
+    return f"{count} uncorrected memory error{'' if count == 1 else 's'} (ECC)"
+
+
+def fault_of_event(nvml: Any, gpus: Sequence[Gpu], event: Any) -> GpuFault | None:
+    """Return the fault that an Xid event of NVML tells of; None if it is another job's.
+
+    Args:
+        nvml: What :func:`load` has returned.
+        gpus: The GPUs of this process.
+        event: What ``nvmlEventSetWait`` has returned.
+    """
+    gpu = next((each for each in gpus if _is_same(each.handle, event.device)), None)
+    if gpu is None:
+        return None
+    number = int(event.eventData)
+    known = xid(number)
+    kind = _KINDS[known.kind]
+    instance = int(event.gpuInstanceId)
+    # What is wrong with the GPU itself concerns all its instances.
+    is_other = gpu.own and instance != _NO_INSTANCE and instance not in gpu.own
+    if is_other and kind is not GpuFaultKind.HARDWARE:
+        return None
+    return gpu.fault(str(known), kind, number, gpu.instances.get(instance, ""))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two handles are of one GPU. NVML's are pointers, of which ctypes makes a new
+    object each time.
+    """
+    try:
+        return ctypes.addressof(one.contents) == ctypes.addressof(other.contents)
+    except (AttributeError, ValueError):  # a null pointer, or made up
+        return one is other
+
+
+def look(wanted: str | None, *, with_old: bool = False) -> list[GpuFault]:
+    """Return what is wrong now with the GPUs that CUDA shows to a process.
+
+    Args:
+        wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        with_old: As for :func:`faults_of`.
+    """
+    nvml = load()
+    if nvml is None:
+        return []
+    try:
+        gpus = find_gpus(nvml, wanted)
+        return [
+            fault
+            for gpu in gpus
+            for fault in faults_of(gpu, state_of(nvml, gpu), None, with_old=with_old)
+        ]
+    except nvml.NVMLError:
+        return []
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()

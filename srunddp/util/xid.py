@@ -1,0 +1,111 @@
+"""NVIDIA's Xid numbers: what the driver says of a GPU's error, and whose fault each one is.
+
+The numbers and what NVIDIA asks to be done after each are in its Xid catalogue
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Those of the program are the
+ones that NVIDIA's device plugin for Kubernetes skips as errors of applications
+(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go). The words are our own.
+
+A run, ``srunddp check`` and ``srunddp triage`` go by this one list.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from srunddp.util.quick_dataclass import dataclass
+
+
+class XidKind(Enum):
+    """Whose fault an Xid is.
+
+    Attributes:
+        PROGRAM: Most likely the program's own: it would happen on any GPU.
+        HARDWARE: The GPU's. The catalogue asks for a reset of the GPU or a restart of the machine,
+            so the GPU is of no use before.
+        LINK: Of an NVLink. The GPU at its other end may be at fault.
+        OTHER: Neither is known.
+    """
+
+    PROGRAM = "program"
+    HARDWARE = "hardware"
+    LINK = "link"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One number of the list.
+
+    Attributes:
+        number: The number.
+        kind: Whose fault it is.
+        text: What has happened, in a few words; empty for a number that is not in the list.
+    """
+
+    number: int
+    kind: XidKind
+    text: str = ""
+
+    def __str__(self) -> str:
+        """Return the number and what it means, such as ``Xid 79, fallen off the bus``."""
+        return f"Xid {self.number}, {self.text}" if self.text else f"Xid {self.number}"
+
+
+_TEXTS: Mapping[XidKind, Mapping[int, str]] = {
+    XidKind.PROGRAM: {
+        13: "exception in the graphics engine, as after an access out of bounds",
+        31: "access to memory that is not mapped",
+        43: "the program's work on the GPU was ended",
+        45: "the program's work on the GPU was removed",
+        68: "exception in the video decoder",
+    },
+    XidKind.HARDWARE: {
+        46: "the GPU has stopped processing",
+        48: "uncorrectable memory error (ECC)",
+        62: "the controller of the GPU's power has halted",
+        64: "a row of memory could not be retired",
+        79: "fallen off the bus",
+        95: "uncontained memory error (ECC)",
+        109: "time limit for a context switch",
+        110: "security fault",
+        119: "no answer from the GPU's system processor",
+        120: "error of the GPU's system processor",
+        136: "no NVLink could be trained",
+        140: "unrecovered memory error (ECC)",
+        143: "the GPU could not be initialised",
+        156: "a part of the GPU was retired",
+        158: "fatal time limit",
+    },
+    XidKind.LINK: {
+        74: "NVLink error",
+        **dict.fromkeys(range(144, 151), "NVLink error"),
+        155: "NVLink error",
+    },
+    XidKind.OTHER: {
+        54: "not enough power from the auxiliary connector",
+        63: "a row of memory was retired, which a reset of the GPU completes",
+        92: "many corrected memory errors (ECC)",
+        94: "contained memory error (ECC), which ends only the program that met it",
+        154: "the driver asks for another way of recovery",
+    },
+}
+
+XIDS: Mapping[int, Xid] = {
+    number: Xid(number, kind, text)
+    for kind, texts in _TEXTS.items()
+    for number, text in texts.items()
+}
+
+
+def xid(number: int) -> Xid:
+    """Return what is known of a number; of one that is not in the list, that nothing is."""
+    return XIDS.get(number, Xid(number, XidKind.OTHER))
+
+
+def pattern(kinds: Iterable[XidKind]) -> str:
+    """Return a regular expression, in brackets, that matches the numbers of some kinds.
+
+    Args:
+        kinds: The kinds.
+    """
+    wanted = set(kinds)
+    return f"(?:{'|'.join(str(each.number) for each in XIDS.values() if each.kind in wanted)})"

@@ -1,0 +1,148 @@
+"""Rank 0 asks for what is wrong with GPUs before it ends the run, and waits for that no longer than
+3 s.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind, GpuFault, GpuFaultKind
+from srunddp.supervisor.messages import GpuFaults, GpuFaultsWanted, HasFailed, Verdict
+from tests.support.connections import Scene, fold
+
+BOOM = Failure(2, "node02", "RuntimeError: CUDA error", 1)
+ECHO = Failure(2, "node02", "RuntimeError: Connection closed", 1, FailureKind.SECONDARY)
+BROKEN = GpuFault(3, "GPU-d", "Xid 79, fallen off the bus", GpuFaultKind.HARDWARE.value, 79)
+PROGRAMS_OWN = GpuFault(3, "GPU-d", "Xid 31", GpuFaultKind.PROGRAM.value, 31)
+
+
+class FakeGpus:
+    """Those of rank 0's node.
+
+    Attributes:
+        asked: how often rank 0 has asked; answer: what it gets, None for nothing yet.
+    """
+
+    def __init__(self, answer: tuple[GpuFault, ...] | None = ()) -> None:
+        self.asked = 0
+        self.answer = answer
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def look(self) -> tuple[GpuFault, ...] | None:
+        return self.answer
+
+    def news(self) -> tuple[GpuFault, ...]:
+        return ()
+
+
+def scene(gpus: FakeGpus | None) -> Scene:
+    """Six ranks on three nodes."""
+    return Scene(gpus=gpus, **fold(6, 2))
+
+
+def asked(it: Scene) -> set[int]:
+    return {rank for rank in range(1, 6) if it.messages_to(rank, GpuFaultsWanted)}
+
+
+def fail(it: Scene, failure: Failure) -> None:
+    it.say(failure.rank, HasFailed.about(failure))
+    # A failure that follows waits for its cause.
+    for now in (0.0, 1.0, 5.0, 9.0):
+        it.monitor.tick(now)
+        if asked(it) or it.monitor.root_cause:
+            return
+
+
+def test_of_a_sure_culprit_its_node_alone_is_asked() -> None:
+    """Its first rank, which may watch the GPUs, and the culprit, which may have others."""
+    it = scene(FakeGpus())
+    fail(it, Failure(3, "node02", "RuntimeError: CUDA error", 1))
+    assert asked(it) == {2, 3}
+    assert it.monitor.root_cause is None
+    assert not it.monitor.finished
+    it.say(2, GpuFaults((BROKEN,), is_answer=True), now=1.0)
+    it.monitor.tick(1.0)
+    assert it.monitor.root_cause is None
+    it.say(3, GpuFaults((), is_answer=True), now=1.1)
+    it.monitor.tick(1.1)
+    assert it.root_cause.ranks == (3,)
+    assert [(fault.node, fault.xid) for fault in it.root_cause.gpu_faults] == [("node02", 79)]
+    assert it.messages_to(5, Verdict) == [Verdict((3,), 1)]
+
+
+def test_if_the_failure_only_follows_all_nodes_are_asked() -> None:
+    gpus = FakeGpus()
+    it = scene(gpus)
+    fail(it, ECHO)
+    assert asked(it) == {2, 4}
+    assert gpus.asked == 1
+    it.say(2, GpuFaults((), is_answer=True), now=9.0)
+    it.say(4, GpuFaults((BROKEN,), is_answer=True), now=9.0)
+    it.monitor.tick(9.0)
+    assert (it.root_cause.ranks, it.root_cause.node) == ((), "node03")
+    assert it.root_cause.cause.startswith("GPU 3 (GPU-d) of node03: Xid 79, fallen off the bus; ")
+
+
+def test_nobody_waits_longer_than_three_seconds() -> None:
+    """Neither for another rank nor for rank 0's own node."""
+    it = scene(FakeGpus(None))
+    fail(it, ECHO)
+    began = 9.0 if it.monitor.tick(9.0) else 0.0
+    it.monitor.tick(began + 3.1)
+    assert it.root_cause.ranks == (2,)
+    assert it.root_cause.gpu_faults == ()
+
+
+def test_a_rank_that_is_gone_is_not_waited_for() -> None:
+    it = scene(FakeGpus())
+    fail(it, BOOM)
+    it.close(2)
+    it.monitor.tick(0.1)
+    assert it.root_cause.ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "failure"),
+    [
+        (None, BOOM),  # a node without GPUs
+        (FakeGpus(), Failure(2, "node02", "x", 1, category=FailureCategory.IMPORT_FAILED)),
+        (FakeGpus(), Failure(2, "node02", "x", 75, FailureKind.STOPPED)),
+    ],
+)
+def test_nobody_is_asked_where_no_gpu_can_be_the_reason(
+    gpus: FakeGpus | None, failure: Failure
+) -> None:
+    it = scene(gpus)
+    it.say(failure.rank, HasFailed.about(failure))
+    it.monitor.tick(400.0)
+    assert it.root_cause.ranks == (2,)
+    assert asked(it) == set()
+
+
+def test_a_fault_of_the_hardware_is_said_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """The ranks may hang from then on, and nothing fails for long."""
+    it = scene(FakeGpus())
+    it.say(4, GpuFaults((BROKEN,)))
+    it.say(4, GpuFaults((BROKEN,)))
+    line = "srunddp: GPU 3 (GPU-d) of node03: Xid 79, fallen off the bus"
+    assert capfd.readouterr().err.strip() == line
+    assert it.monitor.root_cause is None
+
+
+def test_a_rank_without_gpus_answers_at_once() -> None:
+    it = Scene(rank=1)
+    it.say(0, GpuFaultsWanted())
+    assert it.messages_to(0, GpuFaults) == [GpuFaults((), is_answer=True)]
+
+
+def test_a_rank_answers_when_its_driver_has() -> None:
+    gpus = FakeGpus(None)
+    it = Scene(rank=1, gpus=gpus)
+    it.say(0, GpuFaultsWanted())
+    it.monitor.tick(0.0)
+    assert it.messages_to(0, GpuFaults) == []
+    gpus.answer = (PROGRAMS_OWN,)
+    it.monitor.tick(0.1)
+    assert it.messages_to(0, GpuFaults) == [GpuFaults((PROGRAMS_OWN,), is_answer=True)]

@@ -1,0 +1,48 @@
+"""The one list of Xids, by which a run, a check and triage go."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from srunddp.triage.signatures import table
+from srunddp.util.xid import XIDS, XidKind, pattern, xid
+
+# What NVIDIA's device plugin for Kubernetes skips as errors of applications.
+PROGRAM = [13, 31, 43, 45, 68]
+
+
+def test_the_programs_own_are_those_that_nvidia_skips() -> None:
+    assert [each for each in XIDS if xid(each).kind is XidKind.PROGRAM] == PROGRAM
+    assert str(xid(79)) == "Xid 79, fallen off the bus"
+    assert xid(79).kind is XidKind.HARDWARE
+
+
+def test_a_number_that_is_not_in_the_list_blames_nobody() -> None:
+    assert xid(999).kind is XidKind.OTHER
+    assert str(xid(999)) == "Xid 999"
+
+
+def test_a_pattern_matches_the_numbers_of_its_kinds_alone() -> None:
+    numbers = re.compile(rf"{pattern([XidKind.PROGRAM])}\b")
+    assert [each for each in range(200) if numbers.match(str(each))] == PROGRAM
+
+
+@pytest.mark.parametrize(
+    ("number", "cause", "kind"),
+    [
+        *((number, "gpu-lost", "symptom") for number in PROGRAM),
+        (79, "gpu-lost", "primary"),
+        (48, "gpu-lost", "primary"),
+        (74, "nccl-internal", "primary"),
+        (149, "nccl-internal", "primary"),
+    ],
+)
+@pytest.mark.parametrize(
+    "line", ["NVRM: Xid (PCI:0000:81:00): {}, pid=42", "srunddp: GPU 3 (GPU-1a2b) of n7: Xid {}, x"]
+)
+def test_triage_goes_by_the_list(number: int, cause: str, kind: str, line: str) -> None:
+    sign = table().read(line.format(number))
+    assert sign
+    assert (sign.id, sign.kind) == (cause, kind)
