@@ -3,7 +3,7 @@
 # It lets the bed look like a machine, runs pytest, and notes its exit code in /code.
 set -euo pipefail
 declare release version kernel checkout cluster # and these are lists:
-declare -a paths arguments
+declare -a paths arguments variables
 # shellcheck source=/dev/null
 . /bed.env
 export PATH=$checkout/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -11,6 +11,7 @@ export HOME=/root SHELL=/bin/bash LC_ALL=C.UTF-8 TERM=dumb VIRTUAL_ENV=$checkout
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export SRUNDDP_TEST_CLUSTER=$cluster SRUNDDP_TEST_BED="$version $kernel"
+for variable in "${variables[@]}"; do export "${variable?}"; done
 
 with_user_mode_linux() { # whose root folder is the bed; this machine's is mounted as /host
   local folder module

@@ -73,7 +73,13 @@ release=$(chroot "$bed" slurmd -V)
 mapfile -t paths < <(paths_of_python)
 cluster=${SRUNDDP_TEST_CLUSTER:-${version/./}}
 rm -f "$bed/code"
-declare -p release version kernel checkout paths arguments cluster >"$bed/bed.env"
+# How this machine reaches packages: a proxy or an index of its own may have a certificate of its own.
+variables=()
+for name in $(compgen -e | grep -E '^(PIP_.*|UV_.*|SSL_CERT_FILE|(https?|no)_proxy|(HTTPS?|NO)_PROXY)$' || true); do
+  variables+=("$name=${!name}")
+done
+[ ! -f "${SSL_CERT_FILE:-}" ] || paths+=("$SSL_CERT_FILE")
+declare -p release version kernel checkout paths arguments cluster variables >"$bed/bed.env"
 install tests/beds/init.sh "$bed/bed-init"
 mkdir -p "$bed/host"
 if [ "$kernel" = uml ]; then

@@ -18,7 +18,7 @@ import psutil
 
 from tests.cluster.network import tool
 from tests.cluster.nodes import node
-from tests.conftest import PROGRAMS
+from tests.conftest import BED, PROGRAMS
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.support.starting import workers_of
 
@@ -82,6 +82,12 @@ class SpareRun:
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(limit)
         return None
+
+    def ends_with(self, code: int, limit: float) -> bool:
+        """Whether srun ends with this code after the loss of a node, which since Slurm 23.02 makes
+        it end with 1.
+        """
+        return self.finish(limit) == (1 if BED else code)
 
     def weights(self) -> set[str]:
         lines = Path(self.output.name).read_text().splitlines()

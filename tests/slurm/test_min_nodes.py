@@ -77,7 +77,7 @@ def test_a_training_goes_on_with_the_nodes_that_are_left(name: str, runner: Slur
         until(run.training, why=run.said)
         began = time.monotonic()
         lose(run, name)
-        assert run.finish(ENDS_WITHIN) == 0, run.said()
+        assert run.ends_with(0, ENDS_WITHIN), run.said()
         assert run.gap(began) < FENCE + RESTARTED
         assert run.overlaps() == []
         left = [node for node in ("node01", "node02", "node03") if node != name]
@@ -102,7 +102,7 @@ def test_six_nodes_down_to_three_one_after_the_other(runner: SlurmJobRunner) -> 
         for start, name in enumerate(losses):
             until(lambda: run.training(start, 12 + 7 * start), why=run.said)  # noqa: B023
             lose(run, name)
-        assert run.finish(ENDS_WITHIN) == 0, run.said()
+        assert run.ends_with(0, ENDS_WITHIN), run.said()
         steps = [first_step(run, start) - 1 for start in (1, 2, 3)]
         assert run.overlaps() == []
         assert world(run, 3) == {0: "node03", 1: "node05", 2: "node06"}
@@ -148,7 +148,7 @@ def test_a_run_with_too_few_nodes_left_ends(runner: SlurmJobRunner) -> None:
     with smaller(runner, "too-few", 3, 3, "--epochs=60") as run:
         until(run.training, why=run.said)
         lose(run, "node03")
-        assert run.finish(ENDS_WITHIN) == 69, run.said()
+        assert run.ends_with(69, ENDS_WITHIN), run.said()
     assert "srunddp: not restarted: a node is lost" in run.said()
 
 
