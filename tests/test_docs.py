@@ -220,8 +220,8 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
         for name in ("gpu idle", "gpu throttled")
     )
     few = (
-        f"Below {advice.FEWEST_STEPS} steps, where steps are counted, or {advice.FEWEST_READINGS}"
-        " readings"
+        f"With fewer than {advice.FEWEST_STEPS} steps (if steps are counted), or fewer than"
+        f" {advice.FEWEST_READINGS} readings"
     )
     assert few in (REFERENCE / "report.md").read_text()
 

@@ -50,6 +50,15 @@ def test_the_site_fetches_nothing_from_elsewhere(html: Path) -> None:
         assert loaded == [], page
 
 
+def test_each_page_has_the_style_by_which_long_lines_of_output_wrap(html: Path) -> None:
+    style = html / "docs" / "site.css"
+    assert "pre-wrap" in style.read_text()
+    for page in site.PAGES:
+        built = html / built_from(page)
+        linked = re.findall(r'<link[^>]* href="?([^" >]+/site\.css|site\.css)', built.read_text())
+        assert [(built.parent / link).resolve() for link in linked] == [style.resolve()], page
+
+
 def test_the_python_pages_have_signatures_and_docstrings(html: Path) -> None:
     for page, names in {
         "python": ("srunddp.heartbeat", "train_data", "PeerError"),

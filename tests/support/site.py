@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-SHOWN = (".svg", ".png")
+SHOWN = (".svg", ".png", ".css")
 LINK = re.compile(r"\]\(([^)\s#]+)")
 # What search engines show of a description.
 DESCRIPTION_LENGTH = 160
@@ -108,7 +108,7 @@ def plain(text: str) -> str:
 
 
 def _files() -> set[Path]:
-    """The pages, their pictures, and what they link to."""
+    """The pages, their pictures and style, and what they link to."""
     linked = {
         page.parent / target
         for page in PAGES
