@@ -236,7 +236,10 @@ def _conclude(
         if hit_limit and ended.exit_code == 0:
             line += "; srun's own exit code is another, as Slurm's memory limit was hit"
         if ended.has_lost_nodes:
-            line += "; srun may wait until Slurm has set the lost node down"
+            line += (
+                "; srun may wait until Slurm has set the lost node down, and since Slurm 23.02 its"
+                " own exit code is then 1"
+            )
         say_amid_output(line)
     if plan.command.result:
         # Rank 0 checked at the start of the run that the file can be written.
