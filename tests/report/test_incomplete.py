@@ -32,9 +32,10 @@ from tests.support.made_up_run import MadeUp
 from tests.support.starting import srunddp, write
 
 RUN = MadeUp(nodes=2, ranks_per_node=1, gpus_per_node=1, seconds=40, epoch_s=20, evaluation_s=2)
+KINDS = ("node", "tasks", "links", "gpus", "gpu_faults")
 FILES = sorted(
     ["run.json"]
-    + [f"node0{node}.{kind}.csv" for node in (1, 2) for kind in ("node", "tasks", "links", "gpus")]
+    + [f"node0{node}.{kind}.csv" for node in (1, 2) for kind in KINDS]
     + [f"node0{rank + 1}.rank{rank}.{kind}.csv" for rank in (0, 1) for kind in ("steps", "marks")]
 )
 

@@ -82,7 +82,7 @@ NVMLError_DriverNotLoaded = _error("NVMLError_DriverNotLoaded", 9, "Driver Not L
 NVMLError_LibraryNotFound = _error("NVMLError_LibraryNotFound", 12, "NVML Shared Library Not Found")
 NVMLError_FunctionNotFound = _error("NVMLError_FunctionNotFound", 13, "Function Not Found")
 NVMLError_GpuIsLost = _error("NVMLError_GpuIsLost", 15, "GPU is lost")
-NVMLError_ResetRequired = _error("NVMLError_ResetRequired", 16, "GPU requires reset")
+NVMLError_ResetRequired = _error("NVMLError_ResetRequired", 16, "GPU requires restart")
 NVMLError_Timeout = _error("NVMLError_Timeout", 10, "Timeout")
 NVMLError_LibRmVersionMismatch = _error(
     "NVMLError_LibRmVersionMismatch", 18, "RM has detected an NVML/RM version mismatch."
