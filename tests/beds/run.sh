@@ -78,7 +78,9 @@ variables=()
 for name in $(compgen -e | grep -E '^(PIP_.*|UV_.*|SSL_CERT_FILE|(https?|no)_proxy|(HTTPS?|NO)_PROXY)$' || true); do
   variables+=("$name=${!name}")
 done
-[ ! -f "${SSL_CERT_FILE:-}" ] || paths+=("$SSL_CERT_FILE")
+for path in ${SSL_CERT_FILE:-} ${PIP_FIND_LINKS:-}; do
+  [ ! -e "$path" ] || paths+=("$path")
+done
 declare -p release version kernel checkout paths arguments cluster variables >"$bed/bed.env"
 install tests/beds/init.sh "$bed/bed-init"
 mkdir -p "$bed/host"
