@@ -222,7 +222,7 @@ def test_the_interactive_script_allocates_checks_and_trains(recipes: Site) -> No
     assert "salloc: Granted job allocation" in done.stderr
     assert "all nodes see" in done.stderr
     assert "[RANK 0] WORLD_SIZE=6" in done.stderr
-    assert len(list((recipes.folder / "slurm_logs").glob("preflight.*.txt"))) == 1
+    assert len(list((recipes.folder / "logs").glob("preflight.*.txt"))) == 1
 
 
 @pytest.mark.gate
