@@ -3,7 +3,8 @@
 The numbers and what NVIDIA asks to be done after each are in its Xid catalogue
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Those of the program are the
 ones that NVIDIA's device plugin for Kubernetes skips as errors of applications
-(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go). The words are our own.
+(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go), but 109: for that one the
+catalogue asks for a reset, so neither is known. The words are our own.
 
 A run, ``srunddp check`` and ``srunddp triage`` go by this one list.
 """
@@ -65,7 +66,6 @@ _TEXTS: Mapping[XidKind, Mapping[int, str]] = {
         64: "a row of memory could not be retired",
         79: "fallen off the bus",
         95: "uncontained memory error (ECC)",
-        109: "time limit for a context switch",
         110: "security fault",
         119: "no answer from the GPU's system processor",
         120: "error of the GPU's system processor",
@@ -85,6 +85,7 @@ _TEXTS: Mapping[XidKind, Mapping[int, str]] = {
         63: "a row of memory was retired, which a reset of the GPU completes",
         92: "many corrected memory errors (ECC)",
         94: "contained memory error (ECC), which ends only the program that met it",
+        109: "time limit for a context switch",
         154: "the driver asks for another way of recovery",
     },
 }

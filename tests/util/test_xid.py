@@ -10,13 +10,19 @@ from srunddp.triage.signatures import table
 from srunddp.util.xid import XIDS, XidKind, pattern, xid
 
 # What NVIDIA's device plugin for Kubernetes skips as errors of applications.
+SKIPPED = [13, 31, 43, 45, 68, 109]
 PROGRAM = [13, 31, 43, 45, 68]
 
 
-def test_the_programs_own_are_those_that_nvidia_skips() -> None:
+def test_the_programs_own() -> None:
     assert [each for each in XIDS if xid(each).kind is XidKind.PROGRAM] == PROGRAM
     assert str(xid(79)) == "Xid 79, fallen off the bus"
     assert xid(79).kind is XidKind.HARDWARE
+
+
+def test_none_that_nvidia_skips_counts_against_a_node() -> None:
+    kinds = {number: xid(number).kind for number in SKIPPED}
+    assert kinds == dict.fromkeys(PROGRAM, XidKind.PROGRAM) | {109: XidKind.OTHER}
 
 
 def test_a_number_that_is_not_in_the_list_blames_nobody() -> None:
