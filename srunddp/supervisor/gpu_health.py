@@ -116,29 +116,45 @@ def find_gpus(nvml: Any, wanted: str | None) -> list[Gpu]:
         nvml: What :func:`load` has returned.
         wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
     """
-    handles = [_handle(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    known = [_devices(nvml, index, handle) for index, handle in enumerate(handles)]
-    shown = {device["uuid"] for device in visible(wanted, known)[0]}
+    handles = _handles(nvml)
+    known = {index: _devices(nvml, index, handle) for index, handle in handles.items()}
+    shown = {device["uuid"] for device in visible(wanted, list(known.values()))[0]}
     found = []
-    for index, devices in enumerate(known):
+    for index, devices in known.items():
         own = [device for device in devices if device["uuid"] in shown]
         if not own:
             continue
         by_id = {
             device["instance"]: device["uuid"]
-            for device in devices
+            # Instances of CUDA can share one of the GPU: the own one has the last word.
+            for device in (*devices, *own)
             if device["instance"] is not None
         }
         ids = {device["instance"] for device in own if device["instance"] is not None}
-        uuid = own[0]["uuid"] if handles[index] is not None else ""
+        uuid = "" if own[0]["uuid"] == _place_of(index) else own[0]["uuid"]
         found.append(Gpu(index, handles[index], uuid, by_id, frozenset(ids)))
     return found
 
 
-def _handle(nvml: Any, index: int) -> Any:
-    with suppress(nvml.NVMLError):
-        return nvml.nvmlDeviceGetHandleByIndex(index)
-    return None
+def _handles(nvml: Any) -> dict[int, Any]:
+    """Return the handles of the GPUs that this process may use, by NVML's index; None for a GPU
+    that does not answer.
+    """
+    found = dict[int, Any]()
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            found[index] = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError_NoPermission:
+            # NVML counts the GPUs of other jobs, CUDA does not. Nothing is wrong with them.
+            continue
+        except nvml.NVMLError:
+            found[index] = None
+    return found
+
+
+def _place_of(index: int) -> str:
+    """Return what stands for the UUID of a GPU that does not say it."""
+    return f"GPU-{index}-failed"
 
 
 def _devices(nvml: Any, index: int, handle: Any) -> list[_Known]:
@@ -158,7 +174,7 @@ def _devices(nvml: Any, index: int, handle: Any) -> list[_Known]:
             for each in instances(nvml, handle)
         ]
     except nvml.NVMLError:
-        return [_Known(uuid=f"GPU-{index}-failed", parent="", instance=None)]
+        return [_Known(uuid=_place_of(index), parent="", instance=None)]
     return found or [_Known(uuid=parent, parent="", instance=None)]
 
 

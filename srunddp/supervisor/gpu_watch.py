@@ -95,6 +95,7 @@ class NodeGpus:
 
     def ask(self) -> None:
         """Ask what is wrong with the GPUs now; :meth:`look` has the answer."""
+        self._read()  # so that one which has ended is noticed
         self._answer = None
         self._ends_at = self.clock() + self.limits.gpus_answer_within
         if self._socket is None:
@@ -157,6 +158,7 @@ class NodeGpus:
         Args:
             serve: What the process does, with its end of the socket.
         """
+        self._kill()  # one that has ended by itself has not been waited for
         supervisor = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

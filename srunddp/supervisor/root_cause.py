@@ -87,8 +87,8 @@ class RootCause:
         """The node that may be the reason; empty if there is none, or none can be told."""
         if self.without_way:
             return self.without_way[0]
-        if self.faulty_nodes:
-            return self.faulty_nodes[0]
+        if self.node in self.faulty_nodes:
+            return self.node
         # It would have happened on any node.
         if self._has_gpu_fault(GpuFaultKind.PROGRAM):
             return ""

@@ -8,8 +8,10 @@ from importlib import resources
 
 from srunddp.util.xid import XidKind, pattern
 
+# What stands before a fault in srunddp's own lines.
+_FAULT = r"GPU \d+ \([^)]*\) of \S+: "
 # What stands before the number of an Xid: in the kernel's log, and in srunddp's own lines.
-_XID = r"(?:Xid \(PCI:[^)]*\): |GPU \d+ \([^)]*\) of \S+: Xid )"
+_XID = rf"(?:Xid \(PCI:[^)]*\): |{_FAULT}Xid )"
 
 
 class Kind(StrEnum):
@@ -121,10 +123,13 @@ def table() -> SignatureTable:
 
 @functools.cache
 def _placeholders() -> dict[str, str]:
-    """Return what stands in signatures.yaml for the one list of Xids that srunddp has."""
+    """Return what stands in signatures.yaml for what srunddp says of GPUs, and for its one list of
+    Xids.
+    """
     return {
         "{XID}": _XID,
-        "{PROGRAM}": pattern([XidKind.PROGRAM]),
+        "{FAULT}": _FAULT,
+        "{HARDWARE}": pattern([XidKind.HARDWARE]),
         "{LINK}": pattern([XidKind.LINK]),
     }
 

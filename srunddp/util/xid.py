@@ -3,7 +3,9 @@
 The numbers and what NVIDIA asks to be done after each are in its Xid catalogue
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Those of the program are the
 ones that NVIDIA's device plugin for Kubernetes skips as errors of applications
-(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go). The words are our own.
+(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go), but two of which neither
+is known: 45 follows any abrupt end of a program, and another Xid of its GPU; for 109 the catalogue
+asks for a reset. The words are our own.
 
 A run, ``srunddp check`` and ``srunddp triage`` go by this one list.
 """
@@ -55,7 +57,6 @@ _TEXTS: Mapping[XidKind, Mapping[int, str]] = {
         13: "exception in the graphics engine, as after an access out of bounds",
         31: "access to memory that is not mapped",
         43: "the program's work on the GPU was ended",
-        45: "the program's work on the GPU was removed",
         68: "exception in the video decoder",
     },
     XidKind.HARDWARE: {
@@ -65,7 +66,6 @@ _TEXTS: Mapping[XidKind, Mapping[int, str]] = {
         64: "a row of memory could not be retired",
         79: "fallen off the bus",
         95: "uncontained memory error (ECC)",
-        109: "time limit for a context switch",
         110: "security fault",
         119: "no answer from the GPU's system processor",
         120: "error of the GPU's system processor",
@@ -81,10 +81,12 @@ _TEXTS: Mapping[XidKind, Mapping[int, str]] = {
         155: "NVLink error",
     },
     XidKind.OTHER: {
+        45: "the program's work on the GPU was removed, as after its end or another Xid",
         54: "not enough power from the auxiliary connector",
         63: "a row of memory was retired, which a reset of the GPU completes",
         92: "many corrected memory errors (ECC)",
         94: "contained memory error (ECC), which ends only the program that met it",
+        109: "time limit for a context switch",
         154: "the driver asks for another way of recovery",
     },
 }

@@ -78,3 +78,34 @@ def test_only_gpus_that_cuda_shows_count(fake_nvml: Callable[..., None]) -> None
         for gpu in found
         for fault in faults_of(gpu, gpu_health.state_of(nvml, gpu), None)
     ] == ["it does not answer any more"]
+
+
+def test_a_gpu_of_another_job_is_not_faulty(fake_nvml: Callable[..., None]) -> None:
+    other = {"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 4}}
+    fake_nvml(other, {"uuid": "GPU-b"}, {"uuid": "GPU-c"})
+    assert gpu_health.look(None) == []
+    # CUDA begins to count at the first GPU that the process may use.
+    found = find_gpus(gpu_health.load(), "1")
+    assert [(gpu.index, gpu.uuid) for gpu in found] == [(2, "GPU-c")]
+
+
+def test_a_uuid_that_a_gpu_does_not_say_is_not_made_up(fake_nvml: Callable[..., None]) -> None:
+    fake_nvml(
+        {"uuid": "GPU-a", "failing": {"nvmlDeviceGetUUID": 15, "nvmlDeviceGetMemoryInfo": 15}}
+    )
+    [fault] = gpu_health.look(None)
+    assert (fault.uuid, fault.what) == ("", "it does not answer any more")
+
+
+@pytest.mark.parametrize("own", ["MIG-0", "MIG-1"])
+def test_of_two_mig_devices_in_one_instance_the_own_one_is_named(
+    own: str, fake_nvml: Callable[..., None]
+) -> None:
+    shared = [{"uuid": "MIG-0", "instance": 7}, {"uuid": "MIG-1", "instance": 7}]
+    fake_nvml({"uuid": "GPU-m", "instances": shared})
+    nvml = gpu_health.load()
+    [gpu] = find_gpus(nvml, own)
+    event = SimpleNamespace(device=gpu.handle, eventData=31, gpuInstanceId=7)
+    fault = fault_of_event(nvml, [gpu], event)
+    assert fault
+    assert fault.uuid == own

@@ -208,6 +208,8 @@ def test_a_gpu_of_another_node_is_the_cause_of_what_only_follows() -> None:
     # An error of the script's own stays the cause.
     sure = find_root_cause([BOOM], {}).with_gpu_faults([fault])
     assert (sure.ranks, sure.cause) == ((1,), BOOM.cause)
+    # The other node is left for its GPU, but the failure was not there.
+    assert (sure.suspect, sure.faulty_nodes) == (BOOM.node, ("node04",))
 
 
 def test_the_program_s_own_fault_speaks_against_no_node() -> None:
