@@ -6,7 +6,12 @@ from srunddp.triage.certainty import Case, is_certain
 from srunddp.triage.collect import Authority, Evidence
 from srunddp.triage.diagnosis import Certainty, Diagnosis
 from srunddp.triage.event import Event, is_same
-from srunddp.triage.first_failure import explained_by, first_failure, told_by_srunddp
+from srunddp.triage.first_failure import (
+    explained_by,
+    explained_by_gpu,
+    first_failure,
+    told_by_srunddp,
+)
 from srunddp.triage.rules import PEER, set_aside
 from srunddp.triage.signatures import Kind
 from srunddp.triage.stalls import stalled
@@ -37,6 +42,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         # Find the rank first: whether an earlier event explains the failure depends on the rank.
         tell_whose(found, found.first, remaining, evidence)
         found = explained_by(aside, found) or found
+        found = explained_by_gpu(remaining, found)
     _tell_world(found, evidence)
     # Check the certainty after _tell_world(), because an objection asks how many ranks have output.
     if found.first and is_certain(Case(found, found.first, [*remaining, *aside], evidence)):

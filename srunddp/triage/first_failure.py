@@ -7,7 +7,7 @@ from srunddp.triage.collect import Evidence
 from srunddp.triage.diagnosis import Certainty, Diagnosis
 from srunddp.triage.event import Event, earliest, is_same, surely_before
 from srunddp.triage.rank_labels import the_only_other
-from srunddp.triage.signatures import Kind, table
+from srunddp.triage.signatures import Kind, says, table
 
 # Causes that a rank reports about missing peers; they do not say why the peers are missing.
 OF_PEERS = ("collective-timeout", "network-unreachable", "ranks-missing", "nccl-internal")
@@ -194,6 +194,23 @@ def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
                 victim=is_of_another,
             )
     return None
+
+
+def explained_by_gpu(events: Iterable[Event], found: Diagnosis) -> Diagnosis:
+    """Return the diagnosis with the cause that srunddp has found in a GPU at the failure, if it has
+    told of both.
+
+    Args:
+        events: All events that count.
+        found: The diagnosis so far.
+    """
+    if not found.own:
+        return found
+    for event in events:
+        is_sure = event.kind is Kind.PRIMARY and bool(says("own-gpu", event.text))
+        if is_sure and _explains(event, found):
+            return replace(found, cause=event.cause, why=event.text)
+    return found
 
 
 def _explains(event: Event, found: Diagnosis) -> bool:

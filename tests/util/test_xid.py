@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from srunddp.supervisor.failure import GpuFault, GpuFaultKind
 from srunddp.supervisor.gpu_health import Gpu, GpuState, faults_of
+from srunddp.triage.collect import collect
+from srunddp.triage.diagnose import diagnose
+from srunddp.triage.logs import find
 from srunddp.triage.signatures import table
 from srunddp.util.xid import XIDS, XidKind, pattern, xid
+from tests.support.starting import write
 
 # What NVIDIA's device plugin for Kubernetes skips as errors of applications.
 SKIPPED = [13, 31, 43, 45, 68, 109]
@@ -83,3 +88,28 @@ def test_triage_knows_the_lines_on_failed_hardware(now: GpuState) -> None:
 def test_triage_blames_no_gpu_that_is_hot() -> None:
     fault = GpuFault(3, "GPU-1a2b", "slowed by heat now", GpuFaultKind.OTHER.value, node="n7")
     assert table().read(f"srunddp: {fault}") is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("Xid 79, fallen off the bus", "gpu-lost"),
+        ("it does not answer any more", "gpu-lost"),
+        ("2 uncorrected memory errors (ECC) since the start of the run", "gpu-lost"),
+        ("Xid 31, access to memory that is not mapped", "device-assert"),
+        ("slowed by heat now", "device-assert"),
+    ],
+)
+def test_the_hardware_explains_the_failure_that_srunddp_has_named(
+    fault: str, cause: str, tmp_path: Path
+) -> None:
+    """The program's own fault does not, and the failure stays that of its rank."""
+    error = "RuntimeError: CUDA error: unspecified launch failure"
+    log = write(
+        tmp_path / "job.out",
+        f"step 1\nsrunddp: rank 1 on node02 failed: {error} (exit code 1)\n"
+        f"Traceback (most recent call last):\n{error}\n"
+        f"srunddp: GPU 3 (GPU-1a2b) of node02: {fault}\nsrunddp: ended with it: rank 0 on node01\n",
+    )
+    found = diagnose(collect(find([str(log)])))
+    assert (found.cause, found.rank, found.node) == (cause, 1, "node02")
