@@ -58,7 +58,8 @@ def git_commit(folder: Path) -> str:
 
     Whether files were changed since is not known: to compare them all would take long.
     """
-    with suppress(OSError, UnicodeDecodeError, RuntimeError):
+    # A ValueError: a file that a power cut has filled with zeros, or that is no text.
+    with suppress(OSError, ValueError, RuntimeError):
         whole = folder.resolve()
         for each in (whole, *whole.parents):
             if (each / ".git").exists():

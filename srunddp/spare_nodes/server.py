@@ -181,9 +181,13 @@ class SpareNodeServer(RendezvousServer):
             ReassignedError: Always.
         """
         sizes = choice.sizes
+        # None is left out if a rank takes over whose node has another size than rank 0's had.
+        why = "the ranks are numbered anew"
+        if choice.left_out:
+            why = f"no spare node is left for {fold_ranks(choice.left_out, {})}"
         self.say(
-            f"no spare node is left for {fold_ranks(choice.left_out, {})}: the run goes on with"
-            f" {sum(sizes)} ranks on {len(sizes)} {'nodes' if len(sizes) > 1 else 'node'}"
+            f"{why}: the run goes on with {sum(sizes)} ranks on {len(sizes)}"
+            f" {'nodes' if len(sizes) > 1 else 'node'}"
         )
         ranks_per_node = fold_counts(sizes)
         numbers = {task: new for task, new in choice.numbers.items() if task != self.number}

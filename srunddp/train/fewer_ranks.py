@@ -4,7 +4,6 @@ ranks, and a step should have as many samples as before.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,19 +49,16 @@ def world_sizes(node_sizes: Sequence[int], min_nodes: int) -> tuple[int, ...]:
         node_sizes: How many ranks each node has.
         min_nodes: How many nodes are left at least.
     """
-    # Most often all nodes are equal, and then there is one number for each number of nodes.
-    nodes_by_size = Counter(node_sizes)
-    counts = itertools.product(*(range(count + 1) for count in nodes_by_size.values()))
-    return tuple(
-        sorted(
-            {
-                sum(count * size for count, size in zip(chosen, nodes_by_size, strict=True))
-                for chosen in counts
-                if sum(chosen) >= min_nodes
-            },
-            reverse=True,
-        )
-    )
+    # Most often all nodes are equal, and then there is one number for each number of nodes. Of
+    # different sizes there are too many combinations to keep all, but many have the same sums.
+    left = {(0, 0)}  # how many nodes, with how many ranks
+    for size, most in Counter(node_sizes).items():
+        left = {
+            (nodes + count, ranks + count * size)
+            for nodes, ranks in left
+            for count in range(most + 1)
+        }
+    return tuple(sorted({ranks for nodes, ranks in left if nodes >= min_nodes}, reverse=True))
 
 
 def with_batch_kept(config: Config, sizes: WorldSizes | None) -> Config:

@@ -76,6 +76,12 @@ def test_no_commit_is_named_where_there_is_none(tmp_path: Path) -> None:
     assert git_commit(folder) == ""
 
 
+@pytest.mark.parametrize("content", [b"\0" * 40, b"gitdir: \xff", b"gitdir: /dev/null\0"])
+def test_a_damaged_file_of_git_names_no_commit(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ".git").write_bytes(content)
+    assert git_commit(tmp_path) == ""
+
+
 def test_versions_are_those_of_the_installed_packages() -> None:
     found = versions()
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))

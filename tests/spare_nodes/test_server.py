@@ -253,6 +253,19 @@ def test_a_rank_that_takes_over_is_rank_0() -> None:
             it.result()
 
 
+def test_no_lack_of_spare_nodes_is_named_where_only_the_order_changes() -> None:
+    """The node of the new rank 0 has another size, and a spare one takes the place of the old."""
+    with spare_node_server(2, 4, 5, sizes=(1, 2), node="n2", number=1, min_nodes=1) as it:
+        ends = come_once(it, 2, 4, 5)
+        assert [reassigned(end) for end in ends] == [(1, "2,1"), (2, "2,1"), (3, "2,1")]
+        with pytest.raises(ReassignedError):
+            it.result()
+        assert it.said == [
+            "rank 0 goes to n3",
+            "the ranks are numbered anew: the run goes on with 3 ranks on 2 nodes",
+        ]
+
+
 def test_who_has_not_heard_of_the_new_numbers_is_dismissed() -> None:
     """Its number may be another task's now."""
     with spare_node_server(1, 2, 3, sizes=(2, 2)) as it:

@@ -23,6 +23,8 @@ from srunddp.train.optimizer import lr_factor
         ((2, 1, 3), 2, (6, 5, 4, 3)),
         ((4, 4), 2, (8,)),
         ((8,) * 2000, 1999, (16000, 15992)),
+        # As many combinations as 16 ** 8.
+        (tuple(range(1, 9)) * 15, 119, (540, *range(539, 531, -1))),
     ],
 )
 def test_how_many_ranks_may_be_left(
