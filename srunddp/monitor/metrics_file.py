@@ -203,7 +203,10 @@ class MetricsFile:
 
     def start(self) -> None:
         """Write the file, and again and again from now on, in a thread."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # at the limit of processes, which includes threads
+            self._warn(f"no metrics of this run: {error}")
 
     def finish(self, *, stays: bool) -> None:
         """Write no more, and remove the file; what takes longer than half a second is left undone.
@@ -213,7 +216,8 @@ class MetricsFile:
         """
         self._stays = stays
         self._over.set()
-        self._thread.join(_WITHIN)
+        if self._thread.is_alive():
+            self._thread.join(_WITHIN)
 
     def _run(self) -> None:
         try:

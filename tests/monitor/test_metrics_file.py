@@ -436,6 +436,21 @@ def test_a_file_that_goes_on_stays(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
+def test_no_thread_left_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the limit of processes, which is hard to reach on purpose without harm to other tests."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    made = metrics_file(tmp_path)
+    made.start()
+    made.finish(stays=False)
+    assert capsys.readouterr().out == "no metrics of this run: can't start new thread\n"
+
+
 def test_a_reader_finds_whole_files_alone(tmp_path: Path) -> None:
     made = metrics_file(tmp_path, every=0.0001)
     made.start()
