@@ -24,33 +24,15 @@ from typing import NoReturn
 
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.failure import GpuFault
+from srunddp.supervisor.gpu_messages import GpuMessage, GpusSay
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.signals import die_with_parent
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.descriptors import close_all, opened
-from srunddp.util.messages import Message
 from srunddp.util.quick_dataclass import dataclass
 
 NAME = "srunddp-gpus"  # at most 15 letters, all that Linux keeps
 _LONGEST = 1 << 16
-
-
-class GpuMessage(Message):
-    """A message of the process to its supervisor."""
-
-
-@dataclass(frozen=True)
-class GpusSay(GpuMessage, kind="gpus_say"):
-    """What is wrong with this node's GPUs.
-
-    Attributes:
-        faults: The faults.
-        is_answer: Whether this is all that is wrong, because the supervisor has asked. Else it is
-            a new fault.
-    """
-
-    faults: tuple[GpuFault, ...]
-    is_answer: bool
 
 
 @dataclass

@@ -22,7 +22,7 @@ from srunddp.supervisor.gpu_health import (
     look,
     state_of,
 )
-from srunddp.supervisor.gpu_watch import GpusSay
+from srunddp.supervisor.gpu_messages import GpusSay
 from srunddp.util.sample_files import GPU_FAULTS
 
 _MOST_FAULTS = 32  # of one message, which has to fit into one packet
