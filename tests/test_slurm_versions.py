@@ -26,6 +26,12 @@ SHOWN_BY = {
         "tests/bootstrap/process_group/test_device.py"
         "::test_what_srun_has_bound_to_each_task_is_its_own",
     ),
+    ("24.05", "during `GraceTime`"): (
+        "tests/sbatch/test_render.py"
+        "::test_where_slurm_requeues_a_preempted_job_that_ends_it_does_not_wait",
+        "tests/slurm/test_preemption.py"
+        "::test_a_preempted_job_has_its_checkpoint_and_goes_on_once_requeued",
+    ),
     ("24.11", "OOMKillStep"): (
         "tests/supervisor/test_coordinator.py"
         "::test_where_the_kernel_kills_a_whole_step_memory_is_named",
