@@ -10,8 +10,6 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import ROOT
 
 # A user's callback is passed the Trainer, and its annotations say so: a Protocol in its place would
@@ -76,7 +74,6 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(sorted(ring) for ring in rings)
 
 
-@pytest.mark.slow
 def test_no_module_comes_back_to_itself() -> None:
     assert [ring for ring in circles(graph(ROOT, "srunddp")) if ring not in KNOWN] == []
 

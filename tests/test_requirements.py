@@ -48,7 +48,7 @@ def test_a_torch_that_is_new_enough_stays() -> None:
 
 
 def test_the_readme_names_all_that_is_added() -> None:
-    [sentence] = re.findall(r"It adds (.*?), where they are\s+missing", README)
+    [sentence] = re.findall(r"It adds (.*?) if they are\s+missing", README)
     said = {name.lower() for name in re.split(r", | and ", sentence)}
     assert said | {"torch"} == set(ranges(argument("install_requires")))
 

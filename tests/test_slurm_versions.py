@@ -13,6 +13,10 @@ SHOWN_BY = {
         "tests/bootstrap/environment/test_cpus.py::test_only_fewer_cpus_than_asked_for_are_a_sign",
         "tests/sbatch/test_golden.py::test_the_command_writes_the_script_of_the_golden_file",
     ),
+    ("23.02", "if a node is lost, srun ends with 1"): (
+        "tests/slurm/test_spare_nodes.py::test_a_training_survives_the_loss_of_a_node",
+        "tests/slurm/test_spare_nodes.py::test_out_of_spare_nodes_the_run_ends",
+    ),
     ("23.11", "takes it over by `SLURM_TRES_PER_TASK=cpu=N`"): (
         "tests/bootstrap/environment/test_cpus.py::test_since_slurm_23_11_srun_knows_the_jobs_option",
     ),
@@ -21,6 +25,12 @@ SHOWN_BY = {
         "tests/bootstrap/process_group/test_device.py::test_what_was_asked_for_each_task_is_its_own",
         "tests/bootstrap/process_group/test_device.py"
         "::test_what_srun_has_bound_to_each_task_is_its_own",
+    ),
+    ("24.05", "during `GraceTime`"): (
+        "tests/sbatch/test_render.py"
+        "::test_where_slurm_requeues_a_preempted_job_that_ends_it_does_not_wait",
+        "tests/slurm/test_preemption.py"
+        "::test_a_preempted_job_has_its_checkpoint_and_goes_on_once_requeued",
     ),
     ("24.11", "OOMKillStep"): (
         "tests/supervisor/test_coordinator.py"

@@ -27,7 +27,8 @@ trap : TERM
 srun --gpu-bind=none srunddp docs/examples/mnist.py --output-dir="runs/$SLURM_JOB_ID" --resume=auto "$@"
 code=$?
 
-# 143: Slurm is about to end the job, by its own decision or since it was asked to start it again. A job that ends by
-# itself before that may be taken for done.
-[ "$code" = 143 ] && sleep 600
+# 143: Slurm is about to end the job, by its own decision or since it was asked to start it again. Slurm before 24.05
+# takes a preempted job that ends by itself for done. Later versions requeue it, and may requeue one that waits twice.
+slurm=$(srun --version)
+[ "$code" = 143 ] && [[ ${slurm##* } < 24.05 ]] && sleep 600
 exit "$code"

@@ -25,14 +25,13 @@ from pathlib import Path
 
 from srunddp._version import __version__
 from srunddp.util.atomic_file import plain
-from srunddp.util.kernel_file import stat_fields
+from srunddp.util.kernel_file import STARTED, stat_fields
 
 _WITHIN = 0.5  # seconds to remove the file: the end of a run must not wait for a file system
 _MODE = 0o644  # the exporter is another user
 _CLEANS_EVERY = 6  # writes
 _OLD = 300.0  # seconds after which a file that is not written again belongs to no running process
 _NAME_LETTERS = 200
-_START = 19  # starttime of /proc/PID/stat, counted from the field behind the name
 _ENDED = "ZX"  # states of a process whose parent has not waited for it
 _WRITER = re.compile(r"# srunddp \S+, process (\d+) since tick (\d+) of boot (\S+) in (\S+)\n")
 
@@ -330,7 +329,7 @@ def _start_of(pid: str) -> str:
         fields = stat_fields(pid)
     except OSError:
         return ""
-    return "" if fields[0] in _ENDED else fields[_START]
+    return "" if fields[0] in _ENDED else fields[STARTED]
 
 
 def _boot() -> str:

@@ -24,14 +24,13 @@ from srunddp.supervisor.output.redirect import open_to_append
 from srunddp.telemetry import MONITOR_FOLDER, TelemetryPage
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.console import say_amid_output
-from srunddp.util.kernel_file import stat_fields
+from srunddp.util.kernel_file import STARTED, stat_fields
 from srunddp.util.sample_files import MARKS, SETTINGS, STEPS
 
 if TYPE_CHECKING:
     from srunddp.monitor.sampler.process import Sampler
 
 RUN = "run.json"
-_START = 19  # starttime of /proc/PID/stat, counted from the field behind the name
 _WITHIN = 0.5  # seconds to write the rest: the end of a run must not wait for a file system
 
 
@@ -111,7 +110,7 @@ class Monitor:
         # /proc gives the start time in ticks since boot. These count the time that the node was
         # suspended, so compare with CLOCK_BOOTTIME: time.monotonic() leaves that time out.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(
-            stat_fields("self")[_START]
+            stat_fields("self")[STARTED]
         ) / os.sysconf("SC_CLK_TCK")
         self._event(time.time() - age, "process", math.nan)  # when the kernel started this one
         if self._config and self._files:

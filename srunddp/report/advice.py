@@ -23,7 +23,9 @@ from srunddp.util.hostlist import group_by_key, ranges
 GPU_IDLE = 15.0  # percent of the time in which a kernel ran; jobstats has the same limit
 DATA_WAIT = 0.10  # as a share of the step time
 CPUS_USED = 0.95  # as a share of the job's CPUs on a node
-CPU_WAIT = 0.20  # as a share of the time of the main threads
+# As a share of the time of the main threads. Too many threads of a rank wait mostly for each other,
+# and then its main thread waits for a CPU less than half as long as with too many processes.
+CPU_WAIT = 0.10
 # Seconds. To pass a batch from a loader worker to its rank takes some tenths of a millisecond, and
 # so does what is done once for a batch of any size.
 SHORT_STEP = 0.005

@@ -13,10 +13,10 @@ from srunddp.util.quick_dataclass import dataclass
 
 # The defaults of options that no other command has; of others they stand beside their use.
 # If the run goes on without a node, taking it for lost too early costs little.
-_LOST_AFTER_WITH_SPARES = 15.0
+_LOST_AFTER_IF_NODES_CHANGE = 15.0
 LOST_AFTER_HELP = (
     f"[default: {LOST_AFTER:.0f}s; with --spare-nodes or --min-nodes"
-    f" {_LOST_AFTER_WITH_SPARES:.0f}s]"
+    f" {_LOST_AFTER_IF_NODES_CHANGE:.0f}s]"
 )
 
 
@@ -25,7 +25,7 @@ def default_lost_after(spare_nodes: int, min_nodes: int = 0) -> float:
     a node.
     """
     if spare_nodes or min_nodes:
-        return _LOST_AFTER_WITH_SPARES
+        return _LOST_AFTER_IF_NODES_CHANGE
     return LOST_AFTER
 
 

@@ -1,4 +1,4 @@
-"""By what a run was made: its options, the git commit of its script, and the versions of packages.
+"""How a run was made: its options, the git commit of its script, and the versions of packages.
 
 All of it is read from files. No package is imported for its version, and git need not be there.
 """
@@ -25,7 +25,7 @@ _LONGEST = 1 << 24  # bytes of packed-refs, which has a line for each branch and
 
 
 def provenance(command: RunCommand, script: Script) -> dict[str, Any]:
-    """Return what run.json says of it. Files that cannot be read are left out.
+    """Return how a run is made, for run.json. Files that cannot be read are left out.
 
     Args:
         command: The options of the command line.

@@ -13,6 +13,7 @@ from srunddp.sbatch.slurm_options import split
 from srunddp.sbatch.spec import SlurmJob
 
 _SLEEP = 600  # seconds; longer than Slurm takes to end a job
+_REQUEUES_WHAT_ENDS = "24.05"  # the first Slurm that requeues a preempted job which ends by itself
 _REPORT = 120  # seconds at most, because all nodes wait for the report
 _WHY = {
     "ntasks-per-node": (
@@ -469,15 +470,28 @@ def _command(job: SlurmJob) -> str:
 
 
 def _await_end(job: SlurmJob) -> list[str]:
+    """Return the lines that wait for Slurm to end a preempted job, where that is needed.
+
+    Since 24.05 Slurm remembers that a job has been preempted until the job ends by itself. A job
+    that waits, and so is ended by Slurm, is requeued for its preemption. The next start is then
+    requeued, too, when it ends, although it may be done.
+    """
     if not job.requeue:
         return []
     return [
         (
-            "# 143: there is a checkpoint, and Slurm is about to end the job. One that is"
-            " preempted, and ends by itself"
+            "# 143: there is a checkpoint, and Slurm is about to end the job. Slurm before"
+            f" {_REQUEUES_WHAT_ENDS} takes a preempted job"
         ),
-        "# before that, would count as done.",
-        'if [ "$code" = 143 ] && [ -z "$ended" ]; then',
+        (
+            "# that ends by itself for done. Later versions requeue it, and may requeue one that"
+            " waits twice."
+        ),
+        "slurm=$(srun --version || true)",
+        (
+            'if [ "$code" = 143 ] && [ -z "$ended" ] &&'
+            f" [[ ${{slurm##* }} < {_REQUEUES_WHAT_ENDS} ]]; then"
+        ),
         *(["  clean_up"] if job.stage else []),
         f"  sleep {_SLEEP} || true",
         "fi",

@@ -27,12 +27,9 @@ from pathlib import Path
 
 from srunddp.supervisor.launcher import REMOTE_STARTERS
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
-from srunddp.util.kernel_file import children_of, stat_fields, text_of
+from srunddp.util.kernel_file import SESSION, STARTED, children_of, stat_fields, text_of
 from srunddp.util.quick_dataclass import dataclass
 
-# Where stat_fields() has the session and the start time, which are fields 6 and 22 of the file.
-_SESSION = 3
-_STARTED = 19
 _SHORTEST_LOOK = 0.002
 _LONGEST_LOOK = 0.02
 
@@ -236,7 +233,7 @@ def _send(pid: int, number: int) -> None:
 def _identify(pid: int) -> Process | None:
     """Return the process that has this id now; None if there is none."""
     with contextlib.suppress(OSError):
-        return Process(pid, int(stat_fields(pid)[_STARTED]))
+        return Process(pid, int(stat_fields(pid)[STARTED]))
     return None
 
 
@@ -247,7 +244,7 @@ def _is_there(process: Process) -> bool:
 def _session(pid: int) -> int | None:
     """Return the session of a process; None if it has ended."""
     with contextlib.suppress(OSError):
-        return int(stat_fields(pid)[_SESSION])
+        return int(stat_fields(pid)[SESSION])
     return None
 
 

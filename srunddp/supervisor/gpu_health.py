@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from srunddp.supervisor.failure import GpuFault, GpuFaultKind
 from srunddp.util.cuda_visible import VisibleDevice, visible
 from srunddp.util.nvml import instances
 from srunddp.util.quick_dataclass import dataclass
 from srunddp.util.xid import XidKind, xid
+
+Answer = TypeVar("Answer")
 
 _NO_INSTANCE = 0xFFFFFFFF  # NVML's id of a MIG instance for an event of the whole GPU
 # NVML's bits (nvmlClocksEventReason...). Those of a power cap or of an idle GPU are no fault.
@@ -94,6 +96,19 @@ class GpuState:
     is_remap_pending: bool = False
     has_remap_failed: bool = False
     slowdowns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RemappedRows:
+    """Rows of a GPU's memory that others replace.
+
+    Attributes:
+        is_pending: Whether a row is replaced at the next reset.
+        has_failed: Whether a row could not be replaced.
+    """
+
+    is_pending: bool = False
+    has_failed: bool = False
 
 
 def load() -> Any:
@@ -178,42 +193,74 @@ def _devices(nvml: Any, index: int, handle: Any) -> list[_Known]:
     return found or [_Known(uuid=parent, parent="", instance=None)]
 
 
+@dataclass
+class _Inquiry:
+    """Questions to NVML about one GPU.
+
+    Attributes:
+        nvml: What :func:`load` has returned.
+        needs_reset: Whether the driver has answered a question by asking for a reset.
+    """
+
+    nvml: Any
+    needs_reset: bool = False
+
+    def ask(self, question: Callable[[], Answer]) -> Answer | None:
+        """Return the answer; None if the GPU, the driver or the package does not know the question.
+
+        Raises:
+            NVMLError_GpuIsLost: The GPU does not answer any more.
+        """
+        try:
+            return question()
+        except self.nvml.NVMLError_GpuIsLost:
+            raise
+        except self.nvml.NVMLError_ResetRequired:
+            self.needs_reset = True
+        except (self.nvml.NVMLError, AttributeError):
+            pass
+        return None
+
+
 def state_of(nvml: Any, gpu: Gpu) -> GpuState:
     """Ask NVML for the state of a GPU."""
     if gpu.handle is None:
         return GpuState(is_gone=True)
-    handle = gpu.handle
-    questions: dict[str, Callable[[], Any]] = {
-        "memory": lambda: nvml.nvmlDeviceGetMemoryInfo(handle),
-        "errors": lambda: nvml.nvmlDeviceGetTotalEccErrors(
-            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        ),
-        "remapped": lambda: nvml.nvmlDeviceGetRemappedRows(handle),
-        "retired": lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle),
-        "reasons": lambda: _slowdown_bits(nvml, handle),
-    }
-    said: dict[str, Any] = {}
-    needs_reset = False
-    for name, ask in questions.items():
-        try:
-            said[name] = ask()
-        except nvml.NVMLError_GpuIsLost:
-            return GpuState(is_gone=True)
-        except nvml.NVMLError_ResetRequired:
-            needs_reset = True
-        except (nvml.NVMLError, AttributeError):
-            # The GPU, the driver or the package does not know the question.
-            continue
-    # Corrected and uncorrected rows, then whether one is pending, and whether one has failed.
-    _, _, pending, failed = said.get("remapped", (0, 0, 0, 0))
-    reasons = said.get("reasons", 0)
+    try:
+        return _state(nvml, gpu.handle)
+    except nvml.NVMLError_GpuIsLost:
+        return GpuState(is_gone=True)
+
+
+def _state(nvml: Any, handle: Any) -> GpuState:
+    inquiry = _Inquiry(nvml)
+    # Of no use itself, but a GPU that is lost or needs a reset says so.
+    inquiry.ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    errors = inquiry.ask(lambda: _uncorrected_errors(nvml, handle))
+    remapped = inquiry.ask(lambda: _remapped_rows(nvml, handle)) or RemappedRows()
+    retired = inquiry.ask(lambda: bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
+    reasons = inquiry.ask(lambda: _slowdown_bits(nvml, handle)) or 0
     return GpuState(
-        needs_reset=needs_reset,
-        errors=said.get("errors"),
-        is_remap_pending=bool(pending) or bool(said.get("retired", 0)),
-        has_remap_failed=bool(failed),
+        needs_reset=inquiry.needs_reset,
+        errors=errors,
+        is_remap_pending=remapped.is_pending or bool(retired),
+        has_remap_failed=remapped.has_failed,
         slowdowns=tuple(text for bit, text in _SLOWDOWNS.items() if reasons & bit),
     )
+
+
+def _uncorrected_errors(nvml: Any, handle: Any) -> int:
+    count: int = nvml.nvmlDeviceGetTotalEccErrors(
+        handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    )
+    return count
+
+
+def _remapped_rows(nvml: Any, handle: Any) -> RemappedRows:
+    # How many rows had corrected and uncorrected errors, then whether one is pending, and whether
+    # one has failed.
+    found = nvml.nvmlDeviceGetRemappedRows(handle)
+    return RemappedRows(is_pending=bool(found[2]), has_failed=bool(found[3]))
 
 
 def _slowdown_bits(nvml: Any, handle: Any) -> int:

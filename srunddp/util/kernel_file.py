@@ -80,6 +80,11 @@ def number_after(text: bytes, name: bytes) -> int | None:
     return int(text[start : end if end >= 0 else None])
 
 
+# Where stat_fields() has the session and the start time, which are fields 6 and 22 of the file.
+SESSION = 3
+STARTED = 19
+
+
 def stat_fields(pid: int | str) -> list[str]:
     """Read the fields of /proc/PID/stat that follow the process name: state, parent, group,
     session, ...

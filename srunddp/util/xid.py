@@ -3,9 +3,9 @@
 The numbers and what NVIDIA asks to be done after each are in its Xid catalogue
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Those of the program are the
 ones that NVIDIA's device plugin for Kubernetes skips as errors of applications
-(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go), but two of which neither
-is known: 45 follows any abrupt end of a program, and another Xid of its GPU; for 109 the catalogue
-asks for a reset. The words are our own.
+(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go), except two. Xid 45 follows any
+abrupt end of a program, and other Xids of its GPU. For Xid 109 the catalogue asks for a reset. So
+these two do not tell whose fault they are. The words are our own.
 
 A run, ``srunddp check`` and ``srunddp triage`` go by this one list.
 """
@@ -99,7 +99,7 @@ XIDS: Mapping[int, Xid] = {
 
 
 def xid(number: int) -> Xid:
-    """Return what is known of a number; of one that is not in the list, that nothing is."""
+    """Return the list's entry for a number; one of kind ``OTHER`` for a number that has none."""
     return XIDS.get(number, Xid(number, XidKind.OTHER))
 
 

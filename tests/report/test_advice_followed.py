@@ -116,6 +116,15 @@ TROUBLES = {
         samples_per_s,
         ranks=2,
     ),
+    "more threads than CPUs": Trouble(
+        "cpu oversubscribed",
+        "memory",
+        ("--num_threads=4", "--width=1024", "--batch_size=256", "--rows=200000"),
+        "fewer --num_threads",
+        lambda _: ("--num_threads=1",),
+        samples_per_cpu_s,
+        cpus=(1, 1),
+    ),
     "the learning rate is too high": Trouble(
         "not finite",
         "memory",

@@ -224,11 +224,12 @@ def test_ranks_of_a_launcher_that_the_script_calls_join_its_store(
 
 # What rank 0 tells of a script that joins in another way.
 
+# Each group has a port of its own: at the same one rank 1 may still find the first group's store,
+# which rank 0 is about to end.
 OWN_ADDRESS = """
-import sys
 import torch.distributed as dist
-os.environ["MASTER_PORT"] = "OWN"
-for _ in range(2):
+for port in ("FIRST", "SECOND"):
+    os.environ["MASTER_PORT"] = port
     dist.init_process_group("gloo")
     dist.barrier()
     dist.destroy_process_group()
@@ -251,7 +252,8 @@ def free_port() -> str:
 @pytest.mark.parametrize("script", [OWN_ADDRESS, FILE], ids=["own", "file"])
 def test_a_script_that_joins_elsewhere_is_told_so_once(tmp_path: Path, script: str) -> None:
     port = free_port()
-    ended = run(tmp_path, script.replace("OWN", port), size=2)
+    own = script.replace("FIRST", port).replace("SECOND", free_port())
+    ended = run(tmp_path, own, size=2)
     assert ended.codes == [0, 0], ended.text
     (line,) = (each for each in ended.text.splitlines() if each.startswith("srunddp:"))
     assert line in ended.errors[0]

@@ -20,6 +20,7 @@ from tests.support.starting import LONG, until
 # srun of the training lasts until it is told to end, with a code.
 SRUN = """#!/bin/bash
 case "$*" in
+--version) echo "slurm-wlm ${SLURM:-22.05.8}"; exit ;;
 *" check "*) exit "${CHECK:-0}" ;;
 esac
 trap 'sleep 0.5; echo saved >>"$FOLDER/events"; exit 143' TERM
@@ -120,7 +121,8 @@ def test_upon_sigterm_it_ends_after_the_ranks_have_saved(
 def test_a_preempted_job_cleans_up_and_waits(
     tmp_path: Path, fields: dict[str, Any], after: list[str]
 ) -> None:
-    """Slurm sends SIGTERM to the ranks alone, and takes a job that ends by itself then for done.
+    """Slurm sends SIGTERM to the ranks alone. Before 24.05 it takes a job that ends by itself then
+    for done.
 
     There is no time for a report: the job's next start writes it.
     """
@@ -131,6 +133,20 @@ def test_a_preempted_job_cleans_up_and_waits(
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(LONG) == 143
     assert events(tmp_path) == ["saved", *after, "sleep 600"]
+
+
+@pytest.mark.parametrize("version", ["24.05.0", "26.05.5"])
+@pytest.mark.parametrize(
+    ("fields", "after"), [({}, []), (STAGED, ["stage clean"]), (MONITORED, [REPORT])], ids=str
+)
+def test_where_slurm_requeues_a_preempted_job_that_ends_it_does_not_wait(
+    tmp_path: Path, version: str, fields: dict[str, Any], after: list[str]
+) -> None:
+    with started(tmp_path, {"SLURM": version}, requeue=True, **fields) as process:
+        until((tmp_path / "training").exists)
+        os.kill(int((tmp_path / "training").read_text()), signal.SIGTERM)
+        assert process.wait(LONG) == 143
+    assert events(tmp_path) == ["saved", *after]
 
 
 def test_a_report_that_fails_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:

@@ -93,6 +93,14 @@ def draw_near(job: Job) -> None:
     job.runner.cluster.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=5")
 
 
+# The last lines of a job script, as in docs/examples/resume.sh.
+END = """code=$?
+slurm=$(srun --version)
+[ $code = 143 ] && [[ ${slurm##* } < 24.05 ]] && sleep 600
+exit $code
+"""
+
+
 def preempt(runner: SlurmJobRunner) -> float:
     """Take a job's nodes by one of another partition; returns when, in seconds since the epoch."""
     began = time.time()

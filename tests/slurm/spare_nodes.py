@@ -8,8 +8,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -17,9 +17,10 @@ from typing import IO
 import psutil
 
 from tests.cluster.network import tool
-from tests.cluster.nodes import node
+from tests.cluster.nodes import Node, node
 from tests.conftest import BED, PROGRAMS
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
+from tests.support.namespaces import rules
 from tests.support.starting import workers_of
 
 PROGRAM = str(PROGRAMS / "restarted.py")
@@ -207,3 +208,17 @@ def cut(name: str) -> Iterator[None]:
     finally:
         for interface in ("mgmt0", node(name).data_interface):
             tool("ip", "-n", node(name).namespace, "link", "set", interface, "up")
+
+
+@contextmanager
+def network_in_two(here: Sequence[Node], there: Sequence[Node]) -> Iterator[None]:
+    """Let nothing through between these nodes and those, for a time."""
+    others = ", ".join(node.data for node in there)
+    drops = {
+        "input": f"ip saddr {{ {others} }} drop",
+        "output": f"ip daddr {{ {others} }} drop",
+    }
+    with ExitStack() as stack:
+        for each in here:
+            stack.enter_context(rules(each.namespace, drops))
+        yield

@@ -19,8 +19,8 @@ from tests.slurm.spare_nodes import (
     TRAINING,
     SpareRun,
     launched,
+    network_in_two,
 )
-from tests.support.namespaces import rules
 from tests.support.starting import until
 
 pytestmark = pytest.mark.slurm
@@ -159,13 +159,7 @@ def test_of_a_network_in_two_the_larger_part_goes_on(size: int, runner: SlurmJob
     there = NODES[size:]
     with smaller(runner, f"parts-{size}", 6, 2, "--scale_lr=sqrt") as run, ExitStack() as stack:
         until(run.training, why=run.said)
-        others = ", ".join(node.data for node in there)
-        for node in here:
-            drops = {
-                "input": f"ip saddr {{ {others} }} drop",
-                "output": f"ip daddr {{ {others} }} drop",
-            }
-            stack.enter_context(rules(node.namespace, drops))
+        stack.enter_context(network_in_two(here, there))
         assert run.finish(ENDS_WITHIN) == 69, run.said()
         assert run.overlaps() == []
         larger = {rank: node.name for rank, node in enumerate(there)} if size == 2 else {}

@@ -12,7 +12,7 @@ import torch
 from srunddp.train import load_checkpoint
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
-from tests.slurm.jobs import ALL_GPUS, STOPPED, Job, found, look, preempt, submit, until
+from tests.slurm.jobs import ALL_GPUS, END, STOPPED, Job, found, look, preempt, submit, until
 
 pytestmark = pytest.mark.slurm
 
@@ -37,13 +37,7 @@ def preempted(
     body = (
         # Where steps are tracked by control groups, Slurm's SIGTERM ends the shell, and srun and
         # its output with it.
-        "trap : TERM\n"
-        f"srun {SRUNDDP} --quiet {command}\n"
-        "code=$?\n"
-        # Slurm decides what follows its SIGTERM; a preempted job that ends by itself is not
-        # requeued.
-        "[ $code = 143 ] && sleep 600\n"
-        "exit $code\n"
+        f"trap : TERM\nsrun {SRUNDDP} --quiet {command}\n{END}"
     )
     return submit(runner, f"preempted-{name}", body, layout, *options)
 

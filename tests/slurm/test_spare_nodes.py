@@ -28,10 +28,10 @@ from tests.slurm.spare_nodes import (
     cut,
     kill,
     launched,
+    network_in_two,
     supervisors,
     training,
 )
-from tests.support.namespaces import rules
 from tests.support.starting import until
 
 pytestmark = pytest.mark.slurm
@@ -170,13 +170,7 @@ def test_of_a_network_in_two_the_larger_part_goes_on(size: int, runner: SlurmJob
     there = NODES[size:]
     with training(runner, f"two-parts-{size}", spare=2) as run, ExitStack() as stack:
         until(run.training)
-        others = ", ".join(node.data for node in there)
-        for node in here:
-            drops = {
-                "input": f"ip saddr {{ {others} }} drop",
-                "output": f"ip daddr {{ {others} }} drop",
-            }
-            stack.enter_context(rules(node.namespace, drops))
+        stack.enter_context(network_in_two(here, there))
         assert run.finish(ENDS_WITHIN) == 69, run.said()
         assert "rank 0 on node01 lost: no answer of half of the tasks for 15 s" in run.said()
         assert run.overlaps() == []

@@ -47,6 +47,11 @@ class GpuFacts(View):
     numa: list[int] | None = None
     faults: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def gpu_faults(self) -> tuple[GpuFault, ...]:
+        """The faults, which travelled as JSON."""
+        return tuple(GpuFault(**each) for each in self.faults)
+
 
 def collect(context: CheckContext) -> GpuFacts:
     """Collect which GPUs this rank sees, by NVML and without torch or CUDA."""
@@ -124,7 +129,7 @@ def _faults(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     who = group_by_key(
         ((one.node, fault.index, fault.uuid, fault.what, fault.kind), one)
         for one in seen
-        for fault in (GpuFault(**each) for each in one.facts.faults)
+        for fault in one.facts.gpu_faults
     )
     for (_, index, uuid, what, kind), ranks in who.items():
         is_broken = kind == GpuFaultKind.HARDWARE.value

@@ -67,6 +67,8 @@ class SlowRankLooks:
         sampler = os.getpid()
         try:
             with warnings.catch_warnings():
+                # Python warns of a fork while other threads run. If the child waits for a lock of
+                # theirs, only its look is lost.
                 warnings.simplefilter("ignore")
                 pid = os.fork()
         except OSError:

@@ -53,9 +53,10 @@ srun --export=ALL --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   "$srunddp" run --staged --offline \
   docs/examples/mnist.py --data-dir=/datasets/mnist --output-dir=runs/first --resume=auto || code=$?
 
-# 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself
-# before that, would count as done.
-if [ "$code" = 143 ] && [ -z "$ended" ]; then
+# 143: there is a checkpoint, and Slurm is about to end the job. Slurm before 24.05 takes a preempted job
+# that ends by itself for done. Later versions requeue it, and may requeue one that waits twice.
+slurm=$(srun --version || true)
+if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < 24.05 ]]; then
   clean_up
   sleep 600 || true
 fi
