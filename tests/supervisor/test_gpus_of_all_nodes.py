@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind, GpuFault, GpuFaultKind
+from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.messages import GpuFaults, GpuFaultsWanted, HasFailed, Verdict
 from tests.support.connections import Scene, fold
 
@@ -93,6 +94,50 @@ def test_nobody_waits_longer_than_three_seconds() -> None:
     it.monitor.tick(began + 3.1)
     assert it.root_cause.ranks == (2,)
     assert it.root_cause.gpu_faults == ()
+
+
+def test_rank_zero_looks_soon_whether_its_own_driver_has_answered() -> None:
+    """Also in the turn in which it asks."""
+    it = scene(FakeGpus(None))
+    it.say(2, HasFailed.about(ECHO))
+    it.monitor.tick(0.0)
+    for now in (0.7, 0.8):
+        assert it.monitor.tick(now) <= 0.1
+        assert asked(it) == {2, 4}
+
+
+def test_what_happens_while_ranks_are_asked_changes_no_cause(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It most often follows from the cause. What is heard of other GPUs meanwhile is named."""
+    it = scene(FakeGpus())
+    fail(it, BOOM)
+    it.say(4, HasFailed.about(Failure(4, "node03", "ValueError: another", 9)), now=0.1)
+    it.say(4, GpuFaults((BROKEN,)), now=0.1)
+    it.close(5, now=0.2, lost=True)
+    it.monitor.tick(0.2)
+    assert it.monitor.root_cause is None
+    assert capfd.readouterr().err == ""
+    it.say(2, GpuFaults((PROGRAMS_OWN,), is_answer=True), now=0.3)
+    it.monitor.tick(0.3)
+    assert (it.root_cause.ranks, it.root_cause.exit_code) == ((2,), 1)
+    assert [fault.node for fault in it.root_cause.gpu_faults] == ["node02", "node03"]
+
+
+def test_a_rank_alone_asks_as_well() -> None:
+    gpus = FakeGpus(None)
+    monitor = FailureMonitor(None, gpus=gpus)
+    monitor.fail(BOOM, 0.0)
+    monitor.fail(ECHO, 0.1)
+    monitor.left()
+    assert monitor.tick(0.1) <= 0.1
+    assert (gpus.asked, monitor.root_cause, monitor.finished) == (1, None, False)
+    gpus.answer = (BROKEN,)
+    monitor.tick(0.2)
+    found = monitor.root_cause
+    assert found
+    assert (found.cause, [fault.node for fault in found.gpu_faults]) == (BOOM.cause, ["node02"])
+    assert monitor.finished
 
 
 def test_a_rank_that_is_gone_is_not_waited_for() -> None:
