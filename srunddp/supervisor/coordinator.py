@@ -709,7 +709,7 @@ class Coordinator(FailureMonitor):
         """End the run because a node is lost.
 
         Returns:
-            False if the run had been decided before; then nothing is done.
+            False if a cause had been found before; then nothing is done.
         """
         action = self._decision.apply(DecisionEvent.NODE_IS_LOST, now)
         if action is None:
