@@ -8,8 +8,19 @@ import pytest
 
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind, GpuFault, GpuFaultKind
 from srunddp.supervisor.failure_monitor import FailureMonitor
-from srunddp.supervisor.messages import GpuFaults, GpuFaultsWanted, HasFailed, Verdict
+from srunddp.supervisor.messages import (
+    GpuFaults,
+    GpuFaultsWanted,
+    HasFailed,
+    Ping,
+    RunIsOver,
+    ScriptIsOver,
+    Stacks,
+    Verdict,
+    WorkerHasEnded,
+)
 from tests.support.connections import Scene, fold
+from tests.support.recorded_writes import ALL_REDUCE
 
 BOOM = Failure(2, "node02", "RuntimeError: CUDA error", 1)
 ECHO = Failure(2, "node02", "RuntimeError: Connection closed", 1, FailureKind.SECONDARY)
@@ -122,6 +133,48 @@ def test_what_happens_while_ranks_are_asked_changes_no_cause(
     it.monitor.tick(0.3)
     assert (it.root_cause.ranks, it.root_cause.exit_code) == ((2,), 1)
     assert [fault.node for fault in it.root_cause.gpu_faults] == ["node02", "node03"]
+
+
+def test_ranks_that_end_well_while_they_are_asked_hear_the_verdict_all_the_same() -> None:
+    """As those that were stalled may go on after all."""
+    gpus = FakeGpus(None)
+    it = Scene(stall_timeout=3.0, step=lambda: 7, stacks=lambda: ALL_REDUCE, gpus=gpus)
+    for rank in (1, 2):
+        it.say(rank, Ping(7), now=1.0)
+    it.monitor.tick(1.0)
+    it.monitor.tick(4.0)
+    for rank in (1, 2):
+        it.say(rank, Stacks(ALL_REDUCE), now=4.1)
+    it.monitor.tick(4.1)
+    assert gpus.asked == 1
+    it.monitor.done()
+    it.monitor.left()
+    for rank in (1, 2):
+        it.say(rank, ScriptIsOver(), now=4.2)
+        it.say(rank, WorkerHasEnded(), now=4.2)
+    for now in (4.2, 5.2):
+        it.monitor.tick(now)
+    gpus.answer = ()
+    it.monitor.tick(7.1)
+    assert it.root_cause.exit_code == 124
+    for rank in (1, 2):
+        assert not it.messages_to(rank, RunIsOver)
+        assert [verdict.exit_code for verdict in it.messages_to(rank, Verdict)] == [124]
+
+
+def test_rank_zero_stays_for_its_own_driver_when_all_others_are_gone() -> None:
+    gpus = FakeGpus(None)
+    it = Scene(gpus=gpus, **fold(2, 2))
+    it.say(1, HasFailed.about(Failure(1, "node01", "RuntimeError: CUDA error", 1)))
+    it.close(1)
+    it.monitor.done()
+    it.monitor.left()
+    it.monitor.tick(0.1)
+    assert (it.monitor.root_cause, it.monitor.finished) == (None, False)
+    gpus.answer = ()
+    it.monitor.tick(0.2)
+    assert it.root_cause.ranks == (1,)
+    assert it.monitor.finished
 
 
 def test_a_rank_alone_asks_as_well() -> None:
