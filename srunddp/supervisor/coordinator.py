@@ -360,10 +360,13 @@ class Coordinator(FailureMonitor):
             return max(0.0, min(due) - now)
         self._look_at_gpus()
         if self._decision.state is not DecisionState.ASKING_GPUS:
-            # In that state nothing of this changes the cause any more.
             self._look_around(now)
             self._look_at_probe(now)
-        self._move_on(now)
+            self._move_on(now)
+        elif event := self._decision.due(now, self._facts(now)):
+            # Nothing else changes the cause any more. And the supervisor hears of the verdict, and
+            # says whether its worker saves, before it is asked who may have something left to do.
+            self._act(self._decision.apply(event, now), now)
         if self.root_cause is not None:
             # Tick again at once: the supervisor may first report something, such as the end of its
             # worker, and rank 0 may wait for nothing else.

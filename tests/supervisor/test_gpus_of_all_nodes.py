@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind, GpuFault, GpuFaultKind
@@ -19,6 +21,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
+from srunddp.supervisor.restart import RestartPolicy, Starts
 from tests.support.connections import Scene, fold
 from tests.support.recorded_writes import ALL_REDUCE
 
@@ -52,6 +55,21 @@ class FakeGpus:
 def scene(gpus: FakeGpus | None) -> Scene:
     """Six ranks on three nodes."""
     return Scene(gpus=gpus, **fold(6, 2))
+
+
+def stalled(gpus: FakeGpus, **changes: Any) -> Scene:
+    """Three ranks of which none makes a step, and which are asked about their GPUs since 4.1."""
+    known = {"stall_timeout": 3.0, "step": lambda: 7, "stacks": lambda: ALL_REDUCE}
+    it = Scene(gpus=gpus, **known | changes)
+    for rank in (1, 2):
+        it.say(rank, Ping(7), now=1.0)
+    it.monitor.tick(1.0)
+    it.monitor.tick(4.0)
+    for rank in (1, 2):
+        it.say(rank, Stacks(ALL_REDUCE), now=4.1)
+    it.monitor.tick(4.1)
+    assert gpus.asked == 1
+    return it
 
 
 def asked(it: Scene) -> set[int]:
@@ -138,15 +156,7 @@ def test_what_happens_while_ranks_are_asked_changes_no_cause(
 def test_ranks_that_end_well_while_they_are_asked_hear_the_verdict_all_the_same() -> None:
     """As those that were stalled may go on after all."""
     gpus = FakeGpus(None)
-    it = Scene(stall_timeout=3.0, step=lambda: 7, stacks=lambda: ALL_REDUCE, gpus=gpus)
-    for rank in (1, 2):
-        it.say(rank, Ping(7), now=1.0)
-    it.monitor.tick(1.0)
-    it.monitor.tick(4.0)
-    for rank in (1, 2):
-        it.say(rank, Stacks(ALL_REDUCE), now=4.1)
-    it.monitor.tick(4.1)
-    assert gpus.asked == 1
+    it = stalled(gpus)
     it.monitor.done()
     it.monitor.left()
     for rank in (1, 2):
@@ -160,6 +170,23 @@ def test_ranks_that_end_well_while_they_are_asked_hear_the_verdict_all_the_same(
     for rank in (1, 2):
         assert not it.messages_to(rank, RunIsOver)
         assert [verdict.exit_code for verdict in it.messages_to(rank, Verdict)] == [124]
+
+
+def test_rank_zero_s_worker_may_save_before_the_connections_end() -> None:
+    """Its supervisor says so when it has heard of the verdict."""
+    gpus = FakeGpus(None)
+    policy = RestartPolicy(3, Starts(), lambda: "where", lambda: True)
+    it = stalled(gpus, restarts=policy)
+    gpus.answer = ()
+    it.monitor.tick(7.1)
+    assert it.monitor.restart
+    it.monitor.saves()
+    for now in (7.1, 9.0):
+        it.monitor.tick(now)
+        assert not it.connections[1].ended
+    it.monitor.ended()
+    it.monitor.tick(9.1)
+    assert it.connections[1].ended
 
 
 def test_rank_zero_stays_for_its_own_driver_when_all_others_are_gone() -> None:
