@@ -56,7 +56,7 @@ def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
     known = {
         name: each for each in context.command.params for name in each.opts if name.startswith("--")
     }
-    # After a "--" the user has marked the arguments as the script's.
+    # By a "--" the user marks the arguments after it as the script's.
     ending = arguments.index("--") if "--" in arguments else len(arguments)
     notes = []
     for argument in arguments[:ending]:
