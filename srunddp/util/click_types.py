@@ -138,8 +138,8 @@ monitor_option = click.option(
     show_envvar=True,
     shell_complete=FILE.shell_complete,  # the next word is SCRIPT
     help=(
-        "Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless"
-        " given."
+        "Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s by"
+        " default."
     ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -156,7 +156,7 @@ def json_text(*values: Any, indent: int | None = 2) -> str:
 
 
 class MonitoredCommand(GroupedCommand):
-    """Command that reads ``--monitor`` as ``--monitor=5``; click would take SCRIPT for the value."""
+    """Command that reads ``--monitor`` as ``--monitor=5``; click would take SCRIPT as its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite ``--monitor``, then let click read the words."""

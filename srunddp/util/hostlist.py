@@ -44,7 +44,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def fold_in_order(names: Iterable[str]) -> str:
-    """Write names as :func:`fold` does, but keep their order, because a node's position may matter."""
+    """Write names as :func:`fold` does, but keep their order, for lists in which it matters."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _comes_after(name, runs[-1][-1]):
@@ -171,7 +171,7 @@ class _Item:
 
     @property
     def size(self) -> int:
-        """The number of names; no ``__len__``, because len() fails for the size of many brackets."""
+        """The number of names; no ``__len__``, because len() fails above ``sys.maxsize``."""
         return math.prod(sum(map(len, bracket)) for bracket in self.brackets)
 
     def names(self) -> Iterator[str]:
