@@ -68,8 +68,8 @@ def with_batch_kept(config: Config, sizes: WorldSizes | None) -> Config:
     the number cannot be kept, a step then has fewer samples.
 
     Args:
-        config: The user's.
-        sizes: Of the run; None if the ranks stay.
+        config: The user's settings.
+        sizes: The numbers of ranks that the run may have; None if the number does not change.
 
     Raises:
         ConfigError: A step cannot keep its number of samples with some of these numbers of ranks.
@@ -100,8 +100,8 @@ def what_cannot_follow(
     """Yield a line for the user about each part of a training that cannot go on with fewer ranks.
 
     Args:
-        config: The user's.
-        sizes: Of the run; None if the ranks stay.
+        config: The user's settings.
+        sizes: The numbers of ranks that the run may have; None if the number does not change.
         sharded: Whether the training data splits itself by rank and worker.
         steps_scheduler: Whether a user's scheduler depends on the steps of an epoch.
     """

@@ -133,7 +133,7 @@ def length_of(data: Dataset[Any]) -> int | None:
     """Return the number of samples of a data set; None if it has no length.
 
     Args:
-        data: The user's.
+        data: The user's data set.
 
     Raises:
         ConfigError: It is a DataLoader, or it has no length and is not iterable.
@@ -213,7 +213,7 @@ class Reader(Dataset[Any]):
         """Create a reader, which reads nothing yet.
 
         Args:
-            data: The user's.
+            data: The user's data set.
             rows: Whether it is a TensorDataset, of which one indexing operation per tensor reads a
                 micro-batch.
         """
