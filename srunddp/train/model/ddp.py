@@ -138,7 +138,7 @@ class DDPModel:
                 ranks with a change wait for each other.
 
         Raises:
-            ConfigError: Ranks differ.
+            ConfigError: The parameters that require a gradient differ between ranks.
         """
         if self._ddp is None:
             return

@@ -68,7 +68,7 @@ class NamedParameters:
         """Return the names in each of the optimizer's groups.
 
         Args:
-            optimizer: Of the training.
+            optimizer: An optimizer of the training.
 
         Raises:
             ConfigError: A parameter in the optimizer belongs neither to the model nor to the loss

@@ -182,9 +182,9 @@ class Preemption:
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Iterate over a loader, and keep the signals from its workers.
 
-        Slurm may send them to every process of a step.
+        Slurm may send the signals to every process of a step.
 
-        A worker that died of USR1 or SIGTERM would end the training that is about to be saved.
+        A worker that died of SIGUSR1 or SIGTERM would end the training before it is saved.
 
         Args:
             loader: A loader of torch; its ``worker_init_fn`` is called as usual.
