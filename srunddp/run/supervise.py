@@ -204,7 +204,7 @@ class Agent(RankAgent):
     def _next_rejoin(
         self, published: str, failure_monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
-        """Return how this process meets the others in the next start.
+        """Return the data with which this process joins the rendezvous of the next start.
 
         Args:
             published: The text that replaces rank 0's publication in the next start.

@@ -259,8 +259,8 @@ def _join_world(
     Args:
         context: What the supervisor has prepared before the fork.
         info: Rank 0's answer at the rendezvous.
-        imported_with: The thread variables that :func:`_import_torch` has imported torch with; None
-            if it has not.
+        imported_with: The thread variables with which :func:`_import_torch` imported torch; None if
+            it did not import it.
     """
     # Compute this before install() exports the number of threads, which would then look like the
     # user's own choice.
@@ -352,8 +352,8 @@ def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, s
 
 
 def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:
-    """Return how the error that has ended the script is reported."""
-    if isinstance(error, Stopped):  # which is a SystemExit, too
+    """Return the report of the error that has ended the script."""
+    if isinstance(error, Stopped):  # which is also a SystemExit
         return ScriptError(failure.shortened(str(error)), "", FailureKind.STOPPED)
     if isinstance(error, PeerError):
         return ScriptError(failure.shortened(str(error)), "", FailureKind.SECONDARY)

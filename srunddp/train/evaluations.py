@@ -71,7 +71,7 @@ def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Lit
             return "max"
     raise ConfigError(
         f"monitor={config.monitor}, and no mode",
-        expected="mode=max where a greater figure is better, else mode=min",
+        expected="mode=max if a greater figure is better, else mode=min",
         hint="set it",
     )
 

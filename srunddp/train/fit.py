@@ -606,7 +606,7 @@ class FitLoop:
         If the step was evaluated before, as may happen at the end of an epoch, nothing is recorded.
 
         Args:
-            figures: By name, the same on all ranks.
+            figures: The figures by name, the same on all ranks.
         """
         if self._state.evaluated < self._state.step:
             if self._callbacks.follow_evaluations:

@@ -250,7 +250,8 @@ class TrainingState:
 
         Args:
             state: The content of the checkpoint.
-            factor: By which this world's learning rate differs from the checkpoint's.
+            factor: The factor between the checkpoint's learning rate and that of this number of
+                ranks.
         """
         if self.schedulers is None:
             return

@@ -169,8 +169,8 @@ class MonitoredCommand(GroupedCommand):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
-                # "--monitor 5" means the duration to its user, but would run a script named 5. An
-                # existing file of that name is taken as the script. While a shell asks for
+                # A user who writes "--monitor 5" means the duration, but a script named 5 would
+                # run. An existing file of that name is taken as the script. While a shell asks for
                 # completions there is no error.
                 word = "".join(args[place + 1 : place + 2])
                 if (

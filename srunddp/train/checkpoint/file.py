@@ -156,7 +156,7 @@ def last_line(path: str | os.PathLike[str]) -> str:
     Complete files with the same last line have the same content.
 
     Args:
-        path: Of the file.
+        path: The file.
 
     Raises:
         CheckpointError: The file cannot be read.
@@ -172,7 +172,7 @@ def generation_of(path: Path) -> int:
     No tensor is read or checked, so even a large file takes only milliseconds.
 
     Args:
-        path: Of the file.
+        path: The file.
     """
     with suppress(Exception), _opened(path) as file:  # torch raises anything on damaged files
         return int(_torch_load(file, MAP_PRIVATE)[OWN]["generation"])
@@ -183,7 +183,7 @@ def verify(path: str | os.PathLike[str]) -> None:
     """Check that a file is complete, without loading it.
 
     Args:
-        path: Of the file.
+        path: The file.
 
     Raises:
         CheckpointError: The file is missing, damaged or truncated.

@@ -234,7 +234,7 @@ class CheckpointManager:
         rng.restore(own["random"], self._world, seed + own["step"])
 
     def path(self, step: int) -> Path:
-        """Return where a checkpoint is, or would be.
+        """Return the path of a checkpoint, whether it exists or not.
 
         Args:
             step: The step after which it was saved.

@@ -193,7 +193,7 @@ class _Numbers:
             value: A sample or a part of one; a value of an unknown kind has no numbers.
         """
         match value:
-            # This comes before sequences: a string is a sequence of strings, endlessly.
+            # Match strings before sequences: the items of a string are strings again, without end.
             case str() | bytes() | bytearray():
                 if self._text:
                     self._add_text(value)

@@ -128,8 +128,8 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    # Begin with the innermost, because each puts back what it has found. Copy the list, which
-    # becomes shorter.
+    # Begin with the innermost, because each object puts back the handlers that it replaced. Iterate
+    # over a copy: leave_to_child() removes the object from the list.
     for handlers in reversed([*_in_use]):
         handlers.leave_to_child()
     _after_in_parent()
