@@ -142,7 +142,8 @@ class InheritedStart:
         """
         handed_over = _HandedOver(
             rejoin=rejoin,
-            # If rank 0 is gone, all that is known is the number of starts, and that ranks move.
+            # If rank 0 is gone, all that is known is the number of starts, and that ranks move to
+            # other nodes.
             history=ended.history or Starts(rejoin.generation, moved=True),
             mask=tuple(map(int, mask)),
             remaining=tuple(ended.remaining),

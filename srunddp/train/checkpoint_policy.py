@@ -158,8 +158,8 @@ class CheckpointPolicy:
         self._preemption.restart_interval()
 
     def agree(self) -> None:
-        """Agree with the other ranks about once a second whether to stop; all ranks call this
-        equally often.
+        """Agree with the other ranks, about once a second, whether to stop or to write a
+        checkpoint; all ranks call this equally often.
 
         Raises:
             StopTraining: All ranks stop here.

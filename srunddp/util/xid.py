@@ -1,4 +1,4 @@
-"""NVIDIA's Xid numbers: what the driver says of a GPU's error, and whose fault each one is.
+"""NVIDIA's Xid numbers, by which the driver reports errors of GPUs, and whose fault each one is.
 
 The numbers and what NVIDIA asks to be done after each are in its Xid catalogue
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). The Xids of kind ``PROGRAM``

@@ -8,7 +8,7 @@ from torch import nn
 def train_if_evaluated(root: nn.Module) -> None:
     """Put a model that is in evaluation mode as a whole into training mode.
 
-    A module that is in evaluation mode within one in training mode stays so.
+    A module in evaluation mode whose parent is in training mode is not changed.
 
     Args:
         root: The parent of the models: of the user's model and the loss function.
