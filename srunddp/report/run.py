@@ -1,4 +1,4 @@
-"""Read one start of a run, and put all series on one time axis: seconds since its start."""
+"""Reads one start of a run, and puts all series on one time axis: seconds since its start."""
 
 import math
 import re
@@ -411,7 +411,7 @@ def ending(run: RunData, now: float) -> RunEnd:
 
 
 def moves(run: RunData) -> Iterator[str]:
-    """Yield a sentence for each node that was lost before this start, on where its ranks went.
+    """Yield a sentence for each node that was lost before this start: where its ranks are now.
 
     Only starts that ``--restarts`` made since the last requeue are compared.
     """
