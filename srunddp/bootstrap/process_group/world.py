@@ -1,4 +1,4 @@
-"""The world as a script sees it: this rank's place in it, its device, and the default process
+"""Defines the world as a script sees it: this rank's numbers, its device, and the default process
 group.
 """
 
@@ -28,10 +28,10 @@ _LOOK_SELDOM = 1.0
 
 
 def wait_for_gloo_threads() -> None:
-    """Wait until Gloo's threads rest, at most 2 seconds; call before Python ends.
+    """Wait until Gloo's threads are idle, for at most 2 seconds. Call this before Python exits.
 
     Such a thread releases the Python objects of a finished collective a moment after the script
-    has seen its result. If Python is already ending then, the process aborts, and a successful run
+    has seen its result. If Python is already exiting then, the process aborts, and a successful run
     has the exit code 134.
     """
     deadline = time.monotonic() + 2.0
@@ -127,21 +127,22 @@ class World:
 
     @contextlib.contextmanager
     def rank_zero_first(self, *, per_node: bool = False) -> Iterator[None]:
-        """``with world.rank_zero_first():`` runs its body on rank 0 first, then on all others at
-        once; for downloads.
+        """Run the ``with`` block on rank 0 first, then on all other ranks at the same time; for
+        downloads.
 
-        All ranks must call it, and equally often. No time limit counts meanwhile.
+        All ranks must call this, and equally often. The limit of ``--stall-timeout`` is suspended
+        meanwhile.
 
         Args:
-            per_node: run the body first on local rank 0 of each node, for folders that nodes do not
-                share.
+            per_node: run the block first on local rank 0 of each node, for folders that nodes do
+                not share.
 
         Raises:
-            PeerError: the body failed on the rank that ran it first. On that rank itself, the
-                body's own error is raised.
+            PeerError: the block failed on the rank that ran it first. On that rank itself, the
+                block's own error is raised.
         """
-        # The number of the call tells two calls apart, because all ranks make equally many. The
-        # node's number gives each node a key of its own.
+        # The number of the call distinguishes calls, because all ranks make equally many. The
+        # node's number gives each node its own key.
         key = f"rank_zero_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
         # A download may take longer than --stall-timeout, and no rank makes a step meanwhile.
         heartbeat(last=True)
@@ -169,7 +170,7 @@ class World:
 
     def close(self) -> None:
         """Destroy the process group unless the script has already done so, and wait until Gloo's
-        threads rest.
+        threads are idle.
         """
         import torch.distributed as dist
 
@@ -188,7 +189,7 @@ def open_world(
         backend: ``nccl``, ``gloo`` or ``auto``.
         timeout: the limit of collectives and of the store, as in ``init_process_group``; None for
             torch's default.
-        device_id: whether to hand the device to ``init_process_group``; this counts only with NCCL.
+        device_id: whether to pass the device to ``init_process_group``; only NCCL uses it.
 
     Returns:
         The world, and a warning about GPUs that stay idle; the warning is empty if none does.

@@ -1,5 +1,5 @@
-"""Proof that both ends of a connection belong to one world. The token of a hello only prevents
-mix-ups.
+"""Makes and checks proofs that both ends of a connection belong to one run. The token of a hello
+only prevents mix-ups.
 
 A rank's kind of proof is ``secret`` if PMI or MPI has carried a secret to it; else ``munge`` if
 Slurm's authentication service works on its node; else ``none``. Both ends need the same kind.
@@ -50,13 +50,13 @@ def mismatches(kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Challenge:
-    """What a proof on one connection has to contain; both ends know all of it.
+    """The values that a proof on one connection has to contain. Both ends know all of them.
 
     Attributes:
         token: the run's token.
         rank: the rank that says hello.
         server_address: rank 0's address of this connection, so that a process in between cannot
-            pass a proof on from another port.
+            relay a proof from another port.
         client_nonce, server_nonce: the random numbers of the rank and of rank 0.
     """
 

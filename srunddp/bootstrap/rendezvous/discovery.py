@@ -1,5 +1,5 @@
-"""Find out where rank 0 is: from the text that it published, or by working out the addresses and
-ports at which the other ranks look for it.
+"""Finds out where rank 0 listens: from the text that rank 0 has published, or by deriving from the
+environment the addresses and ports at which the ranks look for it.
 """
 
 import os
@@ -38,8 +38,8 @@ def network_hint(environment: Environment) -> str:
     """
     if environment.one_node:
         return ""
-    # The ranks of a scan would not meet over the broken network either. Over PMI, rank 0 publishes
-    # all addresses of its node.
+    # Over the broken network, the ranks of a scan could not find rank 0 either. Over PMI, the
+    # scan's rank 0 publishes all addresses of its node.
     if environment.step and not environment.discovery.publishes:
         scan = f"`srun --mpi=pmi2 {_SCAN}`"
     else:
@@ -51,9 +51,9 @@ def token(environment: Environment) -> str:
     """Return the text by which the ranks of one run recognise each other.
 
     It prevents mix-ups between jobs and steps; it is not secret and stops no attacker. In a job
-    step all ranks know it before they meet, and it differs after each requeue. With explicit
+    step all ranks know it before the rendezvous, and it differs after each requeue. With explicit
     variables they know it too, but it is the same in each start. Otherwise each process draws a
-    random one, and rank 0 publishes its own together with its address.
+    random token, and rank 0 publishes its own together with its address.
     """
     if environment.step:
         return environment.step.id
@@ -63,7 +63,9 @@ def token(environment: Environment) -> str:
 
 
 def token_source(environment: Environment) -> str:
-    """Return for messages what the token of a step, or of explicit variables, is made of."""
+    """Describe, for messages, from which variables the token of a step, or of explicit variables,
+    is made.
+    """
     if environment.step:
         return "job, step and restart count; TORCHELASTIC_RUN_ID"
     return "MASTER_ADDR:MASTER_PORT"
@@ -151,8 +153,8 @@ def rendezvous_ports(
 
 
 def ports_source(environment: Environment, entry: IfacesEntry, forced: range | None) -> str:
-    """Return for messages what restricts the ports of :func:`rendezvous_ports`, and the rule by
-    which they are chosen.
+    """Describe, for messages, the setting that restricts the ports of :func:`rendezvous_ports`, and
+    the rule by which they are chosen.
 
     Args:
         environment, entry, forced: as for :func:`rendezvous_ports`.
@@ -166,7 +168,7 @@ def ports_source(environment: Environment, entry: IfacesEntry, forced: range | N
 
 
 def place_source(environment: Environment, entry: IfacesEntry, variables: Mapping[str, str]) -> str:
-    """Return for messages the variable that tells where rank 0 is, and the entry that gives its
+    """Describe, for messages, the variable that tells where rank 0 is, and the entry that gives its
     address.
 
     Args:
