@@ -1,6 +1,4 @@
-"""Try which interfaces of the nodes reach each other: the side of every rank in ``srunddp ifaces
-scan``.
-"""
+"""Tests which interfaces of the nodes reach each other, for ``srunddp ifaces scan``."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -145,7 +143,7 @@ End = tuple[str, str]
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What the nodes of a scan have found.
+    """The results of a scan.
 
     Attributes:
         ends: Every interface, by the names of node and interface.
