@@ -1,5 +1,5 @@
-"""Log files and their lines. Other files are ignored and large ones read in part, to bound
-memory.
+"""Finds log files and reads their lines. Other files are ignored, and of large ones only a part is
+read, to bound memory.
 """
 
 import itertools

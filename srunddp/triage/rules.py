@@ -1,4 +1,4 @@
-"""Why an event is not the first failure: named rules, checked in this order.
+"""Defines the rules by which an event is not the first failure. They are checked in this order.
 
 The events that a rule sets aside are kept. The output names them with their rule, and some of them
 explain a later failure that says nothing about its cause.
@@ -18,7 +18,7 @@ class Rule:
 
     Attributes:
         name: The rule's name in the output.
-        sentence: What the rule says about the events that it sets aside.
+        sentence: The explanation in the output, about the events that the rule sets aside.
         fits: Tells whether the rule applies to an event.
     """
 
@@ -74,13 +74,13 @@ def _was_survived(event: Event, evidence: Evidence) -> bool:
         return True
     if event.end or not evidence.is_stopped_after(event):
         return False
-    # The run was ended from outside later, so the event need not have ended it: fewer signs are
+    # The run was ended from outside later, so the event probably did not end it: fewer signs are
     # enough.
     return _worked_on(event, evidence) or _others_worked_on(event, evidence)
 
 
 def _worked_on(event: Event, evidence: Evidence) -> bool:
-    """Tell whether the rank wrote on, provided that its lines can be told from those of others."""
+    """Tell whether the rank went on writing, provided that its lines can be distinguished."""
     observed = evidence.observed
     is_alone = max(observed.world_size or 0, len(observed.seen)) < 2
     return (event.rank is not None or is_alone) and event.lines >= MANY_LINES
@@ -119,7 +119,7 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
 def _is_of_a_rank(event: Event, evidence: Evidence) -> bool:
     """Tell whether a rank wrote an event, and not another command of the same job.
 
-    The job's output has what a rank's own log has, and lines of other commands too.
+    The job's output has the lines of a rank's own log, and also those of other commands.
     """
     if event.file in evidence.files_of_ranks:
         return True
@@ -148,7 +148,7 @@ RULES = (
     ),
     Rule(
         "launcher-notice",
-        "the launcher's own logger wrote it of the node, and went on",
+        "the launcher's own logger wrote it about the node, and went on",
         _is_launchers,
     ),
     Rule("warning", "a line of a level below error", _is_warning),

@@ -1,4 +1,4 @@
-"""Which rank the others wait for, by the stacks that srunddp prints on SIGURG."""
+"""Finds the rank that the others wait for, by the stacks that srunddp prints on SIGURG."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _HEADING = "Stack (most recent call last):"
 
 @dataclass
 class PrintedStack:
-    """Where a rank was when somebody asked.
+    """The stack that a rank printed when somebody asked for it.
 
     Attributes:
         event: The line that names the rank and its place.
