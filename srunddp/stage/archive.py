@@ -1,4 +1,4 @@
-"""Pack a folder into a tar file, and unpack that on a node.
+"""Packs a folder into a tar file, and unpacks the file on a node.
 
 The nodes get the source of this module, because they may have no srunddp. So it imports only
 :mod:`srunddp.errors` and the standard library.
@@ -180,7 +180,7 @@ def _target(folder: str, name: str) -> str:
     raise ConfigError(
         f"{path} is a link to {place}, out of the folder",
         expected="links that lead to something in it",
-        hint=f"copy into the folder what it leads to, or --exclude={name}",
+        hint=f"copy the target into the folder, or --exclude={name}",
     )
 
 
@@ -221,7 +221,7 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
     except (OSError, tarfile.TarError) as error:
         raise ConfigError(
             f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}",
-            expected="room and leave to write",
+            expected="free space, and the permission to write",
             hint="name another folder with --dir",
         ) from None
     finally:
