@@ -1,5 +1,5 @@
-"""The description of a job: :class:`SlurmJob`, whose fields are the options of srunddp sbatch and
-the keys of its YAML file.
+"""Defines a job: :class:`SlurmJob`, whose fields are the options of srunddp sbatch and the keys of
+its YAML file.
 """
 
 import re
@@ -179,7 +179,7 @@ class SlurmJob:
 
     @property
     def restarts_ranks(self) -> bool:
-        """Whether ranks may start anew within the job."""
+        """Whether ranks may be restarted within the job."""
         return bool(self.restarts)
 
     @property
@@ -189,7 +189,7 @@ class SlurmJob:
 
     @property
     def log_folder(self) -> str:
-        """The folder of the job's log and of what srunddp check writes."""
+        """The folder of the job's log and of the files that srunddp check writes."""
         return self.log_dir or _LOGS
 
     @property

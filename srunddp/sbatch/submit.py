@@ -1,4 +1,4 @@
-"""Give a job script to Slurm: for validation, or to run it as a job."""
+"""Passes a job script to Slurm: for validation, or to run it as a job."""
 
 import re
 import subprocess
