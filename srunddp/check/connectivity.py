@@ -228,8 +228,8 @@ def _directed(
     """Find in which direction packets get lost, by the connections that the listeners' kernels hold
     half open.
 
-    Each connection is tried anew just before, because a kernel whose own firewall drops its answers
-    forgets a half-open connection after a second.
+    Each connection is tried again just before, because a kernel whose own firewall drops its
+    answers forgets a half-open connection after a second.
     """
     attempt(session, ends, failing, brief=True)
     asked = {ends[target].rank for _, target in failing}
@@ -249,10 +249,10 @@ def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
     """Report the broken ways in as few findings as possible.
 
     If all tried ways are broken, there is one finding. Otherwise there is one for each node that
-    can send to no other node, or receive from none, and one for each broken way that is left.
+    cannot send to any other node, or cannot receive from any, and one for each other broken way.
     """
     left = dict(ways.broken)
-    # With two endpoints, the single way gets a finding of its own, which also tells the direction.
+    # With two endpoints, the single way gets its own finding, which also names the direction.
     if len(ways.endpoints) > 2 and left and all(_either(way, left) for way in ways.tried):
         yield _all_broken(ways)
         return

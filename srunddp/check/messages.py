@@ -156,7 +156,7 @@ class HalfOpen(CheckMessage, kind="half_open"):
 
 @dataclass(frozen=True)
 class Sent(CheckMessage, kind="sent"):
-    """Sending is over, whether or not all of it arrived."""
+    """The rank has stopped sending, whether or not all bytes arrived."""
 
 
 @dataclass(frozen=True)

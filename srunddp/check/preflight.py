@@ -56,7 +56,7 @@ class Responder:
     Attributes:
         context: what the checks know about this rank.
         backend: for the all-reduce, see :data:`srunddp.bootstrap.process_group.device.BACKENDS`.
-        store_fd: on rank 0, the descriptor of the socket on which the store is to listen, set just
+        store_fd: on rank 0, the descriptor of the socket on which the store will listen, set just
             before the all-reduce; None on other ranks.
         prober: listens and connects for the checks of the network.
     """

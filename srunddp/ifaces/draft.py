@@ -35,7 +35,7 @@ class ReachableGroup:
         """A sort key that puts the best group first.
 
         The best group has the most nodes; then the fewest broken ways, InfiniBand or RoCE, the
-        highest speed, IPv4, and addresses to which the nodes' own names lead.
+        highest speed, IPv4, and addresses to which the nodes' own names resolve.
         """
         # The slowest interface counts, because it limits the speed of an all-reduce in a ring.
         # Names come last, so that two scans of the same network give the same file.

@@ -190,7 +190,7 @@ def _overlaps(entry: IfacesEntry, taken: Mapping[str, IfacesEntry]) -> Iterator[
 
 def _devices(entry: IfacesEntry) -> Iterator[Finding]:
     """Report interfaces that look like devices, and devices that look like interfaces. These are
-    warnings, because each name is allowed and only the node can tell.
+    warnings, because each name is allowed, and only the node itself could confirm it.
     """
     for name in entry.interfaces:
         if hint := no_interface(name):

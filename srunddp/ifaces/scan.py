@@ -29,8 +29,8 @@ class ScannedInterface:
         address: The first address, IPv4 before IPv6; empty if there is none.
         speed: The speed in Mbit/s; 0 if it is not known.
         passed_over: Why a training cannot use the interface; empty if it can.
-        names: Other names of the node that lead to the address.
-        named: Whether the node's own name leads to it.
+        names: Other names of the node that resolve to the address.
+        named: Whether the node's own name resolves to it.
         devices: The active InfiniBand and RoCE devices that NCCL should use with the interface.
         layer: The kind of the interface's own devices: ``InfiniBand``, or ``Ethernet`` for RoCE;
             empty if it has none.

@@ -151,7 +151,7 @@ class Chart:
         return time / self.axis.end * _WIDTH
 
     def _shapes(self, colour: str, found: Sequence[Range], values: "_ValueAxis") -> Iterator[Shape]:
-        """Yield the band and the line of one series; they start anew after each gap."""
+        """Yield the band and the line of one series. A new band and line begin after each gap."""
         middles = [self._x((begin + end) / 2) for begin, end in self.axis.columns]
         places = list(zip(middles, found, strict=True))
         # A series with ``joined`` has fewer points than there are columns: with gaps, each point

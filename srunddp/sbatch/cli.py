@@ -61,7 +61,7 @@ def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg
 
 
 class _Sbatch(MonitoredCommand):
-    """Accepts every option of sbatch besides the declared ones."""
+    """Accepts every option of sbatch in addition to the declared ones."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite the options that click cannot read by itself, then read the words."""
@@ -261,7 +261,7 @@ def _option(name: str, key: ConfigField) -> Any:
 
 
 def _holds(kind: type, key: ConfigField) -> bool:
-    """Tell whether values of type ``kind`` fit the key, alone or besides other types."""
+    """Tell whether the key accepts values of type ``kind``, alone or among other types."""
     return kind in (key.kind, *get_args(key.kind))
 
 

@@ -26,9 +26,9 @@ from srunddp.sbatch.step_size import first_option, size_options, without_size
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
 # Commands before the launcher that srun cannot start, or that may be srun themselves.
 _STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")
-# Programs that start the launcher several times, or without the variables that tell a rank.
+# Programs that start the launcher several times, or without the variables that give the rank.
 _ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)")
-# Programs with an option that removes the variables that tell a rank.
+# Programs with an option that removes the variables that give the rank.
 _EMPTIES = {
     re.compile(r"(.*/)?(singularity|apptainer)"): re.compile(
         r"--(cleanenv|containall)|-[cCefuw]*[eC][cCefuw]*"

@@ -63,8 +63,8 @@ class RunOption:
 
 @dataclass(frozen=True)
 class Output:
-    """The option tells where the ranks' output goes. Only all of these together have an option of
-    ``srunddp run`` (see :func:`run_options`).
+    """The option sets where the ranks' output goes. All such options together are replaced by
+    options of ``srunddp run`` (see :func:`run_options`).
     """
 
 

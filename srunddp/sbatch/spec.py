@@ -14,7 +14,7 @@ _LOGS = "logs"  # without --log-dir, as for the readings of srunddp run
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What is started, on which resources, and in which environment.
+    """A job: the script to start, its resources, and its environment.
 
     Attributes:
         script: the training script; also the first argument.

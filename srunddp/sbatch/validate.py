@@ -188,7 +188,7 @@ def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
             yield empty, f"{name} is empty", "a value", "remove it, or give it a value"
             found = f"{name} {text!r}"
             is_path = key in _PATHS
-            # A command would take such a path for an option.
+            # A command would read such a path as an option.
             yield (
                 is_path and text.startswith("-"),
                 found,

@@ -156,7 +156,7 @@ def _add_file(
 
 
 def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
-    """Whether both describe one file whose content is unchanged or longer."""
+    """Whether both describe the same file, and its content is unchanged or has only grown."""
     file = (before.st_dev, before.st_ino, before.st_mode) == (now.st_dev, now.st_ino, now.st_mode)
     content = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
     return file and (content or now.st_size > before.st_size)

@@ -64,7 +64,7 @@ NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 # A BaseException, so that the handlers of errors below `main` do not catch it.
 class _Ended(BaseException):
-    """The job ends (SIGTERM), or the push has failed (:class:`Leave`)."""
+    """Ends the agent, because the job ends (SIGTERM) or the push has failed (:class:`Leave`)."""
 
 
 def main(folder: str) -> None:
@@ -244,7 +244,7 @@ class _Node:
     def remove_at_end(self) -> None:
         """As the keeper, remove the folder once no rank uses it."""
         # `_remove` opens the lock file again. For flock() that is another open file, which would
-        # wait for this process's own shared lock for ever.
+        # wait for this process's own shared lock forever.
         self._let_go()
         if self._keeps():
             _remove(self._folder, math.inf)
@@ -268,7 +268,8 @@ def _make_own(folder: str) -> None:
     """
     above = os.path.dirname(folder)
     base = os.stat(above)
-    # In a folder that others may write to, only the sticky bit keeps them from renaming ours.
+    # In a folder that others may write to, only the sticky bit keeps them from renaming the job's
+    # folder.
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
         raise ConfigError(
             f"{above} may be changed by others and is not sticky",
@@ -383,7 +384,7 @@ def _remove_copy(folder: str) -> int:
 
 
 def _set_aside(folder: str) -> tuple[str, str]:
-    """Rename a copy and its mark, so that no push takes it for complete; return the new names."""
+    """Rename a copy and its mark, so that no push considers it complete. Return the new names."""
     if ".kept-" in os.path.basename(folder):
         return folder, folder + _UNPACKED
     number = 1

@@ -152,7 +152,7 @@ def absolute(path: str) -> str:
     is kept, as the shell keeps it in PWD.
     """
     logical = os.path.normpath(os.path.join(os.environ.get("PWD", ""), path))
-    # PWD may be wrong, because any process can set it. It counts only if it leads to the same file.
+    # PWD may be wrong, because any process can set it. Use it only if it gives the same file.
     with contextlib.suppress(OSError):
         if logical.startswith("/") and os.path.samefile(logical, path):
             return "/" + logical.lstrip("/")

@@ -110,8 +110,8 @@ class Job:
     def srun(
         self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any
     ) -> subprocess.Popen[bytes]:
-        """Start one task on each node of the job, or on the given ones, besides the job's other
-        steps. Ctrl-C in a terminal does not reach the step.
+        """Start a step with one task on each node of the job, or on the given ones, in parallel to
+        the job's other steps. Ctrl-C in a terminal does not reach it.
 
         Args:
             command: the command of each task.

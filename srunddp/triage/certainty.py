@@ -48,7 +48,7 @@ class Case:
         first: The event that shows the first failure.
         events: All events that may contradict it, including ``first`` and those that a rule sets
             aside.
-        evidence: Everything else that the logs tell.
+        evidence: Everything else in the logs.
     """
 
     found: Diagnosis
@@ -149,7 +149,7 @@ def wrote_on_until_stopped(case: Case) -> bool:
 
 
 def is_of_an_unknown_rank(case: Case) -> bool:
-    """Several ranks wrote lines, and nothing tells which of them failed.
+    """Several ranks wrote lines, and no line shows which of them failed.
 
     ``open/nccl-error-after-gpu-lost``: the kernel names a node but no rank. If several ranks write
     the same line, they failed in the same way, and it does not matter which was first.

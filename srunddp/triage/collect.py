@@ -82,7 +82,7 @@ class GoodEnd(NamedTuple):
 
 @dataclass
 class Evidence:
-    """Everything that the logs tell.
+    """Everything that was found in the logs.
 
     Attributes:
         names: The names of the logs.
@@ -97,7 +97,7 @@ class Evidence:
         met: Whether srunddp's ranks completed their rendezvous.
         cut: Whether the last line of a log has no line end.
         runs: Whether Slurm says that the job has not ended.
-        own: What srunddp's own files tell, by the folder of the run.
+        own: The facts in srunddp's own files, by the folder of the run.
         stacks: The stack that each rank printed last, when somebody asked for it.
     """
 
@@ -123,13 +123,13 @@ class Evidence:
 
     @property
     def ended_well(self) -> bool:
-        """Whether srunddp's files tell that each run has ended with exit code 0."""
+        """Whether each run has ended with exit code 0 according to srunddp's files."""
         told = [each for each in self.own.values() if each.ended_well]
         return bool(told) and not any(each.has_failed or each.why for each in self.own.values())
 
     @property
     def why(self) -> str:
-        """How a run ended according to srunddp's files; empty if none tells of a bad end."""
+        """How a run ended according to srunddp's files; empty if none reports a bad end."""
         return next((each.why for each in self.own.values() if each.why), "")
 
     def is_stopped_after(self, event: Event) -> bool:
@@ -280,7 +280,7 @@ class _LogReader:
         index: The log's position in the list of logs.
         log: The log.
         evidence: Receives what is found.
-        rank: The rank that the file's name tells, if any.
+        rank: The rank in the file's name; None if there is none.
         dull: Forms of lines (digits replaced) that say nothing about an end, shared by all logs.
             The set grows and saves most of the time, because nearly all lines of a log have one of
             a few forms.
@@ -499,8 +499,8 @@ class _LogReader:
         """Make the event of a line outside of tracebacks; None if the line says nothing about an
         end.
         """
-        # Check this before the signs: they would take a cause quoted by srunddp for a line of the
-        # script.
+        # Check this before the signs, by which a cause that srunddp quotes would look like a line
+        # of the script.
         if text.startswith(("srunddp: ", "FAIL  ")):
             event = ours(self._index, number, text)
             if event:

@@ -24,8 +24,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """Find what failed first, and which ranks have no output.
 
     Args:
-        evidence: What the logs tell. The name of a rule that sets an event aside is written into
-            the event.
+        evidence: What was found in the logs. The name of a rule that sets an event aside is written
+            into the event.
     """
     remaining = set_aside(evidence)
     aside = [event for event in evidence.events if event.rule]

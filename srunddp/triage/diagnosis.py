@@ -16,7 +16,7 @@ class Certainty(StrEnum):
 
 @dataclass
 class Diagnosis:
-    """What failed first.
+    """The diagnosis of a job: what failed first.
 
     Attributes:
         cause: An id from signatures.yaml; None if nothing failed.

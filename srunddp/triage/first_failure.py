@@ -28,7 +28,7 @@ def first_failure(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
 
     Args:
         remaining: Those events. At least one is not merely a ``WORD``.
-        evidence: Everything else that the logs tell.
+        evidence: Everything else in the logs.
 
     Returns:
         A diagnosis. Its rank is set only if the failure was inferred from the reports of peers.

@@ -158,7 +158,7 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
     Args:
         what: A job's number (``4711``, ``4711.0`` or ``4711_3``), or files and folders; empty for
             the newest job.
-        log_dir: Where logs of jobs are searched, besides the working directory.
+        log_dir: Where logs of jobs are searched, in addition to the working directory.
 
     Raises:
         ConfigError: There is nothing to read.

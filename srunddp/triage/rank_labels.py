@@ -102,8 +102,8 @@ class RankLabels:
         """Remove the labels from a line.
 
         Returns:
-            The rest of the line, its rank and its node; each of the two is None if no label tells
-            it.
+            The rest of the line, its rank and its node. Rank and node are None if no label gives
+            them.
         """
         rank: int | None = None
         node: str | None = None
@@ -210,7 +210,7 @@ class ObservedRanks:
     Attributes:
         seen: Ranks with a line of their own.
         of_files: Ranks with a file of their own, even if it is empty.
-        nodes: The node of each rank, as far as lines tell.
+        nodes: The node of each rank, as far as lines name it.
         stated: The largest world size that a line states.
         ones: How many processes state, in the same words, that they are alone.
     """

@@ -71,8 +71,8 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
         world_size: The number of ranks.
 
     Returns:
-        None if the stacks do not tell: the run went on afterwards, all ranks are at the same place,
-            all of them wait, or more than one has given no stack.
+        None if the stacks do not show it: the run went on afterwards, all ranks are at the same
+            place, all of them wait, or more than one has given no stack.
     """
     if not stacks or any(_went_on(each.event) for each in stacks.values()):
         return None
@@ -106,9 +106,9 @@ def _went_on(look: Event) -> bool:
 
 
 def _stands_out(rank: int, places: Mapping[int, Stack]) -> bool:
-    """Tell whether a rank is where it does not wait, or is the only one without a stack.
+    """Tell whether a rank is not waiting, or is the only one without a stack.
 
-    If several have none, perhaps only some ranks were asked.
+    If several ranks have no stack, perhaps only some were asked.
     """
     if places[rank]:
         return not is_waiting(places[rank])

@@ -137,7 +137,7 @@ class _Span:
 def _span(logs: Collection[Log]) -> _Span:
     marks = [each for log in logs for each in marks_of(log)]
     began = [each.time for each in marks if each.name == PROCESS]
-    # A restart has the processes of the previous start, so their beginning tells nothing about it.
+    # A restart has the processes of the previous start, so their start says nothing about it.
     later = [each.time for each in marks if each.name != PROCESS]
     return _Span(min(began, default=math.nan), max(later, default=math.nan))
 

@@ -22,7 +22,7 @@ def tell_whose(
         found: The diagnosis; it is changed.
         first: The event that shows the failure.
         remaining: The events that no rule sets aside.
-        evidence: Everything else that the logs tell.
+        evidence: Everything else in the logs.
     """
     observed = evidence.observed
     if first.cause == "collective-timeout":

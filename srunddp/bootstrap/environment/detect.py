@@ -53,7 +53,7 @@ def detect(
     Args:
         variables: the environment variables of the process.
         channel: one of ``CHANNELS``, to use only that way to rank 0; None for all usable ways.
-        pid: the id of the process, by which one that srun itself started is recognised; 0 for a
+        pid: the id of the process, which shows whether srun itself started the process; 0 for a
             process of another machine, None for this process.
 
     Raises:

@@ -111,7 +111,7 @@ class SlurmDiscovery(Discovery):
         within = allowed or _DERIVED_PORTS
         # Not hash(), which differs from process to process: all ranks must arrive at the same
         # ports. Two steps on one node most likely begin at different ports. If they begin at the
-        # same one, the later rank 0 takes the next port, and the token tells the steps apart.
+        # same one, the later rank 0 takes the next port, and the token distinguishes the steps.
         start = zlib.crc32(environment.step.id.encode()) % len(within)
         return reserved + [
             within[(start + more) % len(within)] for more in range(min(len(within), _MOST_PORTS))

@@ -214,7 +214,7 @@ class Environment(Identity):
         # A restart may move ranks to another node, and they must reach rank 0 from there.
         if self.nodes_may_change:
             return False
-        # A loopback address leads to rank 0 only from rank 0's own node.
+        # Through a loopback address, rank 0 can be reached only from its own node.
         if self.master and self.master[0].startswith(("127.", "localhost", "::1")):
             return True
         return self.world_size in (1, self.local_world_size)

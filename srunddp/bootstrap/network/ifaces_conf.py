@@ -1,7 +1,7 @@
-"""Find, parse and check ifaces.conf, the site's file that says which network interface each node
+"""Finds, parses and checks ifaces.conf, the site's file that says which network interface each node
 uses.
 
-The file is YAML, a list of entries. For a node, the first entry whose ``nodes`` match it counts.
+The file is YAML, a list of entries. The first entry whose ``nodes`` match a node applies to it.
 """
 
 import os

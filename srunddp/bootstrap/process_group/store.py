@@ -239,7 +239,8 @@ def restart_count() -> int:
 
 
 def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
-    """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on.
+    """Export the variables, and make torch's ``env://`` and ``tcp://`` use srunddp's store from now
+    on.
 
     Args:
         place: this process's place in the world.
@@ -318,8 +319,16 @@ def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
 def _handle(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Replace ``stock``, a rendezvous handler of torch: yield our store if the url means our world,
-    else do what ``stock`` does.
+    """Replace a rendezvous handler of torch.
+
+    Args:
+        stock: torch's handler.
+        url: the URL of the script's ``init_process_group``.
+        options: further arguments of torch's handler.
+
+    Yields:
+        srunddp's store with this rank and the world size, if the URL means the world of this run;
+        else the result of ``stock``.
     """
     place = current_context()
     asked = asked_for(url, os.environ)

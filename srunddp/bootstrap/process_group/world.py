@@ -182,7 +182,7 @@ class World:
 def open_world(
     place: ProcessGroupContext, backend: str, timeout: timedelta | None, *, device_id: bool = False
 ) -> tuple[World, str]:
-    """Initialise the default process group on our store.
+    """Initialise the default process group on srunddp's store.
 
     Args:
         place: this rank's place in the world after the rendezvous, with the store.
@@ -208,8 +208,8 @@ def open_world(
     # Check this before NCCL compares the GPUs itself, which it does at the first collective.
     if backend == "nccl" and (gpu := device.identity(chosen.index)):
         device.claim_gpu(store, environment.node, gpu, environment.rank)
-    # init_process_group sets this timeout in a store that it makes itself. Without it, our store
-    # would keep the timeout of the rendezvous.
+    # init_process_group sets this timeout only in a store that it makes itself. Without this line,
+    # srunddp's store would keep the timeout of the rendezvous.
     store.set_timeout(
         timeout or (backend == "nccl" and default_pg_nccl_timeout) or default_pg_timeout
     )

@@ -231,11 +231,11 @@ def _munge_here() -> MungeAuthenticator | None:
         library = ctypes.CDLL("libmunge.so.2")
     except OSError:
         return None
-    # By default ctypes takes a result for an int, and would cut a pointer to 32 bits.
+    # By default ctypes assumes that a result is an int, and would truncate a pointer to 32 bits.
     library.munge_ctx_create.restype = ctypes.c_void_p
     library.munge_strerror.restype = ctypes.c_char_p
     munge = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, ""))
-    # Try it: the library may be installed although munged does not run, or refuses us.
+    # Try it: the library may be installed although munged does not run, or refuses this user.
     trial = b"srunddp"
     with contextlib.suppress(ProofError):
         return None if munge.why_invalid(munge.sign(trial), trial) else munge

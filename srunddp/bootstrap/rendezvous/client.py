@@ -202,8 +202,8 @@ class _Kind(Enum):
     NO_ANSWER = auto()  # nothing comes back: the node is down, or a firewall drops the packets
     MUTE = auto()  # a process has accepted the connection, and does not answer
     STRANGER = auto()  # a process of another run, or another program, has answered
-    REFUSED = auto()  # a process with our token has another kind of proof
-    IMPOSTOR = auto()  # a process with our token does not prove that it is rank 0
+    REFUSED = auto()  # a process with this run's token has another kind of proof
+    IMPOSTOR = auto()  # a process with this run's token does not prove that it is rank 0
 
 
 class _NotRankZeroError(Exception):
@@ -247,7 +247,7 @@ class _Greeted:
     Attributes:
         connection: the connection to rank 0.
         address: where rank 0 listens.
-        proof: our own proof, which we have not yet sent to rank 0.
+        proof: this rank's proof, which has not been sent to rank 0 yet.
     """
 
     connection: socket.socket
@@ -353,7 +353,7 @@ class RendezvousClient:
         except _NotRankZeroError as error:
             self._pass_over(address, _PassedOver(error.kind, error.why))
         except BaseException:
-            # This rank has failed, or the user interrupts it: nobody takes over the connection.
+            # This rank has failed, or the user interrupts it: the connection is not used further.
             connection.close()
             raise
         else:
@@ -378,10 +378,11 @@ class RendezvousClient:
             deadline: a time of :func:`time.monotonic`.
 
         Returns:
-            Our proof for rank 0.
+            This rank's proof for rank 0.
 
         Raises:
-            _NotRankZeroError: no process answers, or one that is not rank 0 or refuses us.
+            _NotRankZeroError: no process answers, or the one that answers is not rank 0 or refuses
+                this rank.
         """
         try:
             self._connect(connection, address, patience, deadline)
@@ -405,7 +406,7 @@ class RendezvousClient:
         connection.connect((address.host, address.port))
 
     def _introduce(self, connection: socket.socket, patience: float, deadline: float) -> str:
-        """Say hello over a connection, check rank 0's answer, and return our proof for rank 0."""
+        """Say hello over a connection, check rank 0's answer, and return this rank's proof."""
         # Each connection has a new nonce, so that a proof for another connection is not valid here.
         nonce = auth.nonce()
         send(connection, replace(self.hello, nonce=nonce, proof_kind=self.own.kind))
@@ -422,7 +423,7 @@ class RendezvousClient:
     def _prove(
         self, connection: socket.socket, nonce: str, greeting: RendezvousMessage | None
     ) -> str:
-        """Check rank 0's proof, and return ours."""
+        """Check rank 0's proof, and return this rank's proof."""
         if isinstance(greeting, Refused):
             if greeting.why in auth.mismatches(self.own.kind):
                 if self.own.kind == "none":
@@ -456,7 +457,8 @@ class RendezvousClient:
     def _not_found(self) -> RendezvousError:
         """Return the error for a search that has reached its deadline.
 
-        A process that has our token explains most; else the error names all that was tried.
+        If a process had this run's token, the error names it, because that explains most. Otherwise
+        the error names all addresses that were tried.
         """
         if refused := self._last(_Kind.REFUSED):
             return self._refusal(refused)
@@ -522,7 +524,7 @@ class RendezvousClient:
         )
 
     def _await_others(self, greeted: _Greeted, deadline: float) -> RendezvousInfo:
-        """Send our proof to rank 0, and wait until the last rank has come."""
+        """Send this rank's proof to rank 0, and wait until the last rank has come."""
         connection = greeted.connection
         send(connection, Here(greeted.proof))
         # From here on rank 0 may send nothing for long, because it waits for others. Only the

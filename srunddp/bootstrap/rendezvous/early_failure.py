@@ -146,7 +146,7 @@ def _tell_rank_zero(
     """Tell rank 0 of this rank's failure, and return whether rank 0 has confirmed it.
 
     Raises:
-        SrunddpError: nothing tells where rank 0 is, or rank 0 has published its own failure.
+        SrunddpError: it is not known where rank 0 is, or rank 0 has published its own failure.
         OSError: rank 0 cannot be reached.
     """
     from srunddp.bootstrap.rendezvous import client

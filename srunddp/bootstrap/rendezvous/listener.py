@@ -31,7 +31,7 @@ from srunddp.errors import RendezvousError, Scope
 from srunddp.util.json_lines import LineBuffer
 from srunddp.util.messages import send
 
-UNPROVEN = 1024  # connections without a proof that are kept, besides one for each rank
+UNPROVEN = 1024  # connections without a proof that are kept, in addition to one for each rank
 PATIENCE = 30.0  # seconds after which a connection without a proof is closed
 # The most that a peer may send: bytes of a line, and letters of one text in a hello.
 _LONGEST = 4096

@@ -265,7 +265,7 @@ class CancelToken:
 
 @dataclass(frozen=True)
 class Advertisement:
-    """What rank 0 publishes: the run's token, its addresses, and a secret in hexadecimal."""
+    """The text that rank 0 publishes, decoded: the run's token, addresses, a hexadecimal secret."""
 
     token: str
     addresses: list[Address]

@@ -25,7 +25,7 @@ DEFAULT_TIMEOUT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeTerms:
-    """What the previous start of a run with spare nodes passes on to the next one.
+    """The facts that a start of a run with spare nodes passes on to the next start.
 
     Attributes:
         rank: the rank of this process in the next start; the launcher's variables still have the

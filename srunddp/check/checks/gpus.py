@@ -240,7 +240,7 @@ def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
-    # NUMA node -1 means that nothing tells it, as in many virtual machines.
+    # The NUMA node is -1 if the kernel does not know it, as in many virtual machines.
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         hint = (

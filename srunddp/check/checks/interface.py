@@ -1,4 +1,4 @@
-"""Check which interface each rank uses, whether it can be used, and whether names lead to it."""
+"""Checks which interface each rank uses, whether it is usable, and whether names resolve to it."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class InterfaceFacts:
 
 
 def collect(context: CheckContext) -> InterfaceFacts:
-    """Collect which interface this rank uses, and whether names lead to rank 0."""
+    """Collect which interface this rank uses, and whether rank 0's name resolves."""
     import psutil
 
     chosen = context.interface

@@ -131,7 +131,7 @@ def find(name: str, first: str = "") -> tuple[str, str]:
         first: the script's folder, which Python searches first; empty without a script.
 
     Returns:
-        The version, empty if nothing tells it, and the folder. Both are empty if there is no such
+        The version, empty if it is not known, and the folder. Both are empty if there is no such
         package.
     """
     module = name.partition(".")[0]

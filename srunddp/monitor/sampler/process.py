@@ -36,7 +36,7 @@ _THOROUGH_EVERY = 60.0  # seconds
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """What the sampler of this node watches.
+    """The processes and the interface that the sampler of this node watches.
 
     Attributes:
         run: The monitoring of the supervisor's own task; its folder exists.
