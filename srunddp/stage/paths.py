@@ -216,8 +216,8 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
     """Read what was staged, from the folder that ``SRUNDDP_STAGED`` names.
 
     Raises:
-        ConfigError: the variable is not set; or the folder or its file is missing, is broken, or
-            belongs to or may be changed by another user.
+        ConfigError: the variable is not set; or the folder or its file is missing or broken,
+            belongs to another user, or may be changed by another user.
     """
     folder = environ.get(VARIABLE, "")
     if not folder.startswith("/"):

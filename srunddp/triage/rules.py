@@ -101,7 +101,7 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     if evidence.is_outlived(event):
         return True
     if event.cause == "check-failed" and evidence.ended_well:
-        return True  # srunddp check asks before the run, and the run has ended well in spite of it
+        return True  # the check was made before the run, which has ended well in spite of it
     if evidence.ended_well and _is_of_a_rank(event, evidence):
         return True
     if evidence.report or event.ours or event.kind is Kind.ENDING:

@@ -397,7 +397,7 @@ class RendezvousClient:
     def _connect(
         self, connection: socket.socket, address: Address, patience: float, deadline: float
     ) -> None:
-        # A timeout of 0 would mean a socket that does not block.
+        # A timeout of 0 would make the socket non-blocking.
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
         # Between two subnets let the kernel's routes choose the interface: a strict reverse-path
         # filter drops packets that arrive over another one.
