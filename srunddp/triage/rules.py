@@ -137,13 +137,13 @@ def _is_secondary(event: Event, _: Evidence) -> bool:
 
 
 # This rule is checked only for events that were not chosen as the first failure.
-PEER = Rule("peer-error", "another rank's end, or the run's, reached it", _is_secondary)
+PEER = Rule("peer-error", "a consequence of the end of another rank or of the run", _is_secondary)
 RULES = (
     Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
     Rule("ignored", "Python or a logger says it was ignored", _is_ignored),
     Rule(
         "handled",
-        "a line beside it says that it was handled: retry, skip, fall back",
+        "a line next to it says that it was handled: retry, skip, fall back",
         _is_handled,
     ),
     Rule(
@@ -152,14 +152,14 @@ RULES = (
         _is_launchers,
     ),
     Rule("warning", "a line of a level below error", _is_warning),
-    Rule("ended-by-launcher", "the launcher ended this rank, because of another", _is_of_launcher),
+    Rule("ended-by-launcher", "the launcher ended this rank because of another rank", _is_of_launcher),
     Rule(
         "survived",
         "at least three further steps followed; before an end from outside, steps of other ranks or"
         " ten lines of work",
         _was_survived,
     ),
-    Rule("shutdown", "the run came to a good end, which this did not stop", _is_of_shutdown),
+    Rule("shutdown", "the run ended well in spite of it", _is_of_shutdown),
 )
 SENTENCES = {rule.name: rule.sentence for rule in (*RULES, PEER)}
 
