@@ -137,7 +137,7 @@ def _is_secondary(event: Event, _: Evidence) -> bool:
 
 
 # This rule is checked only for events that were not chosen as the first failure.
-PEER = Rule("peer-error", "a consequence of the end of another rank or of the run", _is_secondary)
+PEER = Rule("peer-error", "the end of another rank or of the run caused it", _is_secondary)
 RULES = (
     Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
     Rule("ignored", "Python or a logger says it was ignored", _is_ignored),
@@ -151,8 +151,10 @@ RULES = (
         "the launcher's own logger wrote it about the node, and went on",
         _is_launchers,
     ),
-    Rule("warning", "a line of a level below error", _is_warning),
-    Rule("ended-by-launcher", "the launcher ended this rank because of another rank", _is_of_launcher),
+    Rule("warning", "its level is below error", _is_warning),
+    Rule(
+        "ended-by-launcher", "the launcher ended this rank because of another rank", _is_of_launcher
+    ),
     Rule(
         "survived",
         "at least three further steps followed; before an end from outside, steps of other ranks or"
