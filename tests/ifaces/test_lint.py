@@ -143,7 +143,7 @@ def test_entries_that_overlap_are_found(
 ) -> None:
     finding = only(checked(conf, entry("x") + entry(first) + entry(second)))
     assert (finding.level, finding.nodes) == (Severity.WARN, taken)
-    assert tells(finding.found, f"{conf}:5:3", "does not count", "line 3")
+    assert tells(finding.found, f"{conf}:5:3", "does not apply", "line 3")
     assert tells(finding.hint, "line 3")
 
 
