@@ -4,30 +4,32 @@ The order of the steps in :func:`launch` matters; swapping two of them breaks so
 
 1. **Find the launcher**, which the sampler of step 3 has to know. **Become a subreaper**: the
    kernel then hands orphaned descendants to this process. If that came after the fork, an orphan
-   could go to init in between, and would hold its GPU after the run. 2. **Block signals**, so that
-   they wait until the supervisor reads them. If that came after the fork, a signal in between would
-   end only the supervisor, and the worker would go on unwatched. The previous mask is kept for the
-   script. 3. **Note the children** that a wrapper has started, before the first fork of the first
-   start: all later ones are the worker's or our own. **Fork the sentinel** before the worker:
-   signals that it gets before the worker exists are among the pending signals of step 6. **Fork the
-   sampler**, if this rank samples its node, and the process that **watches its GPUs**. Signals are
-   already blocked, because Slurm sends them to every process of a step, and there are no threads
-   yet (see step 7). The worker, forked later, inherits the supervisor's ends of the sockets to
-   these processes and closes them, because each process stops when its socket is closed. **Export
-   the folder of the samples**, which the script inherits with the environment. 4. **Freeze the
-   objects of the garbage collector**: it does not write to them any more, so the two processes go
-   on sharing their memory pages. That only helps before the fork. 5. **Fork the worker.** Each
-   process now has all descriptors and closes those of the other. If an end of their pipe stayed
-   open on the wrong side, the death of the other side would go unnoticed. The pipe itself may be
-   created at any time before. 6. **Note pending signals** without taking them. They came before the
-   worker existed, and a forked process inherits none, so the supervisor has to pass them on. If
-   this came later, signals that the launcher has sent to both processes would be passed on as well.
-   7. **Start threads** for output and samples. Before the fork, a thread could hold a lock of
-   malloc or Python that nobody would release in the child. 8. **Close rank 0's copy of the store's
-   socket** in the supervisor. While it is open, a connection to the store of a worker that has gone
-   would wait instead of being refused. **Raise the limit of open files** for the connections of all
-   ranks; before the fork the script would inherit it. 9. **Import the supervisor's modules** while
-   the worker, which needs none of them, goes on.
+   could go to init in between, and would hold its GPU after the run.
+2. **Block signals**, so that they wait until the supervisor reads them. If that came after the
+   fork, a signal in between would end only the supervisor, and the worker would go on unwatched.
+   The previous mask is kept for the script.
+3. **Note the children** that a wrapper has started, before the first fork of the first start: all
+   later ones are the worker's or our own. **Fork the sentinel** before the worker: signals that it
+   gets before the worker exists are among the pending signals of step 6. **Fork the sampler**, if
+   this rank samples its node, and the process that **watches its GPUs**. Signals are already
+   blocked, because Slurm sends them to every process of a step, and there are no threads yet (see
+   step 7). The worker, forked later, inherits the supervisor's ends of the sockets to these
+   processes and closes them, because each process stops when its socket is closed. **Export the
+   folder of the samples**, which the script inherits with the environment.
+4. **Freeze the objects of the garbage collector**: it does not write to them any more, so the two
+   processes go on sharing their memory pages. That only helps before the fork.
+5. **Fork the worker.** Each process now has all descriptors and closes those of the other. If an
+   end of their pipe stayed open on the wrong side, the death of the other side would go unnoticed.
+   The pipe itself may be created at any time before.
+6. **Note pending signals** without taking them. They came before the worker existed, and a forked
+   process inherits none, so the supervisor has to pass them on. If this came later, signals that
+   the launcher has sent to both processes would be passed on as well.
+7. **Start threads** for output and samples. Before the fork, a thread could hold a lock of malloc
+   or Python that nobody would release in the child.
+8. **Close rank 0's copy of the store's socket** in the supervisor. While it is open, a connection
+   to the store of a worker that has gone would wait instead of being refused. **Raise the limit of
+   open files** for the connections of all ranks; before the fork the script would inherit it.
+9. **Import the supervisor's modules** while the worker, which needs none of them, goes on.
 """
 
 from __future__ import annotations
