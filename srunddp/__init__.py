@@ -1,4 +1,4 @@
-"""srunddp takes a PyTorch training script through a Slurm or MPI cluster, one process per GPU."""
+"""Launches a PyTorch training script on a Slurm or MPI cluster, one process per GPU."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +39,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Most of these lead to torch, which `import srunddp` must not pay for.
+    # Most of these modules import torch, which takes seconds: `import srunddp` must not do that.
     import importlib
 
-    if name == "train":  # what is in it is named so in the guides
+    if name == "train":  # the guides write srunddp.train.NAME
         return importlib.import_module("srunddp.train")
     if name not in _HOMES:
         raise AttributeError(f"module 'srunddp' has no attribute {name!r}")

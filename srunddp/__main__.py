@@ -1,4 +1,4 @@
-"""``python -m srunddp``, the same as the command ``srunddp``."""
+"""Runs ``python -m srunddp`` as the command ``srunddp``."""
 
 from srunddp.cli import main
 

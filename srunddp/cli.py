@@ -1,5 +1,5 @@
-"""The command line ``srunddp [COMMAND] …``: each command is in the package of its name, and
-imported when asked for.
+"""The command line ``srunddp [COMMAND] …``. Each command is in the package of the same name, which
+is imported only if the command is used.
 """
 
 from __future__ import annotations
@@ -70,34 +70,39 @@ Other:
 
 
 class _RunByDefault(click.Group):
-    """``srunddp train.py`` means ``srunddp run train.py``; an error is one line and a fixed exit
-    code.
+    """Runs ``srunddp train.py`` as ``srunddp run train.py``. An error is printed as one line, and
+    sets a fixed exit code.
+
+    Attributes:
+        command_words: The words of the command line that name the command, for error messages.
     """
 
     command_words: Sequence[str] = ("run",)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, without importing one."""
+        """Return the names of all commands, without importing any."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None where there is none of that name."""
+        """Import a command; return None if there is none of that name."""
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"srunddp.{cmd_name}.cli")
-        # bin/srunddp turns the garbage collector off for the imports. Without freeze() it would
-        # look through all that they made as soon as it is on again.
+        # bin/srunddp disables the garbage collector for the imports. Without freeze() the collector
+        # would traverse all imported objects as soon as it is enabled again.
         gc.freeze()
         gc.enable()
         return cast(click.Command, getattr(module, cmd_name))
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the page of ``srunddp --help``."""
+        """Return the text of ``srunddp --help``."""
         return _PAGE.rstrip()
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return commands; and files, as ``run`` may be left out."""
-        # Imported here: only a shell's completion needs them, and every start would take longer.
+        """Return the matching commands, and also the matching files, because ``run`` may be left
+        out.
+        """
+        # Imported here: only completion needs these modules, and they would delay every start.
         import glob
 
         from click.shell_completion import CompletionItem
@@ -108,24 +113,23 @@ class _RunByDefault(click.Group):
             for name, text in rows.items()
             if name.startswith(incomplete)
         ]
-        # Next to words bash shows no files of its own.
+        # If there are other proposals, bash adds no files by itself.
         if found and self.command_words != ["help"]:
             for name in sorted(glob.glob(f"{glob.escape(incomplete)}*")):
                 found.append(CompletionItem(f"{name}/" if os.path.isdir(name) else name))
         return found or [CompletionItem(incomplete, type="file")]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the name of ``run`` before words that begin with no command.
+        """Insert ``run`` before a command line that does not begin with a command.
 
         Args:
-            ctx: Of click.
-            args: Of the command line.
+            ctx: click's context.
+            args: The words of the command line.
 
         Raises:
-            UsageError: The first word is like a command, and no file's name.
+            UsageError: The first word resembles a command's name and is no file.
         """
-        # A shell asks how the line could go on. The last word may be half written, which is no
-        # error.
+        # A shell asks for completions. The last word may be incomplete, which is no error.
         if ctx.resilient_parsing:
             self.command_words = args[:1]
             known = ("help", *_COMMANDS, *_HELP, "--version")
@@ -156,12 +160,12 @@ class _RunByDefault(click.Group):
         return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Take the words up to the command's name; ``--help`` is printed here. See click."""
+        """Parse the words up to the command's name, as click does. ``--help`` is printed here."""
         with answering():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, whatever it prints. See click."""
+        """Run the command, as click does."""
         with answering():
             return super().invoke(ctx)
 
@@ -169,22 +173,21 @@ class _RunByDefault(click.Group):
         """Run the command line, and exit.
 
         Args:
-            args: As click's.
-            extra: As click's.
+            args: Arguments of click's ``main``.
+            extra: Keyword arguments of click's ``main``.
         """
-        # The import registers our own classes for the shells, before click looks for one.
+        # The import registers srunddp's completion classes before click looks for one.
         if COMPLETE in os.environ:
             importlib.import_module("srunddp.completion.cli")
         try:
-            # With standalone_mode click would print errors in its own words and choose the exit
-            # code.
+            # In standalone mode click would print errors in its own words and choose the exit code.
             sys.exit(super().main(*args, **{**extra, "standalone_mode": False}))
         except click.UsageError as refused:
             from srunddp.util.usage_errors import usage_error
 
             error: SrunddpError = usage_error(refused, " ".join(self.command_words))
         except click.Abort:
-            # 128 + SIGINT, as shells have it after Ctrl-C.
+            # 128 + SIGINT, as shells report it after Ctrl-C.
             sys.exit(130)
         except SrunddpError as raised:
             error = raised
@@ -193,7 +196,7 @@ class _RunByDefault(click.Group):
 
 
 def _command(words: Sequence[str]) -> Sequence[str]:
-    """Return the words that name the command, at the beginning of these."""
+    """Return the words that name the command, from the beginning of a command line."""
     if words and words[0] in _GROUPS:
         return words[:2]
     return words[:1]
@@ -204,11 +207,11 @@ def _nearest(word: str) -> str:
 
 
 def _may_be_a_command(word: str) -> bool:
-    """Return whether a word that is no file's name is like a command's.
+    """Return whether a word resembles a command's name and no file has that name.
 
-    But not a launcher's, such as torchrun, for which ``run`` has an answer of its own.
+    The name of a launcher, such as torchrun, is excluded, because ``run`` has a message for it.
     """
-    # Only here, as run's modules take longer to import than all of this one.
+    # Imported here, because run's modules take longer to import than all that this module needs.
     from srunddp.run.script import LAUNCHERS
 
     return (

@@ -1,15 +1,15 @@
-"""The errors a user can cause. Each is one message and one fixed exit code.
+"""The errors that a user can cause. Each has one message and one fixed exit code.
 
     SrunddpError
     ├── ConfigError       78  the configuration, the environment or a file is wrong
     │   ├── UsageError     2  the command line itself is wrong
     │   └── ConfigFileError    several things in one file are wrong
-    ├── UnavailableError  69  Slurm, or a node, does not do its part
+    ├── UnavailableError  69  Slurm or a node is not available, or does not answer as it should
     │   └── RendezvousError   the ranks did not find each other
     └── PeerError             another rank failed during the rendezvous: that rank's code
 
-``Stopped`` is none of them: all ranks end so together, where they agreed to. A script's own exit
-code passes through; what click refuses is a UsageError too.
+``Stopped`` is not an error: all ranks end by it at an agreed stop. The exit code of a script passes
+through unchanged. Errors that click finds in the command line become UsageErrors.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class Scope(Enum):
-    """Who sees the same error, and so which rank has to print it."""
+    """Which ranks have the same error. This decides which of them prints it."""
 
     JOB = "job"  # every rank: rank 0 prints
     NODE = "node"  # every rank of this node: local rank 0 prints
@@ -28,12 +28,13 @@ class Scope(Enum):
 
 
 def one_line(text: str) -> str:
-    """Return a text with what a terminal would obey escaped.
+    """Return a message with its control characters escaped.
 
-    A variable or a file's name may hold line ends and commands.
+    A value of a variable or a file's name in the message may contain line ends and terminal
+    escape sequences.
 
     Args:
-        text: Of a message.
+        text: The message.
     """
     if text.isprintable():
         return text
@@ -41,29 +42,32 @@ def one_line(text: str) -> str:
 
 
 def one_of(names: Iterable[str], conjunction: str = "or") -> str:
-    """Return names as ``a, b or c``.
+    """Join names as in ``a, b or c``.
 
     Args:
-        names: One at least.
-        conjunction: Before the last one.
+        names: One name at least.
+        conjunction: The word before the last name.
     """
     *most, last = names
     return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a hint with the nearest of the known names; empty where none is near.
+    """Return a hint with the known name that is nearest to a mistyped one.
 
     Args:
-        name: As it was written.
-        known: That there are.
-        cutoff: How near, from 0 for anything to 1 for the same.
+        name: The name as the user wrote it.
+        known: The names that exist.
+        cutoff: How similar the two must be, from 0 (anything) to 1 (equal).
+
+    Returns:
+        ``did you mean NAME?``; empty if no known name is similar.
     """
-    # Every command imports this module, and few come to an unknown name.
+    # Imported here: every command imports this module, but few meet an unknown name.
     import difflib
 
     near = difflib.get_close_matches(name, known, 3, cutoff)
-    # Swapped letters are the most frequent mistake, and difflib may take another word for nearer.
+    # Swapped letters are the most frequent mistake, but difflib may rank another word first.
     near.sort(key=lambda each: sorted(each) != sorted(name))
     if near:
         return f"did you mean {near[0]}?"
@@ -71,19 +75,19 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 class SrunddpError(Exception):
-    """One message: what was found, what was expected, what to do.
+    """Base class of all errors: one message with what was found, what was expected, and what to do.
 
     Attributes:
-        exit_code: What the rank then exits with.
-        said: Whether the user has seen it.
-        final: Whether no restart of the run may follow, however far this start has come.
-        scope: Who has the same error.
-        found: What is wrong, with the place before it.
+        exit_code: The exit code of a process that ends with this error.
+        said: Whether the message has been printed already.
+        final: Whether the run must not be restarted, however far this start has come.
+        scope: Which ranks have the same error.
+        found: What is wrong, with the place (``where``) before it.
         expected: What would be right; may be empty.
-        hint: What to do; may be empty.
+        hint: What the user can do; may be empty.
     """
 
-    # sysexits' EX_SOFTWARE; derived classes have better ones.
+    # sysexits' EX_SOFTWARE; derived classes set a more specific code.
     exit_code = 70
     said = False
     final = False
@@ -97,14 +101,14 @@ class SrunddpError(Exception):
         where: str = "",
         scope: Scope = Scope.RANK,
     ) -> None:
-        """Put the message together.
+        """Build the message ``WHERE: FOUND; expected EXPECTED -> HINT``.
 
         Args:
             found: What is wrong.
-            expected: What would be right.
-            hint: What to do.
-            where: The file or the setting that it is about.
-            scope: Who has the same error, so that it is printed once.
+            expected: What would be right; empty leaves that part out.
+            hint: What the user can do; empty leaves that part out.
+            where: The file or the setting that the error is about; empty leaves that part out.
+            scope: Which ranks have the same error, so that it is printed once.
         """
         self.scope = scope
         self.found = f"{where}: {found}" if where else found
@@ -126,14 +130,14 @@ class ConfigError(SrunddpError):
 
 @contextlib.contextmanager
 def file_errors(what: str = "", **message: Any) -> Iterator[None]:
-    """Make a ConfigError of what the kernel refuses of a file within.
+    """Turn an OSError inside the ``with`` block into a ConfigError.
 
     Args:
-        what: What failed; empty for the name of the file.
-        message: Arguments of :class:`ConfigError`.
+        what: What failed, for the message; empty for the name of the file.
+        message: Further arguments of :class:`ConfigError`.
 
     Raises:
-        ConfigError: In place of an OSError.
+        ConfigError: The block has raised an OSError.
     """
     try:
         yield
@@ -150,19 +154,20 @@ class UsageError(ConfigError):
 
 
 class ConfigFileError(ConfigError):
-    """Several things in a file are wrong; the text has a line for each, after ``srunddp: error:``.
+    """Several things in one file are wrong. The message has one line for each, and each line after
+    the first begins with ``srunddp: error:``.
 
     Attributes:
-        each: An error for each of them.
+        each: The errors, in the order of the file.
     """
 
     def __init__(self, each: Sequence[ConfigError]) -> None:
-        """Put them together.
+        """Combine the errors of one file.
 
         Args:
-            each: One at least, in the order of the file.
+            each: The errors in the order of the file; one at least.
         """
-        # What shows one message alone shows the first error, and how many more there are.
+        # Code that shows only one line shows the first error and how many more there are.
         first = each[0]
         hint = f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more"
         super().__init__(first.found, expected=first.expected, hint=hint, scope=first.scope)
@@ -173,13 +178,15 @@ class ConfigFileError(ConfigError):
 
 
 class UnavailableError(SrunddpError):
-    """Slurm, or a node, is not there or does not do its part (sysexits' EX_UNAVAILABLE)."""
+    """Slurm or a node is not available, or does not answer as it should (sysexits'
+    EX_UNAVAILABLE).
+    """
 
     exit_code = 69
 
 
 class RendezvousError(UnavailableError):
-    """The ranks did not meet."""
+    """The rendezvous failed: the ranks did not find each other."""
 
 
 class PeerError(SrunddpError):
@@ -191,36 +198,39 @@ class PeerError(SrunddpError):
     def __init__(
         self, found: str, *, code: int, expected: str = "", hint: str = "", scope: Scope = Scope.JOB
     ) -> None:
-        """Put the message together.
+        """Build the message.
 
         Args:
-            found: What was wrong there.
+            found: What was wrong on the other rank.
             code: The exit code of that rank.
             expected: What would be right.
-            hint: What to do.
-            scope: Who has the same error.
+            hint: What the user can do.
+            scope: Which ranks have the same error.
         """
-        # The launchers report one exit code of all ranks, and which one is chance: all have the one
-        # that tells what happened.
+        # A launcher reports the exit code of only one rank, and which one is a matter of chance. So
+        # all ranks exit with the code of the rank that failed.
         super().__init__(found, expected=expected, hint=hint, scope=scope)
         self.exit_code = code
 
 
 class ReassignedError(Exception):
-    """No failure: this task has another number from now on, and meets the others again as that.
+    """Tells the caller that this task has another rank from now on, and has to repeat the
+    rendezvous with it. It is no failure.
 
     Attributes:
-        rank: Its number.
-        ranks_per_node: How many ranks each node has from now on, as Slurm writes counts; empty if
-            the ranks are not numbered anew.
-        expected: On rank 0, the numbers of the other tasks that come again.
+        rank: The task's new rank.
+        ranks_per_node: How many ranks each node has from now on, written as Slurm writes counts;
+            empty if the other ranks keep their numbers.
+        expected: On rank 0, the numbers of the other tasks that repeat the rendezvous.
     """
 
     def __init__(self, rank: int, ranks_per_node: str = "", expected: tuple[int, ...] = ()) -> None:
-        """Note what the task has to know.
+        """Set the attributes.
 
         Args:
-            rank, ranks_per_node, expected: See the class.
+            rank: The task's new rank.
+            ranks_per_node: How many ranks each node has; empty if they keep their numbers.
+            expected: On rank 0, the other tasks that repeat the rendezvous.
         """
         super().__init__(rank)
         self.rank = rank
@@ -229,23 +239,24 @@ class ReassignedError(Exception):
 
 
 class Stopped(SystemExit):
-    """All ranks end after the same step, with a checkpoint; none has failed.
+    """Ends the process at an agreed stop: all ranks have written a checkpoint after the same step,
+    and none has failed.
 
     Attributes:
-        code: Of all ranks: 143 as after SIGTERM; 75 (sysexits' EX_TEMPFAIL) where the job has yet
-            to be requeued.
+        code: The exit code of all ranks: 143, as after SIGTERM; 75 (sysexits' EX_TEMPFAIL) if the
+            job still has to be requeued.
     """
 
     code: int
 
-    # SystemExit prints its argument where that is a text, and then exits with 1: the number goes
-    # there, and the sentence is kept apart.
+    # If SystemExit's argument is a string, Python prints it and exits with 1. So the argument is
+    # the code, and the sentence is kept apart.
     def __init__(self, sentence: str, code: int) -> None:
-        """Put the end together.
+        """Set the sentence and the code.
 
         Args:
-            sentence: What is said of it.
-            code: 143 or 75.
+            sentence: Why the run stops, for the user.
+            code: The exit code, 143 or 75.
         """
         super().__init__(code)
         self._sentence = sentence

@@ -1,8 +1,9 @@
-"""What a rank and its supervisor tell each other in shared memory: how many steps there were, and
-that all is over.
+"""The page of memory that a supervisor and its worker share: the worker counts its steps there, and
+the supervisor announces that it is about to end the worker.
 
-A mark is one write, no more. With ``--monitor`` there are also times of steps and of what is rarer,
-for :mod:`srunddp.monitor.monitor`; they outlive the rank, however it ends.
+To count a step costs a few stores to memory. With ``--monitor`` the page also has the times of
+steps and of rarer events, which :mod:`srunddp.monitor.monitor` writes to files. The supervisor can
+read the page after the worker has ended, however that happened.
 """
 
 import contextlib
@@ -34,17 +35,17 @@ EVENTS = (
     "checkpoint_written",
     "resumed",
 )
-# The variable by which rank 0's script knows where the files of --monitor are.
+# The environment variable that tells rank 0's script the folder of --monitor's files.
 MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
-# Places of words of 8 bytes; those between are free.
+# Indexes of the page's 8-byte words; the ones not listed are unused.
 _COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS, _PAUSED, _PROBES = range(7)
 _STEPS, _SAMPLES, _STEP_S, _DATA_S, _OWN_S, _LONGEST_STEP_S, _EPOCH = range(8, 15)
 _JOINED, _RAN_ALONE, _CHECKPOINTED, _BEFORE_PAUSE = range(15, 19)
 _EVENTS_AT = 256
 _EVENT = struct.Struct("@ddQ")
-# The events are a ring of so many. More than that between two looks of the recorder, and the oldest
-# of them are lost.
+# The size of the ring of events. If more happen between two looks of the recorder, the oldest are
+# lost.
 _KEPT = 4096
 _SIZE = _EVENTS_AT + _KEPT * _EVENT.size
 
@@ -53,13 +54,13 @@ class Steps(NamedTuple):
     """Sums over the training steps of one rank.
 
     Attributes:
-        steps: Their number.
-        samples: Of all ranks.
-        step_s: Seconds in steps.
-        data_s: Of these, waiting for data.
-        own_s: Of these, not in the backward pass, where a rank waits for the others.
-        longest_step_s: Seconds; since the recorder last looked.
-        epoch: The present one, from 1.
+        steps: The number of steps.
+        samples: The number of samples in these steps, over all ranks.
+        step_s: Seconds spent in steps.
+        data_s: The part of ``step_s`` spent waiting for data.
+        own_s: The part of ``step_s`` outside the backward pass, in which a rank waits for others.
+        longest_step_s: The longest step since the recorder's last look, in seconds.
+        epoch: The current epoch, counted from 1; 0 before the first.
     """
 
     steps: int = 0
@@ -72,12 +73,12 @@ class Steps(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened once.
+    """An event of one rank that is rarer than a step.
 
     Attributes:
         time: Unix time in seconds.
         name: One of :data:`EVENTS`.
-        value: A figure that goes with it, NaN for none.
+        value: A number that belongs to the event; NaN if it has none.
     """
 
     time: float
@@ -86,31 +87,35 @@ class Event(NamedTuple):
 
 
 class TelemetryPage:
-    """A page shared by a supervisor and the worker that it forks.
+    """Memory shared by a supervisor and the worker that it forks.
+
+    Each method says which of the two calls it.
 
     Attributes:
-        count: Of this process's steps so far.
-        recording: Whether times are wanted, too.
-        descriptor: Of the page; it is pickled for a process that inherits it.
+        count: How many steps this process has counted so far.
+        recording: Whether the page also has the times of steps and events (``--monitor``).
+        descriptor: The file descriptor of the memory. A pickled page contains only its number, so
+            only a process that inherits the descriptor can unpickle the page.
     """
 
     def __init__(self, *, recording: bool = False, descriptor: int | None = None) -> None:
-        """Map the page.
+        """Map the memory into this process.
 
         Args:
-            recording: Times are wanted, too.
-            descriptor: Of a page that is there; None makes a new one.
+            recording: Also keep the times of steps and events.
+            descriptor: The file descriptor of an existing page; None makes a new page.
         """
         self.descriptor = memory_file() if descriptor is None else descriptor
         size = _SIZE if recording else mmap.PAGESIZE
         os.ftruncate(self.descriptor, size)
         self._memory = mmap.mmap(self.descriptor, size)
-        # The reader may look at any moment, and each word is one store. pack_into() would first
-        # make all of them 0.
+        # The other process may read at any moment, so each word is written by one store. struct's
+        # pack_into() would first set all of them to 0.
         self._words = memoryview(self._memory).cast("Q")
         self._seconds = memoryview(self._memory).cast("d")
         self.count = 0
-        # How many events this worker has written, and how many looks of the recorder it has seen.
+        # In the worker: how many events it has written, and the recorder's count of looks when the
+        # longest step was last set.
         self._events = 0
         self._looks = 0
         self.recording = recording
@@ -120,15 +125,15 @@ class TelemetryPage:
         return partial(TelemetryPage, recording=self.recording, descriptor=self.descriptor), ()
 
     def never_free(self) -> None:
-        """Keep the page to the end of this process, which belongs to a script.
+        """Keep the memory mapped until this process ends. Called in the worker.
 
-        To free it would close the descriptor that mmap has made for itself. If the script has
-        closed that, its number may be that of a file of the script's.
+        Unmapping it would close the file descriptor that mmap has duplicated for itself. If the
+        script has closed that descriptor, its number may now belong to a file of the script.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
 
     def beat(self) -> None:
-        """Count one step more; in the worker."""
+        """Count one more step. Called in the worker."""
         self.count += 1
         self._words[_COUNT] = self.count
         self._words[_PAUSED] = 0
@@ -137,90 +142,98 @@ class TelemetryPage:
             self.event("step")
 
     def pause(self) -> None:
-        """Say that no step is expected for now; in the worker."""
-        # First, as a reader that finds no count and no pause takes this rank for one that has not
-        # begun.
+        """Announce that no step is expected for now. Called in the worker."""
+        # Set the pause before the count becomes 0: a reader that finds neither takes this rank for
+        # one that has not made its first step.
         self._words[_PAUSED] = 1
         self._words[_BEFORE_PAUSE] = self.count
         self._words[_COUNT] = 0
 
     def resume(self) -> None:
-        """Say that steps are expected again; in the worker."""
+        """Announce that steps are expected again. Called in the worker."""
         self._words[_COUNT] = self.count
         self._words[_PAUSED] = 0
 
     def read(self) -> int:
-        """Return the steps so far, 0 where none is expected; in the supervisor."""
+        """Return the number of steps so far; 0 during a pause. Called in the supervisor."""
         return self._words[_COUNT]
 
     def steps_made(self) -> int:
-        """Return the steps so far, whether more are expected or not; in the supervisor."""
+        """Return the number of steps so far, also during a pause. Called in the supervisor."""
         return self._words[_COUNT] or self._words[_BEFORE_PAUSE]
 
     def is_paused(self) -> bool:
-        """Return whether the worker has said that no step is expected for now; in either."""
+        """Return whether the worker has announced a pause. Called in either process."""
         return bool(self._words[_PAUSED])
 
     def has_steps(self) -> bool:
-        """Return whether there has ever been a step; in the supervisor."""
+        """Return whether the worker has made a step. Called in the supervisor."""
         return bool(self._words[_HAS_STEPS])
 
     def join_others(self) -> None:
-        """Say that this rank works with other ranks; in the worker, or in what it has forked."""
+        """Note that this rank works with other ranks. Called in the worker or in a child that it
+        has forked.
+        """
         self._words[_JOINED] = 1
 
     def conclude_alone(self) -> None:
-        """Say that the script has worked alone, unless it has joined others; in the worker, when
-        the script is over.
+        """Note that the script has run without other ranks, unless :meth:`join_others` was called.
+        Called in the worker when the script is over.
         """
         self._words[_RAN_ALONE] = not self._words[_JOINED]
 
     def ran_alone(self) -> bool:
-        """Return what :meth:`conclude_alone` has found; in the supervisor."""
+        """Return whether the script has ended and had run without other ranks, see
+        :meth:`conclude_alone`. Called in the supervisor.
+        """
         return bool(self._words[_RAN_ALONE])
 
     def checkpointed_at(self) -> float | None:
-        """Return the Unix time at which this rank had written its last checkpoint; None if it has
-        written none; in the supervisor.
+        """Return the Unix time at which this rank finished its last checkpoint; None if it has
+        written none. Called in the supervisor.
         """
         return self._seconds[_CHECKPOINTED] or None
 
     def announce_termination(self) -> None:
-        """Say that the worker is about to be ended for a known root cause; in the supervisor."""
-        # Before its SIGTERM: the worker's handler reads this to tell it from a preemption.
+        """Announce that the supervisor is about to end the worker, because the root cause is known.
+        Called in the supervisor.
+        """
+        # Call this before sending SIGTERM: the worker's handler reads the word to distinguish the
+        # signal from a preemption.
         self._words[_TERMINATING] = 1
 
     def is_terminating(self) -> bool:
-        """Return whether :meth:`announce_termination` was called; in the worker."""
+        """Return whether :meth:`announce_termination` was called. Called in the worker."""
         return bool(self._words[_TERMINATING])
 
     def answer_probe(self) -> None:
-        """Say that the main thread runs Python; in the worker."""
+        """Confirm that the main thread runs Python code. Called in the worker."""
         self._words[_PROBES] += 1
 
     def answered_probes(self) -> int:
-        """Return how often :meth:`answer_probe` was called; in the supervisor."""
+        """Return how often :meth:`answer_probe` was called. Called in the supervisor."""
         return self._words[_PROBES]
 
     def start_epoch(self, number: int) -> None:
-        """Note the epoch of the next steps; in the worker, where ``recording``.
+        """Note the epoch of the next steps. Called in the worker, only if ``recording``.
 
         Args:
-            number: Counted from 1.
+            number: The epoch, counted from 1.
         """
         self._words[_EPOCH] = number
 
     def add_step(self, samples: int, step_s: float, data_s: float, own_s: float) -> None:
-        """Add one step to the sums; in the worker, where ``recording``.
+        """Add one step to the sums. Called in the worker, only if ``recording``.
 
         Args:
-            samples: In the step, of all ranks.
-            step_s: Seconds of the step.
-            data_s: Of these, waiting for data.
-            own_s: Of these, not waiting for other ranks.
+            samples: The number of samples in the step, over all ranks.
+            step_s: How long the step took, in seconds.
+            data_s: The part of ``step_s`` spent waiting for data.
+            own_s: The part of ``step_s`` outside the backward pass, in which a rank waits for the
+                others.
         """
-        # The sums are kept here alone: after a step's own work, each Python object that is used
-        # costs much.
+        # The sums are kept in the page alone: after a step has used the CPU's caches, each further
+        # Python object costs time.
         words = self._words
         seconds = self._seconds
         words[_STEPS] += 1
@@ -228,14 +241,15 @@ class TelemetryPage:
         seconds[_STEP_S] += step_s
         seconds[_DATA_S] += data_s
         seconds[_OWN_S] += own_s
-        # The recorder cannot set the longest step to 0 itself: the worker may write it at that
-        # moment. It counts its looks, and the first step after one begins anew.
+        # The recorder cannot reset the longest step itself, because the worker may write it at the
+        # same moment. Instead it counts its looks, and the first step after a look overwrites the
+        # longest one.
         if step_s > seconds[_LONGEST_STEP_S] or self._looks != words[_LOOKS]:
             self._looks = words[_LOOKS]
             seconds[_LONGEST_STEP_S] = step_s
 
     def read_steps(self) -> Steps:
-        """Return the sums so far; in either, where ``recording``."""
+        """Return the sums so far. Called in either process, only if ``recording``."""
         words = self._words
         (step_s, data_s, own_s, longest_step_s) = self._seconds[_STEP_S:_EPOCH]
         return Steps(
@@ -243,41 +257,44 @@ class TelemetryPage:
         )
 
     def snapshot(self) -> Steps:
-        """Return the sums so far, and let the longest step begin anew; in the supervisor."""
+        """Return the sums so far, and start a new interval for the longest step. Called in the
+        supervisor, only if ``recording``.
+        """
         self._words[_LOOKS] += 1
         return self.read_steps()
 
     def event(self, name: str, value: float = math.nan) -> None:
-        """Note something that is rarer than a step; in the worker. Where not ``recording``, only
-        the time of the last checkpoint is kept.
+        """Note an event with the current time. Called in the worker. Without ``recording`` only the
+        time of the last checkpoint is kept.
 
         Args:
             name: One of :data:`EVENTS`.
-            value: A figure that goes with it.
+            value: A number that belongs to the event.
         """
         if name == "checkpoint_written":
             self._seconds[_CHECKPOINTED] = time.time()
         if not self.recording:
             return
-        # A checkpoint is written by another thread, which notes when it is done.
+        # The thread that writes checkpoints calls this too.
         with self._lock:
             place = _EVENTS_AT + self._events % _KEPT * _EVENT.size
             self._memory[place : place + _EVENT.size] = _EVENT.pack(
                 time.time(), value, EVENTS.index(name)
             )
-            # Written last: the supervisor may read at any moment, and takes so many events for
-            # complete.
+            # Write the number last: the supervisor may read at any moment, and expects that this
+            # many events are complete.
             self._events += 1
             self._words[_NUMBER] = self._events
 
     def events(self, seen: int) -> tuple[list[Event], int]:
-        """Return the events after the first ``seen``; in the supervisor, where ``recording``.
+        """Return the new events. Called in the supervisor, only if ``recording``.
 
         Args:
-            seen: How many were there at the last call.
+            seen: How many events there were at the last call.
 
         Returns:
-            The events, and how many there are now.
+            The events since then (without those that the ring has lost), and the number of events
+            so far.
         """
         count = self._words[_NUMBER]
         places = range(max(seen, count - _KEPT), count)
@@ -292,25 +309,25 @@ _page: TelemetryPage | None = None
 
 
 def install(page: TelemetryPage | None) -> None:
-    """Have the worker's steps counted on a page from now on.
+    """Count this process's steps and events on a page from now on.
 
     Args:
-        page: Shared with the supervisor; None counts them nowhere.
+        page: The page shared with the supervisor; None to count them nowhere.
     """
     global _page
     _page = page
 
 
 def heartbeat(*, last: bool = False) -> None:
-    """Say that this rank goes on; call it once a step, on all ranks.
+    """Report that this rank makes progress. Call it once per step, on all ranks.
 
-    From the first call on some rank has to call it within each ``--stall-timeout``: else the run is
-    ended, and the rank that the others wait for is named. After a restart there is a longer limit
-    for the first call as well, if an earlier start has made steps. Without a supervisor nothing
-    happens.
+    After the first call, at least one rank must call it within each ``--stall-timeout``. If none
+    does, srunddp ends the run and names the rank that the others wait for. After a restart, the
+    first call has a limit too, a longer one, if an earlier start has made steps. Without a
+    supervisor the call does nothing.
 
     Args:
-        last: there is no limit until the next call.
+        last: No further step is expected for now: there is no limit until the next call.
     """
     if _page is None:
         return
@@ -322,8 +339,10 @@ def heartbeat(*, last: bool = False) -> None:
 
 @contextlib.contextmanager
 def stall_limit_suspended() -> Iterator[None]:
-    """Let what runs within, which is no step, take as long as it likes."""
-    # Nested, the limit is off already and has to stay off afterwards.
+    """Suspend the limit of ``--stall-timeout`` inside the ``with`` block, for work that is no
+    step.
+    """
+    # In a nested block the limit is suspended already, and stays so until the outer block ends.
     if _page is None or _page.is_paused():
         yield
         return
@@ -331,8 +350,9 @@ def stall_limit_suspended() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # What follows is most likely the end of the rank, which may take long as well. Before the
-        # first step only a start after one with steps has a limit, and that one is long.
+        # The rank most likely ends now, which may take long too, so the limit stays suspended.
+        # Before the first step it is resumed: there is a limit then only if an earlier start has
+        # made steps, and that limit is long.
         if not _page.count:
             _page.resume()
         raise
@@ -340,34 +360,36 @@ def stall_limit_suspended() -> Iterator[None]:
 
 
 def event(name: str, value: float = math.nan) -> None:
-    """Note that one of :data:`EVENTS` happens now; most are kept only with ``--monitor``.
+    """Note an event with the current time. Most events are kept only with ``--monitor``.
 
     Args:
-        name: One of them.
-        value: A figure that goes with it.
+        name: One of :data:`EVENTS`.
+        value: A number that belongs to the event.
     """
     if _page is not None:
         _page.event(name, value)
 
 
 def join_others() -> None:
-    """Say that this rank works with other ranks; nothing without a supervisor."""
+    """Note that this rank works with other ranks. Without a supervisor this does nothing."""
     if _page is not None:
         _page.join_others()
 
 
 def active_page() -> TelemetryPage | None:
-    """Return the page on which the loop writes its times; None without ``--monitor``."""
+    """Return the page to which the training loop writes its times; None without ``--monitor``."""
     if _page is not None and _page.recording:
         return _page
     return None
 
 
 def is_supervised() -> bool:
-    """Return whether there is a supervisor, which says how the run ends."""
+    """Return whether this process is a worker with a supervisor, which reports how the run
+    ends.
+    """
     return _page is not None
 
 
 def is_terminating() -> bool:
-    """Return whether the supervisor ends this rank for a root cause that is known."""
+    """Return whether the supervisor is ending this rank because the root cause is known."""
     return _page is not None and _page.is_terminating()

@@ -1,4 +1,4 @@
-"""Measure an all-reduce over all ranks: first whether the sum is right, then how fast it is.
+"""Measures an all-reduce over all ranks: first whether the sum is right, then how fast it is.
 
 Gloo can ignore every time limit while it connects, and the process of the check must not touch
 CUDA. So each rank measures in a forked process, which can be killed.
@@ -35,7 +35,7 @@ THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceFacts(CheckMessage, kind="all_reduce_facts"):
-    """What one rank measured.
+    """The measurements of one rank.
 
     Attributes:
         wrong: why there is no sum, or that the sum is wrong; empty if the sum is right.
@@ -53,11 +53,12 @@ def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
     """Measure the all-reduce in a forked process, and kill that process at the end.
 
     Args:
-        place: what the process group is opened from, as in a run.
+        place: this rank's place in the world, from which the process group is opened as in a run.
         within: seconds until the process is killed.
 
     Returns:
-        This rank's facts. ``wrong`` says so if the process failed, was killed or ended by itself.
+        This rank's facts. If the process failed, was killed or ended by itself, ``wrong`` is the
+        reason.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
@@ -86,7 +87,7 @@ def _child(place: store.ProcessGroupContext, within: float, answer: Connection) 
     try:
         facts = _measured(place, within)
     except Exception as error:
-        # Torch, Gloo and NCCL raise errors of many types. The user has to see any of them.
+        # Torch, Gloo and NCCL raise errors of many types, and the user has to see each of them.
         facts = AllReduceFacts(
             wrong=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         )
@@ -120,8 +121,8 @@ def _sweep(world: World) -> Iterator[tuple[int, float]]:
     share = 2 * (world.world_size - 1) / world.world_size
     while size <= _LARGEST:
         seconds = _call(world, size, _WARM_UPS)
-        # The time is the same on all ranks, so all ranks make the same number of calls. Otherwise
-        # some would wait for ever.
+        # The time is the same on all ranks, so all make the same number of calls. Otherwise some
+        # ranks would wait forever.
         seconds = _call(world, size, max(1, min(20, int(_MEASURED / seconds))))
         yield size, share * size / seconds
         if seconds > _LONGEST_CALL:
@@ -179,8 +180,11 @@ def evaluate(
 
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
-    """Write rank 0's sweep and the threshold in one line; for the arguments see
-    :func:`evaluate`.
+    """Write rank 0's sweep and the threshold in one line.
+
+    Args:
+        facts: what each rank measured, by rank.
+        link: bytes per second that the slowest node's network can carry; 0 if that is not known.
     """
     sizes = {
         size: f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

@@ -1,4 +1,4 @@
-"""Measure between nodes how fast TCP is and how far the clocks are apart.
+"""Measures between nodes how fast TCP is and how much the clocks differ.
 
 While TCP is measured, each node exchanges data with one other node at a time.
 """
@@ -26,7 +26,7 @@ NAME = "rate"
 CLOCK = "clock"
 _SECONDS = 0.2  # seconds of sending: longer than TCP's slow start takes on a cluster's network
 _WITHIN = 3.0  # seconds for the other side to connect, and for each receive
-_SLACK = 15.0  # seconds for a busy node's answer, besides the time of sending
+_SLACK = 15.0  # seconds for a busy node's answer, in addition to the time of sending
 _MOST_ROUNDS = 8  # each round takes half a second, however many nodes there are
 _TRIES = 3  # another job's traffic or the scheduler may have disturbed an attempt
 _AGAIN = 64  # the most slow ways that are measured again, one by one
@@ -159,7 +159,7 @@ def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
             slow = [way for way in own if way in left]
             # If a node has only one way, either end may be the cause.
             if len(own) > 1 and 2 * len(slow) > len(own):
-                # Take them out of `left`: these ways say nothing about the nodes at their other
+                # Remove them from `left`: these ways say nothing about the nodes at their other
                 # ends.
                 fastest = max(left.pop(way) for way in slow)
                 found = (
@@ -180,7 +180,7 @@ def _shown(rate: float) -> str:
 def summary(rates: Mapping[Way, float]) -> str:
     """Write the median rate and the lowest rate in one line."""
     if not rates:
-        return "not tried: no two nodes with an interface that is fit"
+        return "not tried: no two nodes with a usable interface"
     least = min(rates.values())
     return (
         f"{_shown(_usual(rates))} over TCP in the median of {len(rates)} ways, {_shown(least)} at"
@@ -211,11 +211,11 @@ def survey_clocks(session: CheckSession) -> dict[str, float]:
 
 
 def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
-    """Name the nodes whose clocks differ from most: a warning from 2 s on, a failure from 300 s
-    on.
+    """Name the nodes whose clocks differ from those of most nodes: a warning from 2 s on, a failure
+    from 300 s on.
     """
-    # The low median is always the offset of some node. Of two nodes, the one that is behind counts
-    # as usual, because nothing tells which of them is right.
+    # The low median is always the offset of a real node. Of two nodes, the one that is behind is
+    # taken as the reference, because nothing shows which clock is right.
     usual = statistics.median_low(offsets.values())
     for node, offset in offsets.items():
         off = offset - usual
@@ -233,9 +233,7 @@ def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
 
 
 def summary_of_clocks(offsets: Mapping[str, float]) -> str:
-    """Write in one line how far the clocks are apart; ``one node`` if there is nothing to
-    compare.
-    """
+    """Write in one line how much the clocks differ; ``one node`` if there is nothing to compare."""
     if len(offsets) < 2:
         return "one node"
     apart = max(offsets.values()) - min(offsets.values())

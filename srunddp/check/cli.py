@@ -1,4 +1,4 @@
-"""The command ``srunddp check``: read the options, report, and choose the exit code."""
+"""Provides the command ``srunddp check``: reads the options, reports, and chooses the exit code."""
 
 import os
 import sys
@@ -148,7 +148,7 @@ def _file_of_module(name: str) -> str:
 
 
 def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
-    """On rank 0, check and report; return the exit code, which all other ranks get as well."""
+    """Check and report on rank 0. Return the exit code, which all other ranks get as well."""
     environment = own.context.environment
     try:
         session = open_session(own.context, own.handle, given["timeout"], ports)
@@ -194,8 +194,8 @@ def _tell(report: render.Report, given: dict[str, Any], environment: Environment
 
 
 def _follow(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
-    """On a rank other than 0, answer rank 0's questions and return the exit code. If rank 0 is not
-    found, local rank 0 of each node prints what it finds by itself.
+    """Answer rank 0's questions on another rank, and return the exit code. If rank 0 is not found,
+    local rank 0 of each node prints what it finds by itself.
     """
     environment = own.context.environment
     code, found = join("check", own.context, own.handle, given["timeout"], ports)

@@ -1,4 +1,4 @@
-"""Find out which node reaches which by TCP, over the interfaces that the training will use.
+"""Finds out which nodes reach each other by TCP, over the interfaces that the training will use.
 
 NCCL and Gloo connect all ranks on ports that the kernel chooses, so an open MASTER_PORT alone is
 not enough. If a connection is not answered, the listener's kernel shows in which direction packets
@@ -29,7 +29,7 @@ from srunddp.check.session import CheckSession, UnknownQuestionError
 from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
-_SLACK = 15.0  # seconds more for a node that is busy; after that its rank counts as lost
+_SLACK = 15.0  # extra seconds for a busy node; after that its rank counts as lost
 # Up to _ALL_PAIRS endpoints try all ways. With more, each tries only its next _NEIGHBOURS in a
 # ring, because all ways of thousands of endpoints would be millions of connections.
 _ALL_PAIRS = 64
@@ -63,8 +63,8 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectivityMatrix:
-    """Which ways between endpoints were tried, and which are broken. An endpoint is named by its
-    node, with ``:INTERFACE`` if its node has several endpoints.
+    """The ways between endpoints that were tried, and those that are broken. An endpoint has the
+    name of its node, with ``:INTERFACE`` if the node has several endpoints.
 
     Attributes:
         endpoints: the endpoints by name.
@@ -193,7 +193,7 @@ def attempt(
         pairs: pairs of names of endpoints.
         bound: bind each connection to its source's interface; else the kernel may route it over
             another one.
-        brief: wait for no answer; the packets only have to arrive.
+        brief: do not wait for an answer; the packets only have to arrive.
 
     Returns:
         The pairs that did not connect, each with the reason. Pairs with a rank that was lost
@@ -228,8 +228,8 @@ def _directed(
     """Find in which direction packets get lost, by the connections that the listeners' kernels hold
     half open.
 
-    Each connection is tried anew just before, because a kernel whose own firewall drops its answers
-    forgets a half-open connection after a second.
+    Each connection is tried again just before, because a kernel whose own firewall drops its
+    answers forgets a half-open connection after a second.
     """
     attempt(session, ends, failing, brief=True)
     asked = {ends[target].rank for _, target in failing}
@@ -246,13 +246,13 @@ def _directed(
 
 
 def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
-    """Name what is broken, in as few findings as possible.
+    """Report the broken ways in as few findings as possible.
 
     If all tried ways are broken, there is one finding. Otherwise there is one for each node that
-    can send to no other node, or receive from none, and one for each broken way that is left.
+    cannot send to any other node, or cannot receive from any, and one for each other broken way.
     """
     left = dict(ways.broken)
-    # With two endpoints, the single way gets a finding of its own, which also tells the direction.
+    # With two endpoints, the single way gets its own finding, which also names the direction.
     if len(ways.endpoints) > 2 and left and all(_either(way, left) for way in ways.tried):
         yield _all_broken(ways)
         return
@@ -285,7 +285,7 @@ def _either(way: Way, broken: Mapping[Way, str]) -> bool:
 
 
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
-    """Find the endpoints whose ways are all broken, and take these ways out of ``left``.
+    """Find the endpoints whose ways are all broken, and remove these ways from ``left``.
 
     The endpoints with the most broken ways come first. A way to an endpoint that is already named
     says nothing about its other end, and is not counted for it.
@@ -309,8 +309,8 @@ def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[
 
 
 def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
-    """Say in which direction all ways of an endpoint are broken, with ``{}`` for the address; empty
-    if at least one way works both ways.
+    """Describe in which direction all ways of an endpoint are broken, with ``{}`` for the address;
+    empty if at least one way works in both directions.
     """
     out = [way for way in own if way[0] == name]
     back = [way for way in own if way[1] == name]
@@ -328,7 +328,7 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
 def summary(ways: ConnectivityMatrix) -> str:
     """Write how many ways were tried and how many are broken."""
     if not ways.tried:
-        return "not tried: no two nodes with an interface that is fit"
+        return "not tried: no two nodes with a usable interface"
     lost = f", {len(ways.broken)} broken" if ways.broken else ""
     ring = f" (each to the next {_NEIGHBOURS})" if len(ways.endpoints) > _ALL_PAIRS else ""
     return (

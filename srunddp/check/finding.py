@@ -1,5 +1,5 @@
-"""What a check before a job finds, and the form of every check: it collects facts on each rank, and
-rank 0 judges them.
+"""Defines a finding of a check before a job, and the form of every check: it collects facts on each
+rank, and rank 0 judges them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ WARN = Severity.WARN
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, with a hint how to correct it. The report shows equal findings of
-    several ranks or nodes as one row.
+    """A problem, with a hint how to correct it. The report shows equal findings of several ranks or
+    nodes as one row.
 
     Attributes:
         found, expected, hint: as in an error of srunddp, but without the node's name.
@@ -72,10 +72,12 @@ class CheckContext:
     """What the checks know about the rank on which they run.
 
     Attributes:
+        environment: who the rank is, and how it finds rank 0.
         variables: the environment variables of the process.
         loaded: the entries of ifaces.conf.
-        interface: None if no interface could be selected; ``interface_error`` then has what was
-            found, what was expected and the hint.
+        interface: the rank's interface; None if none could be selected.
+        interface_error: why no interface could be selected: what was found, what was expected, and
+            the hint; empty if one was.
         script: path of the training script; None if none was given.
         paths: the paths given with ``--path``.
         packages: the names given with ``--package``.
@@ -114,7 +116,7 @@ def context_of(
         context = replace(context, loaded=load(named, variables, option))
         chosen = select_interface(context.loaded.entries, environment, variables, list_interfaces())
     except SrunddpError as error:
-        # A wrong ifaces.conf does not end the check. It is one finding beside all others.
+        # A wrong ifaces.conf does not end the check, but is one of its findings.
         return replace(context, interface_error=(error.found, error.expected, error.hint))
     return replace(context, interface=chosen)
 
@@ -220,16 +222,16 @@ class Ranks(list[Observation[F]]):
 
 @dataclass(frozen=True)
 class Check(Generic[F]):
-    """What one check is called, collects and judges.
+    """One check: its name, and the functions that collect, judge and sum up its facts.
 
     Attributes:
         name: one word, for the table.
-        facts: the dataclass of what is collected. Its fields are numbers, texts, and lists and
-            dicts of these, because facts travel as JSON.
-        collect: returns what this rank sees, without touching torch or CUDA in this process.
-        evaluate: returns what is wrong, given the facts of all ranks. The report merges equal
+        facts: the dataclass of the facts. Its fields are numbers, texts, and lists and dicts of
+            these, because facts are sent as JSON.
+        collect: returns the facts of this rank, without touching torch or CUDA in this process.
+        evaluate: returns the findings, given the facts of all ranks. The report merges equal
             findings of several nodes.
-        summary: returns one line on what was seen.
+        summary: returns one line that sums up the facts.
         within: seconds that ``collect`` may take.
     """
 
@@ -274,8 +276,8 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
     Returns:
         A future with the function's result or error, once there is one.
     """
-    # An executor will not do: Python waits for an executor's threads when it exits, even if one
-    # hangs for ever.
+    # Do not use an executor: when Python exits it waits for an executor's threads, even if one
+    # hangs forever.
     answer: Future[T] = Future()
 
     def answering() -> None:
@@ -291,7 +293,7 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
 
 
 def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
-    """Run code in another Python process, which its imports may crash without harm to this one.
+    """Run code in another Python process, so that a crash in its imports does not end this one.
 
     Args:
         code: the code; its standard input is empty.

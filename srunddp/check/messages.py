@@ -1,6 +1,6 @@
-"""What rank 0 asks the other ranks of a check, and what they answer.
+"""Defines the questions of rank 0 to the other ranks of a check, and their answers.
 
-Ranks with different versions of srunddp may meet here; rank 0 then names both versions.
+The ranks may have different versions of srunddp; rank 0 then names both versions.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AllReduce(CheckMessage, kind="all_reduce"):
 
     Attributes:
         info: What the rank needs for a process group, as after a rendezvous.
-        within: Seconds until the rank gives up, and says so in its answer.
+        within: Seconds until the rank gives up; its answer then gives that as the reason.
     """
 
     info: RendezvousInfo
@@ -156,7 +156,7 @@ class HalfOpen(CheckMessage, kind="half_open"):
 
 @dataclass(frozen=True)
 class Sent(CheckMessage, kind="sent"):
-    """Sending is over, whether or not all of it arrived."""
+    """The rank has stopped sending, whether or not all bytes arrived."""
 
 
 @dataclass(frozen=True)

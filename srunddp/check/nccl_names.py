@@ -1,5 +1,5 @@
-"""The variables that NCCL reads. NCCL silently ignores a variable that it does not know, so srunddp
-names misspelt ones.
+"""Finds misspelt names among NCCL's variables. NCCL silently ignores a variable that it does not
+know.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""The check before a job: rank 0 asks all ranks what they see, has them test the network between
+"""Runs the check before a job: rank 0 asks all ranks for facts, has them test the network between
 them, and judges the answers.
 """
 
@@ -44,7 +44,7 @@ from srunddp.check.render import Report
 from srunddp.check.session import CheckSession
 from srunddp.util.hostlist import group_by_key
 
-_FACTS_WITHIN = 30.0  # seconds more than the slowest check may take
+_FACTS_WITHIN = 30.0  # extra seconds, in addition to the time of the slowest check
 _COLLECTIVE_WITHIN = 60.0  # seconds, including the import of torch and the start of NCCL
 
 
@@ -56,7 +56,7 @@ class Responder:
     Attributes:
         context: what the checks know about this rank.
         backend: for the all-reduce, see :data:`srunddp.bootstrap.process_group.device.BACKENDS`.
-        store_fd: on rank 0, the descriptor of the socket on which the store is to listen, set just
+        store_fd: on rank 0, the descriptor of the socket on which the store will listen, set just
             before the all-reduce; None on other ranks.
         prober: listens and connects for the checks of the network.
     """
@@ -67,7 +67,7 @@ class Responder:
     prober: Prober = field(default_factory=Prober)
 
     def handle(self, question: CheckMessage) -> CheckMessage:
-        """Do what rank 0 asks, and return the answer.
+        """Carry out a question of rank 0, and return the answer.
 
         Raises:
             UnknownQuestionError: this version of srunddp does not know the question.
@@ -194,11 +194,11 @@ def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityM
 
 
 def alone(context: CheckContext, *findings: Finding) -> Report:
-    """Report what this rank sees by itself, after it could not meet the other ranks.
+    """Report what this rank sees by itself, after it could not reach the other ranks.
 
     Args:
         context: what the checks know about this rank.
-        findings: why the rank is alone.
+        findings: why the rank could not reach the others.
     """
     # The hello needs no token of the run, because it goes into the report and to no other rank.
     own = discovery.hello(context.environment, "")

@@ -1,5 +1,5 @@
-"""A check's report for people and for programs: one table, failures first, with a hint in each row
-that names something wrong.
+"""Writes a check's report for people and for programs: one table, failures first, with a hint in
+each row that names a problem.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def said(finding: Finding) -> str:
 
 
 def verdict(report: Report, world_size: int, job: str) -> str:
-    """Say in one line how many ranks came, from how many nodes, and how much is wrong.
+    """Write in one line how many ranks came, from how many nodes, and how many problems there are.
 
     Args:
         report: the check's report.
@@ -146,7 +146,13 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
 
 
 def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
-    """Return the whole report as JSON values; for the arguments see :func:`write`."""
+    """Return the whole report as JSON values.
+
+    Args:
+        report: the check's report.
+        job: the number of the Slurm job; empty outside a job.
+        code: the exit code of the check.
+    """
     return {
         "job": job,
         "exit_code": code,

@@ -1,9 +1,9 @@
-"""The ranks of a check connect to rank 0; then rank 0 asks questions, and each rank answers.
+"""Connects the ranks of a check to rank 0, which then asks questions that each rank answers.
 
 The connections need not use the interface of the training, because a check has to work even when a
 rendezvous over that interface would fail. So rank 0 listens on every address of its node. The other
-ranks try each address that the channel tells or that rank 0's names resolve to. When the time is
-over, rank 0 goes on with the ranks that have come.
+ranks try each address that the channel gives or to which rank 0's names resolve. At the time limit,
+rank 0 goes on with the ranks that have come.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ Handler = Callable[[CheckMessage], CheckMessage]
 A = TypeVar("A", bound=CheckMessage)
 _LONGEST = 1 << 24  # bytes of an answer; a longer one counts as invalid
 _PIECE = 1 << 16  # bytes per read
-_LATEST = 600.0  # seconds without a question, after which a rank takes rank 0 for lost
+_LATEST = 600.0  # seconds without a question, after which a rank considers rank 0 lost
 _SEND_WITHIN = 5.0  # seconds: a rank that does not read its questions must not hold up the others
 _A_HOST = 1.0  # seconds for each of rank 0's hosts in turn 1; twice that in turn 2, and so on
 _NO_ANSWER = "it sent something that is no answer"
@@ -56,13 +56,13 @@ class RankZeroLostError(RendezvousError):
 
 @dataclass
 class CheckSession:
-    """Rank 0's side of a check, once the time to come is over.
+    """Rank 0's side of a check, after the time limit for the other ranks to come.
 
     Attributes:
         here: the hello of each rank that came, rank 0 included.
         handle: answers the questions to rank 0 itself.
         connections: a connection to each other rank that still answers.
-        objections: for each rank that came and was turned away, what is wrong with it.
+        objections: for each rank that came and was refused, the reason.
         refused: a line on each process that connected and did not prove that it belongs to the run.
         errors: for each rank that is lost, late or could not answer, the first reason.
     """
@@ -86,8 +86,8 @@ class CheckSession:
             self.objections.append(objection)
             return
         self.here[hello.rank] = hello
-        # This connection may replace a broken one of the same rank; `forget` then ignores the
-        # broken one's end.
+        # This connection may replace a broken one of the same rank. `forget` then ignores the end
+        # of the broken connection.
         self.connections[hello.rank] = connection
 
     def forget(self, rank: int, connection: socket.socket) -> None:
@@ -147,8 +147,8 @@ class CheckSession:
         return self._wanted(answers, wanted)
 
     def _wanted(self, answers: Mapping[int, CheckMessage], wanted: type[A]) -> dict[int, A]:
-        """Return the answers of type ``wanted``, and note for the other ranks why they have
-        none.
+        """Return the answers of type ``wanted``, and note in :attr:`errors` why the other ranks
+        have none.
         """
         found: dict[int, A] = {}
         for rank, answer in sorted(answers.items()):
@@ -168,8 +168,16 @@ class CheckSession:
         wanted: type[A],
         ranks: Iterable[int] | None = None,
     ) -> dict[int, A]:
-        """Ask all these ranks the same question, by default every rank that came; see
-        :meth:`ask`.
+        """Ask several ranks the same question.
+
+        Args:
+            question: The question.
+            within: Seconds, as in :meth:`ask`.
+            wanted: The type of the answers.
+            ranks: The ranks to ask; None for every rank that came.
+
+        Returns:
+            The answers by rank, without ranks that did not or could not answer.
         """
         asked = self.here if ranks is None else ranks
         return self.ask(dict.fromkeys(asked, question), within, wanted)
@@ -277,8 +285,12 @@ def gather(
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
-    """Say what is wrong with a rank that comes; empty if nothing is. ``before`` is the hello of a
-    process that came earlier as the same rank.
+    """Return why a rank that comes is refused; empty if it is not.
+
+    Args:
+        hello: the hello of the rank.
+        own: rank 0's hello.
+        before: the hello of a process that came earlier as the same rank; None if none did.
     """
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
         return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
@@ -289,7 +301,7 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
 
 
 def serve(connection: socket.socket, handle: Handler) -> int:
-    """On a rank other than 0, answer rank 0's questions until the check is over.
+    """Answer rank 0's questions on another rank until the check is over.
 
     Args:
         connection: the connection to rank 0.
@@ -363,8 +375,7 @@ def open_session(
 def join(
     command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> tuple[int, bool]:
-    """On a rank other than 0, find rank 0 and answer its questions. If rank 0 is not found, print
-    why.
+    """Find rank 0 from another rank, and answer its questions. If rank 0 is not found, print why.
 
     Args:
         command: the name of the command, for the message.
@@ -483,8 +494,8 @@ def _published(context: CheckContext, message: str | None, timeout: float) -> st
     channel does not publish.
 
     Raises:
-        RendezvousError: MPI_Init, which would wait for a missing rank for ever, has taken
-            ``timeout`` seconds.
+        RendezvousError: MPI_Init has taken ``timeout`` seconds. It would wait forever for a missing
+            rank.
     """
     environment = context.environment
     name = context.interface.name if context.interface else None

@@ -1,5 +1,5 @@
-"""The command ``srunddp completion``: click's scripts for shells, which with ``--option=value``
-need a little more.
+"""Provides ``srunddp completion``. It adapts click's completion scripts so that they also complete
+the value in ``--option=value``.
 """
 
 import re
@@ -11,21 +11,22 @@ from srunddp.util.click_types import COMPLETE
 
 
 class _Words(shells.ShellComplete):
-    """Takes words together that bash divides at ``=`` and ``:``.
+    """Rejoins the words that bash splits at ``=`` and ``:``.
 
-    An option without a command is one of ``run``.
+    An option without a command before it is completed as an option of ``run``.
     """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one that is to be completed, and that one."""
+        """Return the words before the one to complete, and the one to complete."""
         words, last = super().get_completion_args()
-        # Bash makes three words of --port=4: by COMP_WORDBREAKS. A line end is in no word.
+        # Bash splits --port=4 into three words, at the letters of COMP_WORDBREAKS. No word contains
+        # a line end, so this joins and splits the words by line ends.
         *words, last = re.sub(r"\n([=:])\n", r"\1", "\n".join([*words, last])).split("\n")
         self.start = ""
         if last.startswith("-"):
             self.start = last[: last.find("=") + 1]
-            # Without a command click would look for the option in the group, which has none of
-            # run's.
+            # Without a command, click would look for the option in the group, which does not have
+            # the options of run.
             if not words:
                 words = ["run"]
         return words, last
@@ -38,7 +39,7 @@ class _Bash(_Words, shells.BashComplete):
 
 @shells.add_completion_class
 class _Zsh(_Words, shells.ZshComplete):
-    # What stands before "=" stays; with -U zsh would replace it.
+    # Without -U, zsh keeps the text before "=".
     source_template = shells.ZshComplete.source_template.replace("compadd -U", "compadd")
     source_template = source_template.replace("() {\n", "() {\n    compset -P 1 '--*='\n", 1)
 
@@ -50,7 +51,7 @@ class _Fish(_Words, shells.FishComplete):
     )
 
     def format_completion(self, item: shells.CompletionItem[str]) -> str:
-        """Return the line that fish reads for one proposal."""
+        """Return the line by which fish gets one proposal."""
         item.value = self.start + item.value  # fish replaces the whole word
         return super().format_completion(item)
 
@@ -59,8 +60,7 @@ class _Fish(_Words, shells.FishComplete):
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")), metavar="bash|zsh|fish")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script by which a shell completes command lines of srunddp. Bash has to be 4.4 or
-    newer.
+    """Print the script for tab completion of srunddp's command lines. Bash must be 4.4 or newer.
 
     \b
     eval "$(srunddp completion bash)"       # in ~/.bashrc

@@ -1,4 +1,4 @@
-"""Read settings from YAML files and the command line into any dataclass, and write them as YAML."""
+"""Reads settings from YAML files and the command line into a dataclass, and writes them as YAML."""
 
 import dataclasses
 import difflib
@@ -21,7 +21,7 @@ from srunddp.util.yaml_source import compose, shown, yaml_position
 
 T = TypeVar("T")
 Keys = Mapping[str, ConfigField]
-Removed = Mapping[str, str]  # the hint what to do instead, by the removed name
+Removed = Mapping[str, str]  # by the name of a removed key, a hint what to use instead
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def parse_values(
     Args:
         keys: All keys.
         options: The options' names, without dashes before them, and their values.
-        removed: For each removed key, by its name, the hint what to do instead.
-        splits: For each key whose value stands for values of other keys, by its name, a function
-            that returns the others with their values. If one of these is also given by its own
-            name, that value counts.
+        removed: By the name of each removed key, a hint what to use instead.
+        splits: By the name of each key whose value stands for values of other keys, a function that
+            returns the others with their values. If one of these is also given by its own name,
+            that value counts.
 
     Raises:
         ConfigError: A key is unknown, or given twice in a file; a value is of another type; a file
@@ -156,7 +156,7 @@ def parse_values(
 
 
 def _split(name: str, split: Split, keys: Keys, layers: Sequence[dict[str, _Given]]) -> None:
-    """Replace a key by the keys that its value stands for. Only the last layer that has the key
+    """Replace a key by the keys for which its value stands. Only the last layer with the key
     counts.
     """
     found = [(layer, layer.pop(name)) for layer in layers if name in layer]
@@ -170,7 +170,7 @@ def _split(name: str, split: Split, keys: Keys, layers: Sequence[dict[str, _Give
 
 
 def save_config(path: str | os.PathLike[str], config: Any) -> None:
-    """Write a dataclass as YAML from which :func:`read_config` makes an equal one.
+    """Write a dataclass as YAML, so that :func:`read_config` reads an equal one from it.
 
     Args:
         path: The path of the file, which is replaced as a whole.
@@ -255,7 +255,8 @@ def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
     hint = "correct --config"
     if "RANK" in os.environ:
         hint += "; every node must see the file"
-    # Scope.NODE: the file may be missing on a single node, of which one rank prints the error.
+    # Scope.NODE: the file may be missing on one node only, and one rank of that node prints the
+    # error.
     with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
     root = compose(
@@ -275,11 +276,11 @@ def _pairs(
         group: The mapping.
         prefix: The prefix of the names in the mapping, with its dot.
         keys: All keys.
-        removed: For each removed key, by its name, the hint what to do instead.
+        removed: By the name of each removed key, a hint what to use instead.
         seen: The names found in the file so far; this function adds to them.
 
     Raises:
-        ConfigError: A key is unknown or is there twice, or a group of keys is no mapping.
+        ConfigError: A key is unknown or occurs twice, or a group of keys is no mapping.
     """
     if not isinstance(group.node, yaml.MappingNode):
         raise group.error(
@@ -314,7 +315,7 @@ def _known(
     Args:
         written: The key as it is written in a file or on the command line.
         keys: All keys.
-        removed: For each removed key, by its name, the hint what to do instead.
+        removed: By the name of each removed key, a hint what to use instead.
         given: The value and the place that an error names.
         groups: Whether ``written`` may be the name of a group of keys.
 

@@ -1,5 +1,5 @@
-"""The keys of a dataclass: the dotted names of its fields, with their types, defaults and
-descriptions from its docstring.
+"""Finds the keys of a dataclass: the dotted names of its fields, with their types, defaults and
+descriptions from its docstring. Converts values to these types.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import yaml
 
 from srunddp.errors import ConfigError, Scope, one_of
 
-# The command line gives these names a meaning of their own, so no key may have one of them.
+# These names have a fixed meaning on the command line, so no key may have one of them.
 RESERVED = ("config", "help")
 # YAML's names for null, and "none", because people who write Python expect it.
 NULLS = ("", "~", "null", "none")
@@ -53,7 +53,7 @@ class SettingsBase:
     """Base of a dataclass that refuses settings that it no longer has, with a hint for each.
 
     Attributes:
-        REMOVED: for each removed setting, by its name, a hint what to do instead.
+        REMOVED: by the name of each removed setting, a hint what to use instead.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {}
@@ -211,7 +211,7 @@ def _sentences(kind: Any) -> dict[str, str]:
     above.
     """
     found: dict[str, str] = {}
-    # Begin with the most general class, so that a derived class may describe a field anew.
+    # Begin with the most general class, so that a derived class may replace a description.
     # kind.__doc__ would not do: a class with a docstring of its own inherits none.
     for parent in reversed(kind.__mro__):
         _, _, attributes = inspect.cleandoc(vars(parent).get("__doc__") or "").partition(
@@ -224,7 +224,7 @@ def _sentences(kind: Any) -> dict[str, str]:
 
 
 def config_error(found: str, expected: str, hint: str) -> ConfigError:
-    """Return an error that occurs alike on all ranks, so that only rank 0 prints it.
+    """Return an error that is the same on all ranks, so that only rank 0 prints it.
 
     Args:
         found: What is wrong.

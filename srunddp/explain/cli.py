@@ -37,7 +37,7 @@ _LABEL = re.compile(r"( *\d+): (.*)")
 @click.command(cls=GroupedCommand)
 @module_option
 @click.option(
-    "--env", "env_file", type=FILE, help="What `srun --label env` or `env -0` printed elsewhere."
+    "--env", "env_file", type=FILE, help="Output of `srun --label env` or `env -0`, from elsewhere."
 )
 @ifaces_option
 @click.option("--channel", type=click.Choice(CHANNELS), help="As in srunddp run.")
@@ -71,11 +71,11 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     """Print the explanation of one process or of several, and exit.
 
     Args:
-        given: the options of :func:`explain`, by their names.
-        env_file: the file with the variables of processes elsewhere; None for this process.
+        given: The options of :func:`explain`, by their names.
+        env_file: The file with the variables of processes elsewhere; None for this process.
 
     Raises:
-        SrunddpError: an option is wrong, or the file cannot be read.
+        SrunddpError: An option is wrong, or the file cannot be read.
     """
     from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain.explain import ExplainOptions, explain
@@ -108,7 +108,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """Return by name each time limit in seconds, and the option or variable that set it."""
+    """Return, by name, each time limit in seconds and the option or variable that set it."""
     context = click.get_current_context()
     limits = {}
     for name in ("timeout", "stall_timeout"):
@@ -122,11 +122,10 @@ def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 
 
 def read_environments(path: str) -> list[dict[str, str]]:
-    """Read the environments of one or several processes from a file, see
-    :func:`parse_environments`.
+    """Read the environments of one or several processes from a file with the output of ``env``.
 
     Raises:
-        ConfigError: the file cannot be read, or has no line with a variable.
+        ConfigError: The file cannot be read, or has no line with a variable.
     """
     expected = "what env or env -0 printed"
     hint = "srun --label env > FILE"
@@ -162,7 +161,9 @@ def parse_environments(text: str) -> list[dict[str, str]]:
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
-    """Join the lines of each variable: a line that begins no variable continues the one before."""
+    """Join the lines of each variable: a line that does not begin a variable continues the previous
+    one.
+    """
     items: list[str] = []
     for line in lines:
         if items and not _BEGINS.match(line):
@@ -174,7 +175,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
 
 def _split(items: Iterable[str]) -> list[dict[str, str]]:
     environments: list[dict[str, str]] = []
-    # Skip an item without `=`: it is no variable, but something that the task has printed before.
+    # Skip an item without `=`: it is not a variable, but something that the task printed before.
     for name, equals, value in (item.partition("=") for item in items):
         if equals and (not environments or name in environments[-1]):
             environments.append({})

@@ -1,6 +1,6 @@
 """Explain every value that srunddp decides for a rank: what decided it, and what was not chosen.
 
-The decisions are those of the steps of a run. If one of them fails, the values that depend on it
+Each decision is made by the code that makes it in a run. If one fails, the values that depend on it
 are left out.
 """
 
@@ -49,7 +49,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"\s*(\d+|(GPU|MIG)-\S+)\s*")
 _CUDA_RULE = "no GPU: cpu; one: cuda:0; one for each rank of the node: cuda:LOCAL_RANK"
 _THREADS_RULE = (
-    "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the"
+    "torch's choice, with Trainer at most this rank's CPUs; its share of them if ranks share the"
     " node"
 )
 _OFFLINE_RULE = (
@@ -62,9 +62,9 @@ class Row:
     """One value of a rank, and its explanation.
 
     Attributes:
-        name, value: as text; the value is ``?`` if it is not known.
-        why: the variable, line or rule that decided the value.
-        not_chosen: what else could have decided it, each with the reason why it did not.
+        name, value: Both as text; the value is ``?`` if it is not known.
+        why: The variable, line or rule that decided the value.
+        not_chosen: What else could have decided it, each with the reason why it did not.
     """
 
     name: str
@@ -78,9 +78,9 @@ class ExplainOptions:
     """The options of the command line; None for an option that was not given.
 
     Attributes:
-        limits: by name, the seconds of each time limit, and what set it.
-        offline: whether ``--offline`` was given.
-        staged: what ``stage push`` has copied to this node; None without ``--staged``.
+        limits: By name, the seconds of each time limit, and the option or variable that set it.
+        offline: Whether ``--offline`` was given.
+        staged: What ``stage push`` has copied to this node; None without ``--staged``.
     """
 
     backend: str | None = None
@@ -99,9 +99,9 @@ def explain(
     """Explain the values of one rank.
 
     Args:
-        variables: the rank's environment variables.
-        asked: the options of the command line.
-        links: the interfaces of the rank's node; None if the rank is on another machine.
+        variables: The rank's environment variables.
+        asked: The options of the command line.
+        links: The interfaces of the rank's node; None if the rank is on another machine.
     """
     # Guess the rank first, so that the lines have its number even if detect() fails.
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
@@ -116,13 +116,13 @@ class Explanation:
     """The explanation of one rank.
 
     Attributes:
-        variables: the rank's environment variables.
-        asked: the options of the command line.
-        links: the interfaces of the rank's node; None if the rank is on another machine.
-        rank: the rank's number, as far as it is known.
-        rows: all values that could be decided.
-        notes: remarks for the user that are no errors.
-        errors: the errors that would end the run.
+        variables: The rank's environment variables.
+        asked: The options of the command line.
+        links: The interfaces of the rank's node; None if the rank is on another machine.
+        rank: The rank's number, as far as it is known.
+        rows: All values that could be decided.
+        notes: Remarks for the user that are not errors.
+        errors: The errors that would end the run.
     """
 
     variables: Mapping[str, str]
@@ -140,7 +140,7 @@ class Explanation:
 
     @property
     def text(self) -> str:
-        """The explanation for people: a line for each value, each alternative that was not chosen,
+        """The explanation as text: a line for each value, each alternative that was not chosen,
         each note and each error; each line begins with the rank.
         """
         lines = []
@@ -203,7 +203,7 @@ class Explanation:
         if self.links is not None:
             return detect(self.variables, channel=self.asked.channel)
         # The variables are of a process on another machine. Leave out _PTY, because its terminal
-        # cannot be looked at from here. No process has the number 0, which means that it is unknown
+        # cannot be looked at from here. pid=0, which no process has, means that nobody knows
         # whether srun itself started the process.
         known = {name: value for name, value in self.variables.items() if name != _PTY}
         self.notes += [
@@ -398,7 +398,7 @@ class Explanation:
         visible = len(list(takewhile(_DEVICE.fullmatch, self.variables[_VISIBLE].split(","))))
         if not visible:
             return Row("device", "cpu", f"{shown}: no GPU")
-        why = f"{visible} visible, {shown}, if they are there"
+        why = f"{visible} visible, {shown}, if they exist"
         if found is None or (local_size is None and visible > 1):
             return Row("device", UNKNOWN, why)
         try:

@@ -1,5 +1,5 @@
-"""The commands ``srunddp ifaces scan``, ``srunddp ifaces check`` and ``srunddp ifaces show``, for
-administrators who write ifaces.conf.
+"""Provides the commands ``srunddp ifaces scan``, ``srunddp ifaces check`` and ``srunddp ifaces
+show``, for administrators who write ifaces.conf.
 """
 
 import datetime
@@ -78,7 +78,7 @@ def scan(
     mpirun --map-by node srunddp ifaces scan -o ifaces.conf
     srun -N8 -w rack[9-10] --ntasks-per-node=1 --mpi=pmi2 srunddp ifaces scan --merge ifaces.conf
 
-    With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface
+    With PMI or MPI, rank 0's name need not resolve yet. Exit code 69 when a node has no interface
     that reaches others.
     """
     sys.exit(_scan(_ScanOptions(output, merge, channel, port, timeout)))
@@ -163,15 +163,15 @@ def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int
             hint="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
         )
     # Do not overwrite the file: all jobs of the cluster may depend on it. lexists() also finds a
-    # link that leads nowhere.
+    # broken link.
     if output and os.path.lexists(output):
         raise ConfigError(
-            f"{output} is there", expected="a new file", hint="remove it, or name another with -o"
+            f"{output} exists", expected="a new file", hint="remove it, or name another with -o"
         )
 
 
 def add_entries(text: str, merged: str) -> None:
-    """Add entries at the end of a file, whose content, comments included, stays as it is.
+    """Append entries to a file. Its content, also the comments, stays as it is.
 
     Args:
         text: The entries; empty if there are none to add.
@@ -232,7 +232,7 @@ def check(file: str | None, *, as_json: bool, timeout: float) -> None:
 @ifaces_option
 @json_option
 def show(node: str, ifaces: str | None, *, as_json: bool) -> None:
-    """Print which entry of ifaces.conf counts for NODE, what its ranks get from it in a job of
+    """Print which entry of ifaces.conf applies to NODE, what its ranks get from it in a job of
     several nodes, and what was not chosen. Nothing runs on NODE.
 
     \b

@@ -1,4 +1,4 @@
-"""Draft an ifaces.conf from the results of a scan: the network that reaches the most nodes, with
+"""Drafts an ifaces.conf from the results of a scan: the network that reaches the most nodes, with
 comments on why it was chosen.
 """
 
@@ -35,7 +35,7 @@ class ReachableGroup:
         """A sort key that puts the best group first.
 
         The best group has the most nodes; then the fewest broken ways, InfiniBand or RoCE, the
-        highest speed, IPv4, and addresses to which the nodes' own names lead.
+        highest speed, IPv4, and addresses to which the nodes' own names resolve.
         """
         # The slowest interface counts, because it limits the speed of an all-reduce in a ring.
         # Names come last, so that two scans of the same network give the same file.
@@ -214,10 +214,11 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
 
 
 def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) -> str:
-    """Return the `address` of a node's entry; empty if the node's own name leads to its interface.
+    """Return the `address` of a node's entry; empty if the node's own name resolves to its
+    interface.
 
-    It is a template that contains the node's name and leads there on all nodes, or else the numeric
-    address.
+    The result is a template with the node's name that resolves to the interface on all nodes, or
+    else the numeric address.
     """
     if link.named:
         return ""
@@ -227,8 +228,8 @@ def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) ->
 
 
 def _leads(scan: ScanResult, best: ReachableGroup, template: str, node: str) -> bool:
-    """Return whether the name that a template gives for a node leads to the node's interface, as
-    seen from all nodes.
+    """Return whether the name that a template gives for a node resolves to the node's interface, on
+    all nodes.
     """
     seen = scan.resolved.get(template.replace("{node}", node), ())
     own = {link.address for link in best.links[node]}

@@ -1,5 +1,5 @@
-"""Find mistakes in an ifaces.conf on a login node: in the file itself, and compared with Slurm's
-nodes.
+"""Finds mistakes in an ifaces.conf on a login node: in the file itself, and by comparing it with
+Slurm's nodes.
 """
 
 import fnmatch
@@ -27,7 +27,7 @@ _INTERFACE = re.compile(r"(ib|eth|bond|hsn)\d+|en[op]\w+")
 
 @dataclass(frozen=True)
 class EntryNodes:
-    """The nodes for which an entry counts.
+    """The nodes to which an entry applies.
 
     Attributes:
         where: File, line and column of the entry.
@@ -125,7 +125,7 @@ def evaluate(
     findings = [finding for one in entries for finding in _devices(one)]
     index = EntryIndex()
     for one in entries:
-        # Only the first entry that matches a node counts.
+        # Only the first entry that matches a node applies to it.
         taken = {item: first for item in one.items if (first := index.first(item))}
         findings += _overlaps(one, taken)
         index.add(one)
@@ -135,7 +135,7 @@ def evaluate(
 
 
 def nodes_of(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> list[EntryNodes]:
-    """Return for each entry the nodes for which it counts.
+    """Return for each entry the nodes to which it applies.
 
     Args:
         entries: The entries, in the order of the file.
@@ -179,27 +179,27 @@ def _overlaps(entry: IfacesEntry, taken: Mapping[str, IfacesEntry]) -> Iterator[
     lines = (f"line {first.where.rsplit(':', 2)[1]}" for first in mistaken.values())
     by = " and ".join(dict.fromkeys(lines))
     if whole:
-        found = f"{entry.where}: the entry never counts: all of its nodes are taken by {by}"
+        found = f"{entry.where}: the entry never applies: all of its nodes are taken by {by}"
         hint = f"remove it, or move it before {by}"
-        yield Finding(WARN, found, "an entry that counts for a node", hint)
+        yield Finding(WARN, found, "an entry that applies to a node", hint)
     else:
-        found = f"{entry.where}: the entry does not count for nodes that are taken by {by}"
+        found = f"{entry.where}: the entry does not apply to nodes that are taken by {by}"
         hint = f"remove them here or in {by}"
         yield Finding(WARN, found, "each node in one entry", hint, nodes=tuple(mistaken))
 
 
 def _devices(entry: IfacesEntry) -> Iterator[Finding]:
     """Report interfaces that look like devices, and devices that look like interfaces. These are
-    warnings, because each name is allowed and only the node can tell.
+    warnings, because each name is allowed, and only the node itself could confirm it.
     """
     for name in entry.interfaces:
         if hint := no_interface(name):
-            found = f"{entry.where}: interface {name}, which is like the name of a device"
+            found = f"{entry.where}: interface {name}, which looks like the name of a device"
             yield Finding(WARN, found, "a name as `ip link` shows it", hint)
     # NCCL finds no device with such a name, and would silently go on without InfiniBand.
     for part in re.split("[,:=^]+", entry.env.get(_HCA, "")):
         if _INTERFACE.fullmatch(part):
-            found = f"{entry.where}: env {_HCA}: {part}, which is like the name of an interface"
+            found = f"{entry.where}: env {_HCA}: {part}, which looks like the name of an interface"
             hint = f"write the device, such as mlx5_0, that `ibdev2netdev` shows for {part}"
             yield Finding(WARN, found, "a name in /sys/class/infiniband", hint)
 

@@ -1,6 +1,4 @@
-"""Try which interfaces of the nodes reach each other: the side of every rank in ``srunddp ifaces
-scan``.
-"""
+"""Tests which interfaces of the nodes reach each other, for ``srunddp ifaces scan``."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -31,8 +29,8 @@ class ScannedInterface:
         address: The first address, IPv4 before IPv6; empty if there is none.
         speed: The speed in Mbit/s; 0 if it is not known.
         passed_over: Why a training cannot use the interface; empty if it can.
-        names: Other names of the node that lead to the address.
-        named: Whether the node's own name leads to it.
+        names: Other names of the node that resolve to the address.
+        named: Whether the node's own name resolves to it.
         devices: The active InfiniBand and RoCE devices that NCCL should use with the interface.
         layer: The kind of the interface's own devices: ``InfiniBand``, or ``Ethernet`` for RoCE;
             empty if it has none.
@@ -145,7 +143,7 @@ End = tuple[str, str]
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What the nodes of a scan have found.
+    """The results of a scan.
 
     Attributes:
         ends: Every interface, by the names of node and interface.

@@ -1,6 +1,6 @@
-"""Show on any machine what ifaces.conf gives a node, and why.
+"""Shows on any machine what ifaces.conf gives a node, and why.
 
-Nothing is decided here: a rank on the node decides by the same functions.
+This module decides nothing itself: it calls the functions by which a rank on the node decides.
 """
 
 import re
@@ -26,7 +26,7 @@ _UNSEEN = "not checked, as this is not that node"
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What ifaces.conf gives a node.
+    """The settings that ifaces.conf gives a node.
 
     Attributes:
         node: The name of the node.

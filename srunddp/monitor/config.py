@@ -1,4 +1,4 @@
-"""What a rank knows of its monitoring before anything is started."""
+"""Defines how ``--monitor`` is set up for one rank."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from srunddp.util.quick_dataclass import dataclass
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """How ``--monitor`` is set up for one rank.
+    """Settings of ``--monitor`` for one rank, known before any process or thread is started.
 
     Attributes:
         folder: The folder for the files of this start of the run.
         node: The node's name, used in file names.
         rank: The rank of this process.
         samples: Whether this rank starts the node's sampler.
-        seconds: The interval between samples.
+        seconds: The interval between readings, in seconds.
         script: The user's command, for the report.
     """
 

@@ -1,13 +1,13 @@
-"""``metrics:`` in ifaces.conf: a file for each run on a node, which node_exporter's textfile
-collector reads.
+"""Writes the files of ``metrics:`` in ifaces.conf: one for each run on a node. The textfile
+collector of node_exporter reads them.
 
-The supervisor of a node's first rank writes it, in a thread: a folder that does not answer keeps
-neither the script nor the end of the run waiting. Only a site that has asked for such files imports
-this module.
+The supervisor of a node's first rank writes the file in a thread, so a folder that does not answer
+delays neither the script nor the end of the run. This module is imported only if ifaces.conf has
+``metrics:``.
 
-The text is Prometheus' format 0.0.4. node_exporter drops a file with a type of OpenMetrics or with
-timestamps, and of two files with one metric the second if its HELP or TYPE is another. So these
-stay the same in all versions.
+The text is Prometheus' text format 0.0.4. node_exporter drops a file that has timestamps or a type
+which only OpenMetrics has. If two files have the same metric with another HELP or TYPE, it drops
+the second file. So HELP and TYPE of a metric stay the same in all versions of srunddp.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from srunddp.util.kernel_file import STARTED, stat_fields
 _WITHIN = 0.5  # seconds to remove the file: the end of a run must not wait for a file system
 _MODE = 0o644  # the exporter is another user
 _CLEANS_EVERY = 6  # writes
-_OLD = 300.0  # seconds after which a file that is not written again belongs to no running process
+_OLD = 300.0  # seconds; a file that was not written for so long belongs to no running process
 _NAME_LETTERS = 200
-_ENDED = "ZX"  # states of a process whose parent has not waited for it
+_ENDED = "ZX"  # states in /proc/PID/stat: zombie and dead
 _WRITER = re.compile(r"# srunddp \S+, process (\d+) since tick (\d+) of boot (\S+) in (\S+)\n")
 
 
 @dataclass(frozen=True)
 class RunLabels:
-    """What tells the metrics of a run on a node from those of others.
+    """The labels that distinguish the metrics of one run on one node from all others.
 
     Attributes:
-        job: Slurm's number of the job; empty without Slurm.
-        step: The number of Slurm's step; without one, the run's token.
+        job: Slurm's job id; empty without Slurm.
+        step: The id of the job step; outside a job step, the run's token.
         user: The name of the run's user.
-        node: The node's name, as the launcher has it.
+        node: The node's name, as the launcher uses it.
     """
 
     job: str
@@ -54,29 +54,31 @@ class RunLabels:
 
     @property
     def file_name(self) -> str:
-        """The name of the run's file. An epilog can find those of a job by their beginning."""
+        """The name of the run's file. It begins with ``srunddp-JOB.``, so that a Slurm epilog can
+        find the files of a job.
+        """
         parts = (self.job or "none", self.step, self.user, self.node)
         name = ".".join(map(plain, parts))
         return f"srunddp-{name[:_NAME_LETTERS]}.prom"
 
     def text(self) -> str:
-        """Return the labels as they stand in each line, with the braces."""
+        """Return the labels as the text format has them in each line, with the braces."""
         pairs = (f'{name}="{escaped(value)}"' for name, value in vars(self).items())
         return f"{{{','.join(pairs)}}}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The values of the metrics; None for one that is not known, and left out.
+    """The values of the metrics. A metric whose value is None is left out of the file.
 
     Attributes:
-        ranks: The ranks on this node.
+        ranks: The number of ranks on this node.
         steps: How many steps the node's first rank has made in this start.
-        restarts: How often the ranks were started again, by Slurm or by ``--restarts``.
+        restarts: How often the run was restarted, by Slurm or by ``--restarts``.
         stalls: How many starts of the run have ended with a stall.
-        started: Unix time at which the ranks of this start had met.
-        stepped: Unix time at which the last step was seen.
-        checkpointed: Unix time at which the last checkpoint was whole.
+        started: Unix time at which the rendezvous of this start ended.
+        stepped: Unix time at which the last step was seen; None before the first.
+        checkpointed: Unix time at which the last checkpoint was complete; None before the first.
     """
 
     ranks: int
@@ -96,7 +98,8 @@ class _Metric:
     value: Callable[[RunState], float | None]
 
 
-# An interface: see the module's docstring before changing a word.
+# Sites' dashboards use the names, and node_exporter compares HELP and TYPE between files (see the
+# docstring of the module): do not change a word.
 _METRICS = (
     _Metric("srunddp_ranks", "gauge", "Ranks of the run on this node.", lambda run: run.ranks),
     _Metric(
@@ -139,15 +142,15 @@ _METRICS = (
 
 
 def escaped(value: str) -> str:
-    """Return a label's value as the text format has it between quotes; bytes that are not UTF-8
-    become question marks.
+    """Escape a label's value for the text format, which has it between quotes. Bytes that are not
+    UTF-8 become question marks.
     """
     text = value.encode(errors="replace").decode()
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def exposition(labels: RunLabels, state: RunState) -> str:
-    """Return the metrics of a run in the text format."""
+    """Return the metrics of a run in Prometheus' text format, with HELP and TYPE lines."""
     own = labels.text()
     lines = []
     for metric in _METRICS:
@@ -160,8 +163,10 @@ def exposition(labels: RunLabels, state: RunState) -> str:
 
 
 def user_name() -> str:
-    """Return the name of this process's user; its number if it has no name."""
-    # A directory service may take long over it, or not answer.
+    """Return the name of this process's effective user, or the uid if it has no name.
+
+    This may block for long: a directory service may be slow, or may not answer.
+    """
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -169,7 +174,9 @@ def user_name() -> str:
 
 
 class MetricsFile:
-    """The file of one run on this node, from the rendezvous to the end of the start."""
+    """Writes the metrics of one run on this node to a file, from the end of the rendezvous to the
+    end of the start.
+    """
 
     def __init__(
         self,
@@ -180,14 +187,15 @@ class MetricsFile:
         every: float,
         warn: Callable[[str], None],
     ) -> None:
-        """Take what the file needs; nothing is written before :meth:`start`.
+        """Set up the file. Nothing is written before :meth:`start`.
 
         Args:
-            folder: The folder of the textfile collector, which is never created.
-            labels: Returns the run's labels. It is called in the thread, as it may take long.
-            state: Returns the values; it is called in the thread.
+            folder: The folder of the textfile collector. It must exist: it is never created.
+            labels: Returns the run's labels. It may take long, so the thread calls it.
+            state: Returns the values of the metrics. The thread calls it before each write.
             every: Seconds between two writes.
-            warn: Is given one line if the file cannot be written, once.
+            warn: Prints a line for the user. It is called once at most, if the file cannot be
+                written.
         """
         self._folder = folder
         self._labels = labels
@@ -201,17 +209,18 @@ class MetricsFile:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Write the file, and again and again from now on, in a thread."""
+        """Start the thread that writes the file at once and then at regular intervals."""
         try:
             self._thread.start()
         except RuntimeError as error:  # at the limit of processes, which includes threads
             self._warn(f"no metrics of this run: {error}")
 
     def finish(self, *, stays: bool) -> None:
-        """Write no more, and remove the file; what takes longer than half a second is left undone.
+        """Stop the thread, which removes the file. Wait for this for half a second at most.
 
         Args:
-            stays: Whether the next start of this process will go on with the file.
+            stays: Keep the file, because this process becomes the next start of the run, which
+                writes to the same file.
         """
         self._stays = stays
         self._over.set()
@@ -231,7 +240,8 @@ class MetricsFile:
         writes = 0
         while True:
             self._write(path, first_line + exposition(labels, self._state()))
-            # After the write, so that the own file is not among those that are left over.
+            # Clean up after the write: until then the file's first line may be that of an earlier
+            # process, and the file would be removed.
             if writes % _CLEANS_EVERY == 0:
                 with suppress(OSError):
                     remove_left_over(self._folder)
@@ -255,16 +265,16 @@ class MetricsFile:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file by a rename in its folder, so that the exporter never reads a part of it.
+    """Replace a file by a rename in its folder, so that the exporter never reads half a file.
 
-    It is not synced: after a power cut the run is gone as well.
+    There is no fsync: a power cut ends the run too, and then nobody needs the file.
 
     Raises:
-        OSError: It cannot be written; a file that was there stays.
+        OSError: The file cannot be written; an existing one stays as it was.
     """
     temporary = path.with_name(path.name + ".tmp")
-    # A killed process may have left it. In a folder of all users it may also be a link that another
-    # user has made: O_EXCL fails instead of following it.
+    # A killed process may have left a temporary file. In a folder that all users may write to, it
+    # may also be a symbolic link by another user: O_EXCL (mode "x") fails instead of following it.
     temporary.unlink(missing_ok=True)
     try:
         with open(temporary, "xb", buffering=0) as file:
@@ -278,10 +288,10 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Remove the files of runs that were killed, as far as this user may.
+    """Remove the files of runs that were killed, as far as this user has the permission.
 
-    Whether the process of another user, of a container or of another node runs may not be seen from
-    here. Their files are removed once they are old.
+    This process cannot see whether a process of another user, container or node still runs. Files
+    of such processes are removed once they have not been written for five minutes.
 
     Args:
         folder: The folder of the textfile collector.
@@ -305,7 +315,7 @@ def _is_left_over(entry: os.DirEntry[str]) -> bool:
         return True
     if status.st_uid != os.geteuid() or not entry.name.endswith(".prom"):
         return False
-    # O_NOFOLLOW, as the file may have been replaced since.
+    # O_NOFOLLOW, because the file may have been replaced by a symbolic link since the stat.
     descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, errors="replace") as file:
         written = _WRITER.match(file.readline(_NAME_LETTERS))
@@ -315,7 +325,7 @@ def _is_left_over(entry: os.DirEntry[str]) -> bool:
 
 
 def _first_line() -> str:
-    """Return the comment that says which process writes the file."""
+    """Return the comment line that identifies the process that writes the file."""
     pid = os.getpid()
     return (
         f"# srunddp {__version__}, process {pid} since tick {_start_of(str(pid))}"
@@ -324,7 +334,7 @@ def _first_line() -> str:
 
 
 def _start_of(pid: str) -> str:
-    """Return when a process began, in ticks since the boot; empty if it is not there any more."""
+    """Return when a process started, in clock ticks since boot; empty if it has ended."""
     try:
         fields = stat_fields(pid)
     except OSError:
@@ -337,5 +347,5 @@ def _boot() -> str:
 
 
 def _namespace() -> str:
-    """Return the name of this process's namespace of process ids, such as ``pid:[4026531836]``."""
+    """Return the name of this process's PID namespace, such as ``pid:[4026531836]``."""
     return os.readlink("/proc/self/ns/pid")

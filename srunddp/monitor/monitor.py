@@ -1,9 +1,9 @@
-"""``--monitor``: a recorder for each rank and a sampler for each node, from before the rendezvous
-to the end of the run.
+"""Records a run with ``--monitor``: each rank has a recorder and each node a sampler, from before
+the rendezvous to the end of the run.
 
-The recorder writes two files for each rank: sums over the steps, every few seconds, and single
-events. It is a thread of the supervisor, so it loses nothing however the worker ends. A file that
-cannot be written does not end the run.
+The recorder of a rank writes two files: sums over the steps, every few seconds, and single events.
+It is a thread of the supervisor, so it loses nothing, however the worker ends. A file that cannot
+be written does not end the run.
 """
 
 import contextlib
@@ -37,12 +37,18 @@ _WITHIN = 0.5  # seconds to write the rest: the end of a run must not wait for a
 class Monitor:
     """Records one rank and, if the config says so, samples its node.
 
-    The methods are called in the order in which they stand here. The worker uses only ``page``, the
-    memory that it shares with the supervisor.
+    Call the methods in the order in which they are defined. The worker uses only ``page``.
+
+    Attributes:
+        page: The shared page of this rank's supervisor and worker.
     """
 
     def __init__(self, config: MonitorConfig | None = None) -> None:
-        """Open the rank's files; without a config there are none, and all methods do nothing.
+        """Open the rank's files.
+
+        Args:
+            config: How the rank is monitored; None if it is not. Then there are no files, and all
+                methods do nothing.
 
         Raises:
             ConfigError: The files cannot be written.
@@ -50,7 +56,7 @@ class Monitor:
         self.page = TelemetryPage(recording=config is not None)
         self._config = config
         self._files = _open_files(config) if config else None
-        # How many of the page's events have been written.
+        # How many events of the page have been written to the file.
         self._seen = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -90,7 +96,7 @@ class Monitor:
 
     def export(self) -> None:
         """Set the variable that tells rank 0's script the monitoring folder, before the fork."""
-        os.environ.pop(MONITOR_FOLDER, None)  # if this run was started by a process of another run
+        os.environ.pop(MONITOR_FOLDER, None)  # set if a process of another run started this run
         if self._config and self._config.rank == 0:
             # Absolute, because the script may change its working directory.
             os.environ[MONITOR_FOLDER] = str(self._config.folder.absolute())
@@ -107,8 +113,8 @@ class Monitor:
 
         The supervisor itself does not write, because a file system may be slow.
         """
-        # /proc gives the start time in ticks since boot. These count the time that the node was
-        # suspended, so compare with CLOCK_BOOTTIME: time.monotonic() leaves that time out.
+        # /proc gives the start time in clock ticks since boot, which include the time that the node
+        # was suspended. CLOCK_BOOTTIME includes it too; time.monotonic() does not.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(
             stat_fields("self")[STARTED]
         ) / os.sysconf("SC_CLK_TCK")
@@ -136,13 +142,14 @@ class Monitor:
         """Write run.json, which describes the run; called on rank 0 after the rendezvous.
 
         Args:
-            run: What is known by now.
-            more: Finds out what takes longer; run.json is then written again with that.
+            run: The facts that are known now; each key is one of run.json's.
+            more: Returns further facts, which take longer to find out. It is called in a thread,
+                and run.json is then written again with these facts added.
         """
         if self._config:
             own = {"script": self._config.script, "seconds": self._config.seconds}
-            # In a thread of its own: the recorder would lose its last rows at the end of a short
-            # run if it waited for the script's folder, or for the disk to have run.json.
+            # A separate thread: if the recorder had to wait for the script's folder or the disk, it
+            # would lose its last rows at the end of a short run.
             self._describing = threading.Thread(
                 target=_describe,
                 args=(self._config.folder / RUN, {"version": 1, **run, **own}, more),
@@ -190,7 +197,7 @@ class Monitor:
                 task = self._tasks.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
                 self._look(steps, events)
-                # If a write took longer than the interval, skip the samples missed instead of
+                # If a write took longer than the interval, skip the rows missed instead of
                 # catching up.
                 due = max(due + seconds, time.monotonic())
                 continue
@@ -222,7 +229,10 @@ def _open_files(config: MonitorConfig) -> tuple[int, int]:
     """Make the folder, and open the files for this rank's steps and marks.
 
     Returns:
-        Their descriptors, steps first.
+        The file descriptors of the steps and of the marks.
+
+    Raises:
+        ConfigError: A file cannot be opened.
     """
     name = str(config.folder / f"{config.node}.rank{config.rank}")
     steps = open_to_append(Path(name + ".steps.csv"), "--monitor-dir", STEPS.header)
@@ -240,8 +250,8 @@ def _set_restarts_aside(folder: Path) -> None:
     """Rename the folders of an earlier run's restarts: ``monitor.0.1`` beside ``monitor.0`` becomes
     ``earlier.K.monitor.0.1``, K from 1.
 
-    Otherwise they would pass for this run's last start. At a restart of this run there are none:
-    its first start has renamed them.
+    Otherwise the report would take them for the last start of this run. At a restart of this run
+    there are none left, because its first start has renamed them.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(folder.parent):

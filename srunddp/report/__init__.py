@@ -1,3 +1,3 @@
-"""The report on a monitored run: reads its files, computes figures, judges them, and writes text
-and a page with charts.
+"""Reports on a monitored run: reads its files, computes and judges figures, and writes text and a
+page with charts.
 """

@@ -1,5 +1,5 @@
-"""The notes of a report: what to change next. Each note is a rule with a threshold; a problem that
-another note explains gets no note of its own.
+"""Makes the notes of a report, which say what to change next. Each note comes from a rule with a
+threshold. A problem that another note explains gets no note of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CPUS_USED = 0.95  # as a share of the job's CPUs on a node
 # As a share of the time of the main threads. Too many threads of a rank wait mostly for each other,
 # and then its main thread waits for a CPU less than half as long as with too many processes.
 CPU_WAIT = 0.10
-# Seconds. To pass a batch from a loader worker to its rank takes some tenths of a millisecond, and
-# so does what is done once for a batch of any size.
+# Seconds. To pass a batch from a loader worker to its rank takes some tenths of a millisecond. The
+# fixed work per batch, whatever its size, takes about as long.
 SHORT_STEP = 0.005
 ROOM_FOR_A_WORKER = 0.5  # unused CPUs for each rank
 OTHER_LINK = 5.0  # how many times the traffic of the chosen link
@@ -36,7 +36,7 @@ OTHER_LINK_RATE = 2.0**20  # bytes per second
 # the traffic is something else, such as reading from a file server.
 _BALANCED = 0.1
 SLOWED = 0.05  # as a share of the readings
-# A run with fewer gets no notes: first steps and readings are not typical.
+# A run with fewer readings or steps gets no notes, because the first ones are not typical.
 FEWEST_READINGS = 5
 FEWEST_STEPS = 10
 _MOSTLY = 0.5  # of the time; with less in training steps, other phases are to blame
@@ -46,7 +46,7 @@ TIME_USED = 0.40  # as a share of the limit; jobstats has the same one
 TIME_SAVED = 1800.0  # seconds
 MEMORY_USED = 0.50  # as a share of the limit
 MEMORY_UNUSED = 4 * 2.0**30  # bytes
-# What the hints of notes on GPUs end with, until their runs before and after have been made on one.
+# Ends the hints of notes on GPUs, until a run on a GPU has shown that the hint helps.
 UNTRIED = " (this note has not been tried on a GPU yet)"
 
 
@@ -56,7 +56,7 @@ class Advice:
 
     Attributes:
         rule: The name of the rule.
-        found: The figure, and what it belongs to.
+        found: The figure, and the ranks, nodes or GPUs that it is about.
         threshold: The limit that the figure passes; may be empty.
         hint: What to change next.
         cost: The share of the step time that is lost; None if unknown.
@@ -147,7 +147,9 @@ def _not_finite(summary: Summary) -> Advice | None:
 
 
 def _gpu_faults(summary: Summary) -> list[Advice]:
-    """Make a note for each GPU with a fault. All its faults are in it, as one explains another."""
+    """Make one note for each GPU with faults. It has all of the GPU's faults, because one often
+    explains another.
+    """
     faults = group_by_key(((each.node, each.index, each.uuid), each) for each in summary.gpu_faults)
     found = []
     for (node, index, uuid), several in faults.items():
@@ -208,8 +210,8 @@ def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
 
 
 def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | None:
-    """Make the note. It tells the cost of slow ranks on these nodes if they get no note of their
-    own.
+    """Make the note on throttled GPUs. If slow ranks on their nodes get no note of their own, this
+    note gives their cost.
     """
     if not slowed:
         return None
@@ -239,11 +241,12 @@ def devices(gpus: list[GpuFigures]) -> str:
 
 
 def slow_ranks(summary: Summary) -> str:
-    """Return a line on ranks that are slower than the others, for the log while the job runs; empty
-    if there are none, or if the run is too short to conclude anything.
+    """Describe the ranks that are slower than the others, for the log while the job runs.
 
-    It says only what was measured: how much longer their own part of a step takes, and whether that
-    is their wait for data. The notes of the report may tell why.
+    Returns:
+        One line with what was measured: how much longer their own part of a step takes, and whether
+        that is the wait for data. It names no reason; the notes of the report may do so. Empty if
+        there are no such ranks, or if the run is too short to conclude anything.
     """
     if too_short(summary):
         return ""
@@ -260,8 +263,8 @@ def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
     else:
         why = f"{them} own work, not the wait for data"
     hint = (
-        f"look at the storage as {node} sees it, and at what {them} part of the data has that"
-        " others have not"
+        f"see how fast {node} reads from the storage, and how {them} part of the data differs from"
+        " that of others"
     )
     if not by_data:
         alone = "see what rank 0 alone does in each step, such as writing in a callback; "
@@ -272,7 +275,7 @@ def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
         hint = f"{alone if stragglers.ranks == (0,) else ''}see what else runs on {node}{leave}"
     return Advice(
         "slow rank",
-        f"{_excess(stragglers)}; it is {why}",
+        f"{_excess(stragglers)}; the extra time is {why}",
         f"above {format.percent(DATA_WAIT)}",
         hint,
         stragglers.share,
@@ -283,13 +286,13 @@ def _excess(stragglers: Stragglers) -> str:
     several = len(stragglers.ranks) > 1
     who = f"rank{'s' * several} {ranges(stragglers.ranks)} on {format.nodes(stragglers.nodes)}"
     return (
-        f"{who}: {format.duration(stragglers.excess)} more of {'their' if several else 'its'} own"
-        f" in each step than the others, {format.percent(stragglers.share)} of the step time"
+        f"{who}: {format.duration(stragglers.excess)} longer for {'their' if several else 'its'}"
+        f" part of each step than the others, {format.percent(stragglers.share)} of the step time"
     )
 
 
 def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
-    # A rank that alone waits for data has a note of its own.
+    # A rank that is the only one to wait for data has its own note.
     others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
     usual = _usual([share(each.data_s, each.step_s) for each in others])
     steady = _usual([each.steady_wait_share for each in others])
@@ -303,11 +306,11 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
 
 
 def _quicker_data(summary: Summary) -> str:
-    """Tell how a run whose ranks wait for data gets it sooner.
+    """Return the hint for a run whose ranks wait for data.
 
-    What helps depends on what holds the loader up. More workers help as long as there are CPUs that
-    they can use, also where they wait for storage. On full CPUs they would only take turns. In very
-    short steps a batch costs more on its way from a worker than it takes to be made.
+    What helps depends on the bottleneck of the loader. More workers help as long as there are
+    unused CPUs, also if the workers wait for storage. On busy CPUs they would only take turns. If
+    steps are very short, passing a batch from a worker to the rank takes longer than making it.
     """
     workers = summary.loader_workers
     if summary.step_s is not None and summary.step_s < SHORT_STEP:
@@ -327,7 +330,8 @@ def _quicker_data(summary: Summary) -> str:
     if workers is None or room is None:
         more = "more --dataloader.num_workers"
     else:
-        # One worker reads no quicker than the rank itself: it only reads while the rank computes.
+        # One worker reads no faster than the rank itself would; it only reads at the same time as
+        # the rank computes. So suggest two at least.
         wanted = max(2, workers + max(1, int(room)))
         more = f"--dataloader.num_workers={wanted} (now {workers})"
     return f"{more}; where that does not help, data on faster storage (srunddp stage)"
@@ -441,7 +445,7 @@ def carried(node: NodeFigures) -> float:
 
 
 def _time_limit(summary: Summary) -> Advice | None:
-    """Note a time limit that is far longer than the whole run took."""
+    """Make a note if the time limit is far longer than the whole run."""
     limit = summary.time_limit_s
     used = max(summary.seconds, summary.job_s or 0.0)
     # If the run continued from a checkpoint, its time says nothing about the whole training. The
@@ -469,7 +473,7 @@ def _time_limit(summary: Summary) -> Advice | None:
 
 
 def _memory(summary: Summary) -> Advice | None:
-    """Note a memory request that is far above the highest use on any node."""
+    """Make a note if the memory request is far above the highest use on any node."""
     known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
     # A run that was killed for its memory may have needed all of it between two readings.
     if not known or not summary.steps or not summary.ending.finished:

@@ -1,4 +1,4 @@
-"""The time axis that all charts of a page share, and the values in each of its columns."""
+"""Defines the time axis that all charts of a page share, and sorts values into its columns."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

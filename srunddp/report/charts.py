@@ -1,4 +1,4 @@
-"""Charts over time: panels with a value axis, heat maps, and bars."""
+"""Draws charts over time: panels with a value axis, heat maps, and bars."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -74,8 +74,8 @@ class Chart:
         from_zero: Whether the value axis includes 0; else it begins near the lowest value.
         limit: A value at which a line is drawn across the panel; 0 for none.
         joined: Whether lines skip columns without a value instead of having a gap there.
-        figure: What the legend says of the series, as the summary has it; empty for the median and
-            the range of what is drawn, which other averages may differ from.
+        figure: The figure of the summary that the legend shows. If it is empty, the legend shows
+            the median and the range of the drawn values, which may differ from the summary's mean.
         note: A text that follows the title.
     """
 
@@ -151,11 +151,11 @@ class Chart:
         return time / self.axis.end * _WIDTH
 
     def _shapes(self, colour: str, found: Sequence[Range], values: "_ValueAxis") -> Iterator[Shape]:
-        """Yield the band and the line of one series; they start anew after each gap."""
+        """Yield the band and the line of one series. A new band and line begin after each gap."""
         middles = [self._x((begin + end) / 2) for begin, end in self.axis.columns]
         places = list(zip(middles, found, strict=True))
-        # Such a series has fewer points than there are columns: with gaps, each point would stand
-        # alone.
+        # A series with ``joined`` has fewer points than there are columns: with gaps, each point
+        # would stand alone.
         if self.joined:
             places = [(x, each) for x, each in places if each.is_known]
         for is_known, group in groupby(places, key=lambda place: place[1].is_known):

@@ -1,4 +1,4 @@
-"""The command ``srunddp report``. Only this module of the report prints and exits."""
+"""Provides the command ``srunddp report``. Only this module of the report prints and exits."""
 
 import contextlib
 import shutil
@@ -29,7 +29,8 @@ _AGAIN = 60.0  # seconds between two summaries that are printed one below the ot
 _INDENT = 4  # columns before continuation lines, if the terminal is too narrow for a line
 # Move the cursor to the upper left corner, and erase everything after it.
 _CLEAR = "\x1b[H\x1b[J"
-# The version of --json. Raise it when a key goes, or means something else; not when one is added.
+# The version of --json. Raise it when a key is removed or changes its meaning, not when one is
+# added.
 JSON_VERSION = 1
 
 

@@ -1,4 +1,4 @@
-"""Read the files of a monitored run. A last line without a line end is left out."""
+"""Reads the files of a monitored run. A last line without a line end is left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse
 from srunddp.util.sample_files import GPU_FAULTS, MARKS, THROTTLED, SampleFile, Use
 
-_MOST = 1500  # points kept of each series, about as many as a picture has columns
+_MOST = 1500  # points kept of each series; a chart has fewer columns than that
 _BLOCK = 1024  # rows read at once
 # A number outside this range is not a time in Unix seconds.
 _EARLIEST = 1e9  # in 2001
@@ -57,12 +57,12 @@ def samples(path: Path, kind: SampleFile) -> dict[str, TimeSeries]:
 
     Returns:
         The series in the file by key (a rank, link or GPU; "" if the file is about one thing), with
-        Unix time. Empty if it is no such file.
+        Unix time. Empty if the file is missing or has other columns.
     """
     rows = _rows(path)
     header = next(rows, [])
-    # The header is missing if the writer ended before its first line, or the file is another
-    # program's.
+    # The header is missing if the writer ended before it wrote the first line, or if another
+    # program wrote the file.
     if "time" not in header or (kind.key and kind.key not in header):
         return {}
     numeric = ("time", *kind.having(Use.COUNTER, Use.GAUGE))
@@ -139,7 +139,7 @@ def _number(text: str) -> float:
 
 
 def marks(path: Path, rank: int) -> list[Mark]:
-    """Read the marks of one rank, with Unix time; empty if it is no marks file."""
+    """Read the marks of one rank, with Unix time; empty if the file is no marks file."""
     rows = _rows(path)
     # Compare only the known columns: a newer version may have added others after them.
     if next(rows, [])[:3] != list(MARKS.names):
@@ -151,7 +151,7 @@ def marks(path: Path, rank: int) -> list[Mark]:
 
 
 def gpu_faults(path: Path, node: str) -> list[GpuFaultFigures]:
-    """Read the faults of one node's GPUs, with Unix time; empty if it is no such file."""
+    """Read the faults of one node's GPUs, with Unix time; empty if the file has other columns."""
     rows = _rows(path)
     if next(rows, [])[: len(GPU_FAULTS.names)] != list(GPU_FAULTS.names):
         return []

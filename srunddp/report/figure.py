@@ -1,4 +1,4 @@
-"""The parts of a chart before it is written as HTML; see ``templates/chart.html``.
+"""Defines the parts of a chart before ``templates/chart.html`` writes it as HTML.
 
 Only the canvas, which has units of its own, is stretched to the width of the page. Text has a fixed
 size in pixels and its position is in percent, so it stays readable in wide and narrow windows.

@@ -1,4 +1,4 @@
-"""Write figures for people, alone and in tables."""
+"""Formats figures for people, alone and in tables."""
 
 import datetime
 import math
@@ -116,10 +116,10 @@ def nodes(names: Iterable[str]) -> str:
 
 
 def exclude(names: Iterable[str]) -> str:
-    """Write the option that leaves nodes out, as a word for a shell.
+    """Write the option that excludes nodes, as one word for a shell.
 
-    The names are those of a run's files, which may be somebody else's. Slurm's own notation needs
-    no quotes.
+    The names come from the files of a run, perhaps another user's, so unusual ones are quoted.
+    Slurm's notation for node names needs no quotes.
     """
     word = f"--exclude={nodes(names)}"
     return word if re.fullmatch(r"[\w.,=\[\]-]+", word, re.ASCII) else shlex.quote(word)
@@ -130,7 +130,7 @@ class Cell(NamedTuple):
 
     Attributes:
         words: The text that is shown.
-        value: The same as a number; None if the cell is not a figure.
+        value: The figure as a number; None if the cell is not a figure.
         apart: If the value differs from the column's median by more than this, the row is an
             outlier.
     """

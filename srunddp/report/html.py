@@ -1,4 +1,5 @@
-"""The report as a single HTML file that contains the charts, needs no script and loads nothing.
+"""Writes the report as a single HTML file that contains the charts, needs no script and loads
+nothing.
 
 The layout is in ``templates``. jinja2 escapes all texts that come from the run.
 """

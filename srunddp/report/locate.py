@@ -1,4 +1,4 @@
-"""Find the files of a run, from a folder or a job's number."""
+"""Finds the files of a run by a folder or a job id."""
 
 import os
 import re
@@ -17,7 +17,7 @@ Start = tuple[int, int]
 
 
 def start_of(folder: Path) -> Start | None:
-    """Read from its name which start of a run a folder ``monitor.N`` or ``monitor.N.G`` holds.
+    """Return the start of a run whose files are in a folder ``monitor.N`` or ``monitor.N.G``.
 
     Returns:
         None for a folder with another name.
@@ -30,7 +30,7 @@ def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
     """Find the folder of the start that the user means.
 
     Args:
-        what: A folder, or a job's number: ``4711``, ``4711.0`` or ``4711_3``.
+        what: A folder, or a job id: ``4711``, ``4711.0`` or ``4711_3``.
         monitor_dir: The folder in which a job's folder is searched.
         restart: The number of the start, as in ``monitor.N``; None for the last.
 
@@ -99,7 +99,7 @@ def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:
     number = match["number"]
     step = match["step"]
-    # A task of an array is a job of its own. Its folder has that job's number, which only Slurm
+    # A task of an array is a job of its own. Its folder has the id of that job, which only Slurm
     # knows.
     if match["task"]:
         runs = []

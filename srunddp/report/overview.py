@@ -1,4 +1,4 @@
-"""The run at a glance: up to five figures with bars, and why the run failed."""
+"""Shows a run at a glance: up to five figures with bars, and why the run failed."""
 
 import os
 import shlex
@@ -13,9 +13,9 @@ from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _CODES = {  # exit codes of a script's process, or of srunddp itself
     1: "an exception",
-    69: "a node or Slurm did not do its part",
+    69: "Slurm or a node was not available",
     78: "the configuration is wrong",
-    124: "the training stood still",
+    124: "a stall: no rank made a step",
     134: "SIGABRT, often a C++ library that gave up",
     137: "SIGKILL, often out of memory",
     139: "SIGSEGV, a crash in native code",
@@ -71,7 +71,7 @@ def _tile(name: str, part: float | None, detail: str) -> Tile:
 
 
 def _throughput(summary: Summary) -> Tile:
-    """Return a figure without a bar, because there is no rate of which it would be a part."""
+    """Return the tile of the throughput. It has no bar, because no highest rate is known."""
     if summary.throughput.per_s is None:
         return Tile("samples/s", format.UNKNOWN, None, "not measured")
     detail = f"{format.count(len(summary.ranks), 'rank')} together"
@@ -118,7 +118,7 @@ def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, st
 
 
 def failure(summary: Summary) -> Advice | None:
-    """Tell who failed, and why.
+    """Describe which rank failed and why.
 
     Returns:
         None if the run ended well, has no failure so far, or stopped with a checkpoint.

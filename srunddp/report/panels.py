@@ -1,4 +1,4 @@
-"""The sections of the page that have charts, each with a sentence on what could not be drawn."""
+"""Makes the sections of the page that have charts, with a sentence on what could not be drawn."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _FEW = 0.25  # if a larger share than this differs, none counts as an outlier
 # How far from the median a GPU must be to stand out.
 _LESS_USED = 10.0  # per cent
 _HOTTER = 10.0  # °C
-# CPUs of a node waiting for storage, on average, from which that chart is drawn
+# The chart of CPUs that wait for storage is drawn if more than this wait on average on a node.
 _WAITING_CPUS = 0.1
 
 
@@ -123,8 +123,8 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         (f"rank {rank}", each.ratios("step_s", "steps")) for rank, each in run.steps.items()
     )
     waits = ((f"rank {rank}", each.ratios("data_s", "step_s")) for rank, each in run.steps.items())
-    # The summary's means, as the legends' medians of what is drawn would be other numbers for the
-    # same thing.
+    # The legends show the summary's means: the medians of the drawn values would be different
+    # numbers for the same figure.
     throughput = Chart(
         "Throughput",
         axis,
@@ -160,7 +160,7 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 
 
 def _on_average(figure: str, where: str = "") -> str:
-    """Return a legend's words for a figure of the summary; empty where it is not known."""
+    """Return the legend's text for a figure of the summary; empty if the figure is unknown."""
     if figure == format.UNKNOWN:
         return ""
     return f"{figure} on average{where}"

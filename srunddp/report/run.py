@@ -1,4 +1,4 @@
-"""Read one start of a run, and put all series on one time axis: seconds since its start."""
+"""Reads one start of a run, and puts all series on one time axis: seconds since its start."""
 
 import math
 import re
@@ -157,10 +157,10 @@ class RunData:
 
 
 class _Layout(NamedTuple):
-    """What run.json says about ranks and nodes.
+    """The ranks and nodes in run.json.
 
     Attributes:
-        ranks: The node of each rank; empty if run.json does not say.
+        ranks: The node of each rank; empty if run.json does not have it.
         nodes: The node names, each under the form that is used in file names.
     """
 
@@ -382,7 +382,7 @@ def _unix_time(text: object) -> float:
 
 
 def ending(run: RunData, now: float) -> RunEnd:
-    """Find out how a run ended, as far as its files tell.
+    """Find out how a run ended, as far as its files show it.
 
     Args:
         run: The files of the run.
@@ -411,7 +411,7 @@ def ending(run: RunData, now: float) -> RunEnd:
 
 
 def moves(run: RunData) -> Iterator[str]:
-    """Yield a sentence for each node that was lost before this start, on where its ranks went.
+    """Yield a sentence for each node that was lost before this start: where its ranks are now.
 
     Only starts that ``--restarts`` made since the last requeue are compared.
     """

@@ -1,4 +1,4 @@
-"""Add to a summary what only Slurm knows."""
+"""Completes a summary by what only Slurm knows."""
 
 import re
 from dataclasses import replace
@@ -11,9 +11,8 @@ _GONE = ("not found", "Invalid job id")  # in scontrol's answer
 
 
 def completed(summary: Summary) -> Summary:
-    """Add what Slurm knows about the run's job.
-
-    That is whether the step is over, the job's time limit, and how long the job has lasted.
+    """Ask Slurm whether the job step is over, for the job's time limit, and how long the job has
+    lasted, and add the answers to a summary.
     """
     step = f"{summary.job}.{summary.step}"
     if not _STEP.fullmatch(step):  # Slurm did not start the run
@@ -25,7 +24,7 @@ def completed(summary: Summary) -> Summary:
             summary, ending=replace(summary.ending, running=not any(word in said for word in _GONE))
         )
     known = slurm_command.job(summary.job)
-    # Asked for an array's number, Slurm may answer with one of its tasks, which is another run.
+    # For the id of a job array, Slurm may answer with one of its tasks, which is another run.
     if known is None or known.number != summary.job:
         return summary
     return replace(

@@ -1,4 +1,4 @@
-"""Compute the figures of a run from its series."""
+"""Computes the figures of a run from its series."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from srunddp.report.summary import (
     share,
 )
 
-# Shares of the intervals: what occurs in fewer of them is a stall, not a property of the run.
+# Shares of the intervals. A high value in fewer intervals is a stall, not a property of the run.
 _SLOW = 0.25
 _WAITING = 0.1
 
@@ -226,7 +226,7 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
 
 
 def _loader_workers(run: RunData) -> int | None:
-    """Return how many processes of a rank read; where ranks differ, the most."""
+    """Return how many processes of a rank read data; if the ranks differ, the highest number."""
     known = [mark.value for mark in run.marked("fit").values() if mark.value >= 0]
     if known:
         return int(max(known))

@@ -1,4 +1,4 @@
-"""The figures of a run, from which notes, text and page are made. None stands for unknown.
+"""Defines the figures of a run, from which notes, text and page are made. None means unknown.
 
 The names of the fields are the keys of ``--json``.
 """
@@ -52,11 +52,11 @@ class RankFigures:
         steps: The number of steps.
         step_s: Mean seconds per step, including waits. If steps are only counted, pauses are
             included.
-        own_s: The same without the backward pass, in which a rank waits for the others.
+        own_s: Mean seconds per step without the backward pass, in which a rank waits for others.
         data_s: Mean seconds per step of waiting for data, a part of ``own_s``.
         steady_s: ``own_s``, or the time that a quarter of the intervals exceeds, whichever is less:
             a single long stall does not make a slow rank.
-        steady_work_s: The same for ``own_s`` without ``data_s``.
+        steady_work_s: As ``steady_s``, but of ``own_s`` without ``data_s``.
         steady_wait_share: The share of the step time spent waiting for data, or the share that a
             tenth of the intervals exceeds, whichever is less.
         longest_s: Seconds of the longest step.
@@ -124,8 +124,8 @@ class NodeFigures:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """The figures of one GPU: means from the first step to the last; of memory and temperature the
-    highest.
+    """The figures of one GPU: means from the first step to the last, but the highest values of
+    memory and temperature.
 
     Attributes:
         readings: The number of readings behind the means.
@@ -152,13 +152,14 @@ class GpuFigures:
 
 @dataclass(frozen=True)
 class GpuFaultFigures:
-    """A fault of a GPU; ``kind`` tells whose it is: ``hardware``, ``program`` or ``other``.
+    """A fault of a GPU.
 
     Attributes:
         index, uuid: NVML's names of the GPU or the MIG instance.
-        fault: The fault in a few words.
-        xid: The number of the Xid; None if it is none.
-        at_s: When it was noticed.
+        fault: A short description.
+        kind: Where the fault is: ``hardware``, ``program`` or ``other``.
+        xid: The number of NVIDIA's Xid; None if the fault is no Xid.
+        at_s: When the fault was noticed, in seconds since the start.
     """
 
     node: str
@@ -223,12 +224,12 @@ class Summary:
         launches: Beginning and end of each launch phase, by rank and phase.
         folder: The run's folder, which also holds its logs unless they have a folder of their own.
         moves: Sentences on lost nodes and on where their ranks went.
-        loader_workers: How many processes of a rank read the training data, 0 where the rank itself
-            does; None if unknown.
+        loader_workers: How many processes of a rank read the training data; 0 if the rank itself
+            reads it; None if unknown.
         options: The options of ``srunddp run``, by the names of their parameters.
         settings: The settings of ``Trainer``, in their groups.
-        git_commit: The commit of the script's folder; empty if it is none of git's.
-        versions: The version of each package that is there, and of Python.
+        git_commit: The commit of the script's folder; empty if git does not manage the folder.
+        versions: The versions of the installed packages that matter, and of Python.
         job_s: How long the job has lasted with all its steps; None if Slurm was not asked.
     """
 

@@ -1,4 +1,4 @@
-"""The summary as text for a terminal, at most 120 columns wide."""
+"""Writes the summary as text for a terminal, at most 120 columns wide."""
 
 import math
 import re
@@ -78,7 +78,9 @@ def figures(summary: Summary) -> dict[str, str]:
 
 
 def heading(summary: Summary) -> list[str]:
-    """Tell what ran where and when, and how it ended, unless the failure is shown separately."""
+    """Return the lines on what ran, where and when, and on how it ended, unless the failure is
+    shown separately.
+    """
     if summary.script:
         script = f": {summary.script}"
     else:
@@ -173,7 +175,9 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return warnings on the figures: too few readings, nodes without any, clocks that differ."""
+    """Return warnings on the figures: too few readings, nodes without readings, clocks that
+    differ.
+    """
     silent = [each.node for each in summary.per_node if not each.readings]
     if silent:
         none = f"no readings of {format.nodes(silent)}"
@@ -181,7 +185,7 @@ def remarks(summary: Summary) -> list[str]:
         none = ""
     return [*filter(None, [too_short(summary), none])] + [
         f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock_s))} "
-        f"{'ahead of' if each.clock_s > 0 else 'behind'} rank 0's: taken out"
+        f"{'ahead of' if each.clock_s > 0 else 'behind'} rank 0's: corrected in this report"
         for each in [each for each in summary.per_node if each.clock_s][:_MOST]
     ]
 
@@ -236,12 +240,11 @@ def _checkpoints(summary: Summary) -> str:
     found = summary.checkpoints
     part = share(summary.checkpoints.stood_s, summary.seconds)
     if found.background_s:
-        beside = f", {format.duration(found.background_s)} of writing beside it"
+        beside = f", written in the background for {format.duration(found.background_s)}"
     else:
         beside = ""
     stood = (
-        f"training stood still for {format.duration(found.stood_s)}, {format.percent(part)} of"
-        " the run"
+        f"training paused for {format.duration(found.stood_s)}, {format.percent(part)} of the run"
     )
     if found.count:
         return f"{found.count}: {stood}{beside}"

@@ -31,7 +31,7 @@ def run(**given: Any) -> None:
     Python's own options are given as variables: PYTHONUNBUFFERED=1, PYTHONOPTIMIZE=1.
     """
     command = RunCommand.from_click(given)
-    inherited = inherited_start()  # before anything of this process is changed
+    inherited = inherited_start()  # before anything in this process changes
     environment = None
     try:
         if command.explain:
@@ -43,5 +43,5 @@ def run(**given: Any) -> None:
         ended = start(plan, inherited)
     except SrunddpError as error:
         leave(error, environment, inherited.rejoin)
-    # The supervisor; its worker has become the script in start(), and ends there.
+    # Only the supervisor gets here: in start() the worker becomes the script, and ends.
     exit_without_teardown(ended.exit_code, by=ended.ends_by)

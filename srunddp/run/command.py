@@ -11,8 +11,8 @@ from click.core import ParameterSource
 from srunddp.supervisor.limits import LOST_AFTER
 from srunddp.util.quick_dataclass import dataclass
 
-# The defaults of options that no other command has; of others they stand beside their use.
-# If the run goes on without a node, taking it for lost too early costs little.
+# Defaults of options that only this command has; other defaults stand beside their use. If the run
+# can go on without a node, giving a node up too early costs little.
 _LOST_AFTER_IF_NODES_CHANGE = 15.0
 LOST_AFTER_HELP = (
     f"[default: {LOST_AFTER:.0f}s; with --spare-nodes or --min-nodes"
@@ -30,8 +30,9 @@ def default_lost_after(spare_nodes: int, min_nodes: int = 0) -> float:
 
 
 def is_chosen(parameter: str) -> bool:
-    """Tell whether the user has given a parameter of the command that runs now, so that its value
-    is no default. Only the thread in which the command began can tell.
+    """Return whether the user has given a parameter of the running command, so that its value is
+    not the default. Call this in the thread in which the command began: click knows the command
+    only there.
     """
     context = click.get_current_context(silent=True)
     if context is None:
@@ -59,10 +60,10 @@ class RunCommand:
         min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 for all.
         stall_timeout: Seconds without a step of any rank after which the run stops; 0 for no limit.
         lost_after: Seconds without an answer after which a node is lost.
-        grace: Seconds that a failed or stopped script may take to end, and one that handles
-            SIGTERM.
-        signal_grace: Seconds that the other ranks may save after one has ended by the launcher's
-            signal.
+        grace: Seconds that a script may take to end after it has failed or stopped, or if it
+            handles SIGTERM.
+        signal_grace: Seconds that the other ranks may still save after one rank has ended by the
+            launcher's signal.
         fast_exit: Whether to skip Python's teardown at the end of the script.
         result: The file for exit code and restarts; None for none.
         log_dir: The folder for the ranks' output; None to write no files.
@@ -113,7 +114,7 @@ class RunCommand:
     def from_click(cls, given: Mapping[str, Any]) -> RunCommand:
         """Take the parameters that click passes to the command.
 
-        Only here are they looked up by name.
+        No other code looks them up by name.
         """
         return cls(
             script=given["script"],

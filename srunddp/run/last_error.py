@@ -1,4 +1,4 @@
-"""An error that ends a rank before its script runs: exactly one rank prints it."""
+"""Errors that end a rank before its script runs. Exactly one rank prints each of them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def leave_before_meeting(
     options: RendezvousOptions,
     interface: SelectedInterface | None,
 ) -> NoReturn:
-    """Tell the other ranks about an error that comes before the rendezvous, and end this process.
+    """Tell the other ranks about an error before the rendezvous, and end this process.
 
     Args:
         error: The error on this rank.
         environment: This rank's environment.
-        options: How the ranks would have met.
+        options: The options of the rendezvous.
         interface: This rank's interface; None if none was selected yet.
     """
     if environment.rank == 0:
@@ -61,7 +61,7 @@ def leave(
     *,
     printer: Printer | None = None,
 ) -> NoReturn:
-    """Print an error if this is the rank to do so, and end this process with the error's exit code.
+    """Print an error if this rank is the one to do so; end this process with the error's exit code.
 
     Args:
         error: The error on this rank.
@@ -75,7 +75,7 @@ def leave(
     may_be_cut_off = replaces_lost_ranks and error.scope is not Scope.JOB
     if may_be_cut_off and environment and environment.rank:
         error = RendezvousError(
-            f"{environment.node} has not met the others again: {error.found}", scope=Scope.NODE
+            f"{environment.node} did not rejoin the other ranks: {error.found}", scope=Scope.NODE
         )
     _show(error, printer or _printer(error, environment))
     if may_be_cut_off:

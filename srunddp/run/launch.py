@@ -1,6 +1,6 @@
 """The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it.
 
-The order of the steps in :func:`launch` matters; exchanging two of them breaks something:
+The order of the steps in :func:`launch` matters; swapping two of them breaks something:
 
 1. **Find the launcher**, which the sampler of step 3 has to know. **Become a subreaper**: the
    kernel then hands orphaned descendants to this process. If that came after the fork, an orphan
@@ -9,18 +9,18 @@ The order of the steps in :func:`launch` matters; exchanging two of them breaks 
    fork, a signal in between would end only the supervisor, and the worker would go on unwatched.
    The previous mask is kept for the script.
 3. **Note the children** that a wrapper has started, before the first fork of the first start: all
-   others are the worker's or our own. **Fork the sentinel**, before the worker: what it has got
-   before that is among the pending signals of step 6. **Fork the sampler**, if this rank samples
-   its node, and the process that **watches its GPUs**. Signals are already blocked, because Slurm
-   sends them to every process of a step, and there are no threads yet (see step 7). The worker,
-   forked later, inherits the supervisor's ends of the sockets to them and closes these, because
-   they stop when their socket is closed.
-   **Export the folder of the samples**, which the script inherits with the environment.
+   later ones are the worker's or our own. **Fork the sentinel** before the worker: signals that it
+   gets before the worker exists are among the pending signals of step 6. **Fork the sampler**, if
+   this rank samples its node, and the process that **watches its GPUs**. Signals are already
+   blocked, because Slurm sends them to every process of a step, and there are no threads yet (see
+   step 7). The worker, forked later, inherits the supervisor's ends of the sockets to these
+   processes and closes them, because each process stops when its socket is closed. **Export the
+   folder of the samples**, which the script inherits with the environment.
 4. **Freeze the objects of the garbage collector**: it does not write to them any more, so the two
    processes go on sharing their memory pages. That only helps before the fork.
 5. **Fork the worker.** Each process now has all descriptors and closes those of the other. If an
-   end of their pipe stayed open on the wrong side, the other side's end would go unnoticed. The
-   pipe itself may be created at any time before.
+   end of their pipe stayed open on the wrong side, the death of the other side would go unnoticed.
+   The pipe itself may be created at any time before.
 6. **Note pending signals** without taking them. They came before the worker existed, and a forked
    process inherits none, so the supervisor has to pass them on. If this came later, signals that
    the launcher has sent to both processes would be passed on as well.
@@ -29,7 +29,7 @@ The order of the steps in :func:`launch` matters; exchanging two of them breaks 
 8. **Close rank 0's copy of the store's socket** in the supervisor. While it is open, a connection
    to the store of a worker that has gone would wait instead of being refused. **Raise the limit of
    open files** for the connections of all ranks; before the fork the script would inherit it.
-9. **Import the supervisor's modules** while the worker goes on, which needs none of them.
+9. **Import the supervisor's modules** while the worker, which needs none of them, goes on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from srunddp.util.kernel_file import raise_open_files_limit
 if TYPE_CHECKING:
     from srunddp.supervisor.gpu_watch import NodeGpus
 
-_OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, its script apart
+_OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, without its script's
 _OTHER_FILES = 64  # file descriptors that are not rank connections: output, pipes, sockets, samples
 
 
@@ -101,7 +101,7 @@ def launch(
         In the supervisor, how the run has ended.
 
     Raises:
-        SrunddpError: The ranks did not meet.
+        SrunddpError: The rendezvous failed.
     """
     # The module's docstring explains the numbered steps.
     ours, theirs = pipe()
@@ -127,11 +127,11 @@ def launch(
     worker = fork_worker(context, ours, monitor, sentinel, gpus)  # 5
     earlier = earlier.with_first_fork((*own, worker))
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}  # 6
-    # What is open here ends with this process, and not before: so the others see its end.
+    # What is open here stays open until this process ends, so that the others notice its end.
     warnings.simplefilter("ignore", ResourceWarning)
     output.start()  # 7
     monitor.start()
-    _give_back_what_is_the_workers(setup)  # 8
+    _prepare_rank_zero(setup)  # 8
     from srunddp.run.supervise import Agent  # 9
 
     agent = Agent(
@@ -177,7 +177,9 @@ def _find_launcher(environment: Environment) -> Launcher:
 
 
 def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> set[int]:
-    """Start this node's sampler if this rank has it, and return its process id, as a set."""
+    """Start this node's sampler if this rank is to have it; return its pid in a set, else an empty
+    set.
+    """
     if setup.environment.world_size > 1:
         rank_variable = setup.environment.rank_variable
     else:
@@ -194,11 +196,11 @@ def _watch_gpus(
     Args:
         monitor: Says whether faults are recorded.
         setup: This rank.
-        own: The process ids of the supervisor's own children, to which the process's is added.
+        own: The pids of the supervisor's own children; the pid of the new process is added.
         limits: How long an answer may take.
 
     Returns:
-        The supervisor's side of it; None without it.
+        The supervisor's side of the watch; None if no process was started.
     """
     environment = setup.environment
     record = monitor.gpu_faults
@@ -214,7 +216,7 @@ def _watch_gpus(
     return gpus
 
 
-def _give_back_what_is_the_workers(setup: RankSetup) -> None:
+def _prepare_rank_zero(setup: RankSetup) -> None:
     """On rank 0, close the store's socket in the supervisor and raise its limit of open files."""
     if setup.held:
         setup.held.store.close()
@@ -234,11 +236,11 @@ def _conclude(
         line = f"ended with {ended.exit_code} after {restarts} restart{plural}"
         hit_limit = setup.environment.step and inherited.history.out_of_memory
         if hit_limit and ended.exit_code == 0:
-            line += "; srun's own exit code is another, as Slurm's memory limit was hit"
+            line += "; srun's own exit code differs, as Slurm's memory limit was hit"
         if ended.has_lost_nodes:
             line += (
-                "; srun may wait until Slurm has set the lost node down, and since Slurm 23.02 its"
-                " own exit code is then 1"
+                "; srun may wait until Slurm has marked the lost node down, and since Slurm 23.02"
+                " its own exit code is then 1"
             )
         say_amid_output(line)
     if plan.command.result:
@@ -264,7 +266,7 @@ def fork_worker(
         ours: The supervisor's end of the pipe, which the worker closes.
         monitor: This rank's monitor; the worker closes those of its files that it does not need.
         sentinel: The sentinel, whose socket the worker closes.
-        gpus: Who watches the GPUs, whose socket the worker closes; None without one.
+        gpus: The watch over the GPUs, whose socket the worker closes; None if there is none.
     """
     supervisor = os.getpid()
     if worker := os.fork():
@@ -313,7 +315,7 @@ def check_worker_variable(environ: Mapping[str, str]) -> None:
 
 
 def check_own_files() -> None:
-    """Check before this process opens anything that its own files fit the limit of open files.
+    """Check, before this process opens anything, that the limit of open files allows for its own.
 
     Raises:
         ConfigError: The limit is too low.
@@ -322,7 +324,7 @@ def check_own_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < _OWN_FILES:
         raise ConfigError(
             f"a limit of {soft} open files",
-            expected=f"{_OWN_FILES} at least",
+            expected=f"at least {_OWN_FILES}",
             hint="raise it (ulimit -n)",
             scope=Scope.NODE,
         )

@@ -1,8 +1,8 @@
 """Run code as ``__main__`` as Python's own command line does.
 
-Python keeps one module ``__main__`` until the process ends, so threads and exit handlers that go on
-after the last line still find the script's functions there, as pickle does. The public functions of
-runpy put the previous module back when the last line is done, so they are no substitute.
+Python keeps one module ``__main__`` until the process ends, so after the script's last line,
+threads, exit handlers and pickle still find the script's functions there. The public functions of
+runpy put the previous module back after the last line, so they are not a substitute.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def run_module(name: str) -> None:
     """Run what ``python -m NAME`` runs, and set ``sys.argv[0]`` to the module's file.
 
     Raises:
-        SystemExit: Of runpy, with a text, if there is no such module; its traceback has no frames
-            but those of :data:`FRAMES_OF`.
+        SystemExit: Raised by runpy, with a text, if there is no such module; all frames of its
+            traceback are from the files of :data:`FRAMES_OF`.
     """
     _start_main_module()
     _run_module(name, alter_argv=True)
@@ -73,7 +73,7 @@ def _start_main_module() -> types.ModuleType:
     replaced = sys.modules["__main__"]
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __cached__=None)
-    # Not since Python 3.14, which makes this dictionary when it is asked for.
+    # Python 3.14 and newer create this dictionary only on access.
     if "__annotations__" in vars(replaced):
         main.__annotations__ = {}
     sys.modules["__main__"] = main

@@ -1,4 +1,4 @@
-"""What a run tells of itself to a site that has ``metrics:`` in its ifaces.conf."""
+"""The metrics of a run, for a site that has ``metrics:`` in its ifaces.conf."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from srunddp.util.console import say_amid_output
 
 
 class _StepWatch:
-    """The steps of this rank, and when the last of them was seen."""
+    """Counts the steps of this rank, and notes when it saw the last one."""
 
     def __init__(self, page: TelemetryPage) -> None:
         self._page = page
@@ -45,11 +45,11 @@ def metrics_file(
     Args:
         folder: The folder of the textfile collector.
         setup: This rank's setup; it is the first rank of its node.
-        meeting: What this rank was told at the rendezvous.
-        page: Has the steps and checkpoints of this start.
+        meeting: Rank 0's answer at the rendezvous.
+        page: The shared page with the steps and checkpoints of this start.
         stalls: How many starts before this one have ended with a stall.
         checkpointed: Unix time of the last checkpoint before this start; None for none.
-        limits: How often the file is written.
+        limits: Say how often the file is written.
     """
     environment = setup.environment
     job = os.environ.get("SLURM_JOB_ID", "")
@@ -74,7 +74,7 @@ def metrics_file(
         )
 
     def warn(line: str) -> None:
-        # The other nodes most often have the same fault, and the user can do nothing about it.
+        # Only rank 0 warns: other nodes mostly have the same fault, and users cannot mend it.
         if environment.rank == 0:
             say_amid_output(line)
 

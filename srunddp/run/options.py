@@ -1,5 +1,5 @@
-"""The options of ``srunddp run``. ``srunddp sbatch`` makes its own of the same table, so that a
-name means the same in both commands.
+"""The options of ``srunddp run``. ``srunddp sbatch`` builds its own options from the same table, so
+that an option means the same in both commands.
 """
 
 import os
@@ -31,16 +31,18 @@ class _AbsolutePath(click.Path):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
+        """Check the path as click does, and make it absolute."""
         return os.path.abspath(super().convert(value, param, ctx))
 
 
-# By heading of --help, in the order of its list.
+# The options under each heading of --help, in the order in which it lists them.
 _DECLARED: dict[str, tuple[_Declaration, ...]] = {
     "Network and rendezvous": (
         ifaces_option,
         click.option(
-            "--backend", type=click.Choice(BACKENDS), help="For srunddp.init() (default: auto)."
+            "--backend",
+            type=click.Choice(BACKENDS),
+            help="Backend of srunddp.init() (default: auto).",
         ),
         click.option(
             "--channel",
@@ -61,12 +63,12 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
             type=click.IntRange(0),
             default=0,
             metavar="N",
-            help="How often all ranks may start anew.",
+            help="How often all ranks may be restarted.",
         ),
         limit(
             "--restart-grace",
             RESTART_GRACE,
-            "How long all ranks may take to end before it.",
+            "How long all ranks may take to end before a restart.",
             positive=False,
         ),
         click.option(
@@ -74,14 +76,14 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
             type=click.IntRange(0),
             default=0,
             metavar="K",
-            help="The last K nodes wait, to replace others.",
+            help="Let the last K nodes wait, to replace others.",
         ),
         click.option(
             "--min-nodes",
             type=click.IntRange(0),
             default=0,
             metavar="N",
-            help="With no spare node left, go on with fewer nodes, N at least.",
+            help="With no spare node left, go on with fewer nodes, at least N.",
         ),
         limit(
             "--stall-timeout",
@@ -94,19 +96,19 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
         limit(
             "--lost-after",
             None,
-            f"A node that is silent for so long is lost. {LOST_AFTER_HELP}",
+            f"A node that is silent for this long is lost. {LOST_AFTER_HELP}",
             least=LOST_LEAST,
         ),
         limit(
             "--grace",
             GRACE,
-            "How long a script that has failed, stopped or handles SIGTERM may take to end.",
+            "How long a script may take to end if it has failed or stopped, or handles SIGTERM.",
             positive=False,
         ),
         limit(
             "--signal-grace",
             SIGNAL_GRACE,
-            "How long ranks may save after the launcher's signal, once one has ended by it.",
+            "How long ranks may still save after the launcher's signal, once one has ended by it.",
             positive=False,
         ),
         click.option(
@@ -118,7 +120,7 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
             "--result",
             type=_AbsolutePath(),
             metavar="FILE",
-            help="Write exit code and restarts there.",
+            help="Write the exit code and the number of restarts to FILE.",
         ),
         click.option(
             "--log-dir",
@@ -130,7 +132,7 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
         click.option(
             "--show-ranks",
             metavar="RANKS",
-            help="With --log-dir: the ranks on the terminal too (default: 0).",
+            help="With --log-dir: the ranks that are also shown on the terminal (default: 0).",
         ),
         click.option(
             "--prefix", is_flag=True, help="Put node and rank before each line on the terminal."
@@ -156,13 +158,13 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
         click.option(
             "--staged",
             is_flag=True,
-            help="Run in the copies of `srunddp stage push`, where a node has them.",
+            help="Run in the copies that `srunddp stage push` made, on nodes that have them.",
         ),
         click.option(
             "--bind",
             type=click.Choice(("none", "auto")),
             default="none",
-            help="auto: on the CPUs next to the GPU.",
+            help="auto: run on the CPUs next to the GPU.",
         ),
     ),
     "Other": (
@@ -174,7 +176,7 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
 
 
 def with_options(function: Any) -> Any:
-    """Add all options to a command's function, as their decorators one above the other would."""
+    """Add all options to a command's function, as a stack of their decorators would."""
     in_order = [declare for declarations in _DECLARED.values() for declare in declarations]
     for declare in reversed(in_order):
         function = declare(function)
@@ -182,7 +184,7 @@ def with_options(function: Any) -> Any:
 
 
 def _options_of(declarations: tuple[_Declaration, ...]) -> list[click.Option]:
-    """Return what the decorators declare."""
+    """Return the options that decorators declare."""
 
     @click.command
     def holder() -> None: ...
@@ -193,7 +195,7 @@ def _options_of(declarations: tuple[_Declaration, ...]) -> list[click.Option]:
 
 
 _BY_GROUP = {title: _options_of(declarations) for title, declarations in _DECLARED.items()}
-# By the name of the parameter, such as stall_timeout.
+# All options, by the name of their parameter, such as stall_timeout.
 OPTIONS = {
     option.name: option for options in _BY_GROUP.values() for option in options if option.name
 }

@@ -84,7 +84,7 @@ def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
     environment = detect(os.environ, channel=command.channel)
     if not given:
         return environment
-    # In most runs the ranks' nodes stay, and nothing of this is imported.
+    # In most runs the nodes do not change, and the package is not imported.
     from srunddp.spare_nodes.layout import in_next_start, set_spare_nodes
 
     environment = set_spare_nodes(environment, command.spare_nodes, command.min_nodes)
@@ -149,7 +149,7 @@ def _plan_monitor(
 ) -> MonitorConfig | None:
     """Determine where this rank's ``--monitor`` files go; None without the option.
 
-    Each start has a folder of its own, in the run's folder below ``--monitor-dir``, ``--log-dir``
+    Each start has a folder of its own, in the run's folder under ``--monitor-dir``, ``--log-dir``
     or ``logs``, whichever is given first.
 
     Raises:

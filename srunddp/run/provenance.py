@@ -1,6 +1,6 @@
 """How a run was made: its options, the git commit of its script, and the versions of packages.
 
-All of it is read from files. No package is imported for its version, and git need not be there.
+All of it is read from files. No package is imported for its version, and git need not be installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def provenance(command: RunCommand, script: Script) -> dict[str, Any]:
 
     Args:
         command: The options of the command line.
-        script: What runs. The commit of a module is that of the working folder.
+        script: What runs. For a module, the commit is that of the working directory.
     """
     folder = Path() if script.module else Path(script.name).parent
     return {
@@ -54,11 +54,12 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(folder: Path) -> str:
-    """Return the commit that is checked out where a folder is; empty if there is none.
+    """Return the commit that is checked out in the git work tree of a folder; empty if there is
+    none.
 
-    Whether files were changed since is not known: to compare them all would take long.
+    The commit does not show whether files have been changed since: comparing all would take long.
     """
-    # A ValueError: a file that a power cut has filled with zeros, or that is no text.
+    # ValueError: the file is not text, or a power cut has filled it with zeros.
     with suppress(OSError, ValueError, RuntimeError):
         whole = folder.resolve()
         for each in (whole, *whole.parents):
@@ -68,7 +69,7 @@ def git_commit(folder: Path) -> str:
 
 
 def _git_folder(path: Path) -> Path:
-    """Return git's folder, which a worktree and a submodule name in a file."""
+    """Return git's folder; in a worktree or a submodule, ``.git`` is a file with its path."""
     if path.is_dir():
         return path
     return path.parent / _text(path).removeprefix("gitdir:").strip()
@@ -79,7 +80,7 @@ def _head(folder: Path) -> str:
     if not head.startswith("ref:"):
         return _checked(head)
     name = head.removeprefix("ref:").strip()
-    # The branches of a worktree are in the folder of the repository.
+    # The branches of a worktree are in the folder of its main repository.
     common = folder
     with suppress(FileNotFoundError):
         common = folder / _text(folder / "commondir")

@@ -1,5 +1,5 @@
 """Input that can be read only once. A restart would find it empty: an empty script ends with 0, and
-an empty configuration is one of defaults.
+an empty configuration means the defaults.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _DESCRIPTOR = re.compile(r"(?:.*=)?/(?:dev|proc/self)/(?:fd/(?P<number>\d+)|stdi
 
 
 def check_readable_again(script: Script) -> None:
-    """Refuse a run with ``--restarts`` whose next start could not read the same again.
+    """Refuse a run with ``--restarts`` whose next start could not read the same input again.
 
-    A regular file is none of this, even as ``/dev/stdin``: Linux opens it anew, at its beginning.
+    A regular file is accepted, even as ``/dev/stdin``: Linux opens it again, at its beginning.
 
     Args:
         script: The script, with its path on this node.
 
     Raises:
-        ConfigError: The script, an argument of it or the program that has called srunddp comes by a
-            pipe.
+        ConfigError: The script, one of its arguments or the program that called srunddp is read
+            from a pipe.
     """
     program = _own_program()
     if program == "-" or _is_pipe(program):
         _refuse("srunddp is called by a program from standard input or a pipe")
     if not script.module and not _is_file_or_folder(script.name):
-        _refuse(f"the script {script.name} is no regular file")
+        _refuse(f"the script {script.name} is not a regular file")
     for argument in script.arguments:
         if _names_pipe_to_read(argument):
             _refuse(f"the script's argument {argument} is a pipe")
 
 
 def position_of_stdin() -> int | None:
-    """Return how far standard input has been read, for :func:`rewind_stdin`; None if it is no
-    regular file, or closed.
+    """Return how far standard input has been read, for :func:`rewind_stdin`; None if it is not a
+    regular file, or is closed.
     """
     with suppress(OSError):
         if stat.S_ISREG(os.fstat(0).st_mode):
@@ -54,7 +54,7 @@ def position_of_stdin() -> int | None:
 
 
 def rewind_stdin(position: int | None) -> None:
-    """Have the next start read standard input from where the first one has.
+    """Let the next start read standard input from where the first one began.
 
     The position belongs to the open file, which this process may share with other ranks and with
     the shell that has started it. None of them reads now: the script of every rank has ended, and
@@ -72,7 +72,7 @@ def rewind_stdin(position: int | None) -> None:
 def _refuse(found: str) -> NoReturn:
     raise ConfigError(
         f"--restarts, and {found}",
-        expected="what each start can read again",
+        expected="input that each start can read again",
         hint="write it to a file that all nodes see, and name that",
         scope=Scope.NODE,
     )
@@ -97,8 +97,8 @@ def _is_file_or_folder(path: str) -> bool:
 
 
 def _names_pipe_to_read(argument: str) -> bool:
-    """Whether an argument names a descriptor of this process from which a pipe can be read; a
-    shell's ``>(...)`` can only be written.
+    """Return whether an argument names a descriptor of this process from which a pipe can be read;
+    a shell's ``>(...)`` can only be written.
     """
     found = _DESCRIPTOR.fullmatch(argument)
     if found is None:

@@ -1,9 +1,10 @@
 """A restart within the job: each rank's supervisor becomes a new one by execve, with the same
 process id and parent.
 
-The launcher notices nothing. The ranks meet again where rank 0 listens already: its socket is the
-next start's, and what it has published went to the others with the root cause. All else begins as
-in a new job, so nothing that an earlier start left can be mistaken for the next one's.
+The launcher notices nothing. The ranks meet again at a socket on which rank 0 already listens: the
+next start inherits it, and the other ranks got its address with the root cause. Everything else
+begins as in a new job, so nothing that an earlier start left behind can be mistaken for something
+of the next one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _VARIABLE = "_SRUNDDP_RESTART"
 
 
 class _RestartMessage(Message):
-    """What a start hands to the next one, in an environment variable of their common process."""
+    """A message from a start to the next one, in an environment variable of their process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     """Everything that is handed over.
 
     Attributes:
-        rejoin, history, mask, remaining, stdin, earlier, stalls, checkpointed: as in
+        rejoin, history, mask, remaining, stdin, earlier, stalls, checkpointed: As in
             :class:`InheritedStart`.
     """
 
@@ -61,7 +62,7 @@ class EndedStart(NamedTuple):
         history: On rank 0, how the starts so far have gone; None if only their number is known.
         remaining: The pids of processes of this start that could not be killed.
         end_requests: Signals that have asked the run to end meanwhile.
-        ends_by: The signal by which this process is to end; 0 for the exit code.
+        ends_by: The signal by which this process is to end; 0 to end with the exit code.
         has_lost_nodes: Whether any node, spare or not, was lost since the run began.
         is_fenced: Whether the others go on without this node.
         checkpointed: Unix time of the last checkpoint that this rank has written; None for none.
@@ -88,11 +89,11 @@ class InheritedStart:
         history: On rank 0, how the previous starts have gone.
         mask: The signals that are blocked in the script; None to keep the mask of this process.
         remaining: The pids of processes of the previous start that could not be killed.
-        stdin: How far standard input had been read when the first start began; None if it is no
+        stdin: How far standard input had been read when the first start began; None if it is not a
             regular file.
         earlier: The children that this process had before the first start forked its worker.
         stalls: How many of the previous starts have ended with a stall.
-        checkpointed: Unix time of the last checkpoint that this process has written in any of them;
+        checkpointed: Unix time of the last checkpoint that this process wrote in a previous start;
             None for none.
         environ, folder, cpus, files: Variables, working directory, affinity mask and limit of open
             files with which this process was started; the next start gets the same.
@@ -119,9 +120,10 @@ class InheritedStart:
         """
         if remaining := [pid for pid in self.remaining if wait_for_child(pid, 0.0) is None]:
             raise ConfigError(
-                f"processes {', '.join(map(str, remaining))} of the start before cannot be killed",
-                expected="its memory, and its GPU's, to be free",
-                hint="see their state in /proc/PID/stack, and have the node looked after",
+                f"processes {', '.join(map(str, remaining))} of the previous start cannot be"
+                " killed",
+                expected="their memory, also on GPUs, to be free",
+                hint="see their state in /proc/PID/stack, and have the node checked",
             )
 
     def execute_next(
@@ -140,7 +142,8 @@ class InheritedStart:
         """
         handed_over = _HandedOver(
             rejoin=rejoin,
-            # If rank 0 is gone, only the number of starts is known, and that its ranks move.
+            # If rank 0 is gone, all that is known is the number of starts, and that ranks move to
+            # other nodes.
             history=ended.history or Starts(rejoin.generation, moved=True),
             mask=tuple(map(int, mask)),
             remaining=tuple(ended.remaining),
@@ -181,7 +184,7 @@ def inherited_start() -> InheritedStart:
     """Read what the previous start has handed over, and remove the variable so the script does not
     see it.
 
-    Call it before anything of this process is changed.
+    Call this before anything in this process changes.
     """
     handed_over = _RestartMessage.decode(os.environb.pop(_VARIABLE.encode(), b""))
     first = InheritedStart(

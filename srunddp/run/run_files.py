@@ -15,7 +15,7 @@ from srunddp.util.atomic_file import plain, write_output
 
 
 def clear_result(path: str) -> None:
-    """Empty the ``--result`` file, so no earlier run's result is left; on rank 0, before the
+    """Empty the ``--result`` file, so no earlier run's result is left; called on rank 0 before the
     rendezvous.
 
     Raises:
@@ -44,8 +44,8 @@ def write_result(path: str, *, exit_code: int, restarts: int) -> None:
 def _write_result(path: str, content: bytes) -> None:
     with file_errors(
         f"{path} cannot be written",
-        expected="a file of rank 0's",
-        hint="name a file in a folder that is there and may be written to",
+        expected="a file that rank 0 can write",
+        hint="name a file in a folder that exists and is writable",
         where="--result",
     ):
         write_output(Path(path), content)
@@ -75,7 +75,7 @@ def run_name(environment: Environment) -> str:
 
 
 def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
-    """Collect what the report needs of the run, on rank 0 after the rendezvous."""
+    """Collect what the report needs about the run; called on rank 0 after the rendezvous."""
     environment = setup.environment
     ranks = [
         (rank, node) for rank, node in sorted(result.nodes.items()) if rank < environment.world_size

@@ -50,7 +50,7 @@ def check(script: Script) -> None:
     except FileNotFoundError:
         raise ConfigError(
             "the working folder has been deleted",
-            expected="a folder that is there",
+            expected="a folder that exists",
             hint="start in one that all nodes see",
             scope=Scope.NODE,
         ) from None
@@ -107,7 +107,7 @@ def _module_problem(name: str, folder: str) -> tuple[str, str] | None:
     package = name.split(".")[0]
     found = None
     sys.path.insert(0, folder)
-    with contextlib.suppress(ValueError):  # it has no spec, as __main__
+    with contextlib.suppress(ValueError):  # a module without a spec, such as __main__
         # Look for the top package only: to find a.b, importlib would import a and so run user code.
         found = importlib.util.find_spec(package)
     sys.path.pop(0)
@@ -142,7 +142,7 @@ def run(script: Script) -> ScriptResult:
         # be lost.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    # A script that starts itself again by it must not start srunddp in a rank.
+    # A script that uses sys.orig_argv to start itself again must not start srunddp in a rank.
     sys.orig_argv = [*_python_and_options(), *script.words]
     sys.argv = [script.name, *script.arguments]
     prepare_path(script)
@@ -155,7 +155,7 @@ def run(script: Script) -> ScriptResult:
         return result_of(error)
     except SystemExit as end:
         # The traceback has no frame of the module, so runpy did not find it.
-        if script.module and _theirs(end) is None:
+        if script.module and _script_frames(end) is None:
             wrong = ConfigError(
                 str(end.code).removeprefix(f"{sys.executable}: "),
                 expected="a module to run",
@@ -171,14 +171,14 @@ def run(script: Script) -> ScriptResult:
 
 
 def result_of(error: BaseException) -> ScriptResult:
-    """Return how a script ends that this exception leaves."""
+    """Return the result of a script that ends with this exception."""
     if isinstance(error, SrunddpError):
         return ScriptResult(error.exit_code, error)
     if isinstance(error, SystemExit):
         return ScriptResult(_exit_code(error), error)
     # 130 is what a shell reports for SIGINT, by which Python ends after a KeyboardInterrupt.
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
-    return ScriptResult(code, error, _without_us(error))
+    return ScriptResult(code, error, _without_own_frames(error))
 
 
 def _python_and_options() -> list[str]:
@@ -192,12 +192,12 @@ def _python_and_options() -> list[str]:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Return the exit code that Python gives for what was handed to ``sys.exit``."""
+    """Return the exit code that Python gives for the argument of ``sys.exit``."""
     if end.code is None:
         return 0
     if not isinstance(end.code, int):  # Python prints it
         return 1
-    # Python makes -1 of what is no long of C. The kernel keeps the low 8 bits of an exit code.
+    # Python uses -1 for a number that does not fit C's long. The kernel keeps the low 8 bits.
     if -(2**63) <= end.code < 2**63:
         return end.code & 0xFF
     return 0xFF
@@ -211,7 +211,7 @@ def prepare_path(script: Script) -> None:
         folder = os.getcwd()
     elif main_module.is_folder_or_archive(script.name):
         folder = os.path.join(os.getcwd(), script.name)
-        if sys.flags.safe_path:  # the __main__ in it is to be found all the same
+        if sys.flags.safe_path:  # Python must still find the __main__ in it
             sys.path.insert(0, folder)
     else:
         folder = os.path.dirname(os.path.realpath(script.name))
@@ -220,18 +220,18 @@ def prepare_path(script: Script) -> None:
         sys.path[0] = folder
 
 
-def _without_us(error: BaseException) -> types.TracebackType | None:
+def _without_own_frames(error: BaseException) -> types.TracebackType | None:
     """Return the traceback without the frames above the script, which tell its author nothing.
 
     If all frames are above the script, all are kept.
     """
-    theirs = _theirs(error)
+    theirs = _script_frames(error)
     if theirs or isinstance(error, SyntaxError):
         return theirs
     return error.__traceback__
 
 
-def _theirs(error: BaseException) -> types.TracebackType | None:
+def _script_frames(error: BaseException) -> types.TracebackType | None:
     trace = error.__traceback__
     ours = (__file__, *main_module.FRAMES_OF)
     while trace and trace.tb_frame.f_code.co_filename.startswith(ours):

@@ -1,4 +1,4 @@
-"""What the worker still does when the script and its exit handlers have ended."""
+"""The worker's last step, when the script and its exit handlers have ended."""
 
 from __future__ import annotations
 

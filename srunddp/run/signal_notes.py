@@ -1,8 +1,8 @@
-"""Signals that come before the script can set a handler, and would end it.
+"""Signals that arrive before the script can set a handler, and that would end it.
 
-Users send SIGUSR1 and SIGUSR2 to all ranks to ask for a checkpoint, and cannot know which of them
-still meets the others or imports torch. The worker notes these signals meanwhile, and its
-supervisor sends them again when the script can take them: see
+Users send SIGUSR1 and SIGUSR2 to all ranks to ask for a checkpoint, and cannot know which ranks are
+still in the rendezvous or importing torch. Until the script can handle these signals the worker
+notes them, and then its supervisor sends them again: see
 :class:`srunddp.supervisor.forwarding.HeldSignals`.
 """
 
@@ -23,8 +23,8 @@ from srunddp.supervisor.worker_process import WorkerPipe
 class SignalNotes:
     """Notes the signals of the worker.
 
-    It does so by handlers and not by blocking the signals: other threads, such as those of NumPy's
-    BLAS, would not block them, and programs that are started meanwhile would.
+    It sets handlers instead of blocking the signals: other threads, such as those of NumPy's BLAS,
+    would not block them, and programs started in the meantime would inherit the block.
     """
 
     def __init__(self, supervisor: WorkerPipe) -> None:
@@ -41,23 +41,23 @@ class SignalNotes:
         ]
         for number in self._handled:
             signal.signal(number, self._note)
-            # What waits in a system call meanwhile goes on waiting.
+            # Restart system calls that such a signal interrupts, so that their callers notice
+            # nothing.
             signal.siginterrupt(number, False)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if os.getpid() == self._worker:
             self._noted.append(number)
             return
-        # A process that was forked meanwhile: it has no supervisor that would send the signal
-        # again.
+        # The worker has forked this process: it has no supervisor that would send the signal again.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     def remove_handlers(self) -> None:
-        """Stop noting, and tell the supervisor what has come."""
+        """Stop noting signals, and tell the supervisor which ones have arrived."""
         for number in self._handled:
-            # This calls the handler for what has come and was not handled yet. A handler that was
-            # set meanwhile stays.
+            # This call lets Python run the handler for signals that have arrived but were not
+            # handled yet. A handler that the script has set in the meantime stays.
             if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_DFL)
         self._handled.clear()
@@ -74,7 +74,7 @@ class SignalNotes:
         if not is_main or os.getpid() != self._worker:
             yield
             return
-        # Before the handlers are there: the supervisor must not take them for the script's.
+        # Send this before setting the handlers: the supervisor must not take them for the script's.
         self._supervisor.send(NotesSignals())
         self.set_handlers()
         try:

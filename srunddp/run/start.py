@@ -46,15 +46,15 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
     """Open what this rank needs, and run the script under a supervisor.
 
     Args:
-        plan: what this rank is to do.
-        inherited: what the start before has handed over.
+        plan: What this rank is to do.
+        inherited: What the previous start has handed over.
 
     Returns:
-        In the supervisor, how the run has ended; the worker ends in here.
+        In the supervisor, how the run has ended. The worker never returns.
 
     Raises:
-        SrunddpError: the ranks did not meet. An error from before that ends this process here,
-            once the others know of it.
+        SrunddpError: The rendezvous failed. An earlier error is not raised: it ends this process
+            here, once the other ranks know of it.
     """
     # A test may pass shorter limits by main(arguments, obj=Limits(...)), so it need not wait a
     # minute.
@@ -63,7 +63,7 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
     interface = None
     try:
         check_own_files()
-        # Then this, because a worker of the previous start may still hold memory, a GPU's too.
+        # Check this early: a worker of the previous start may still hold memory, also on a GPU.
         inherited.check()
         check_restarts_without_mpi(plan.rendezvous, environment)
         if plan.command.staged:
@@ -108,7 +108,7 @@ def check_restarts_without_mpi(options: RendezvousOptions, environment: Environm
     """Reject ``--restarts`` if the ranks meet over MPI, because a process cannot start MPI twice.
 
     Raises:
-        ConfigError: Both are asked for.
+        ConfigError: The user has asked for both.
     """
     if not options.max_restarts or environment.world_size == 1:
         return
@@ -181,12 +181,12 @@ def _note_on_exported(setup: RankSetup) -> list[str]:
     if not chosen.kept or setup.environment.world_size == 1:
         return []
     kept = " and ".join(f"{name}={chosen.exports[name]}" for name in chosen.kept)
-    return [f"{kept} exported, which wins over ifaces.conf on every node"]
+    return [f"{kept} exported, which overrides ifaces.conf on every node"]
 
 
 def _folder_of_files(plan: RunPlan) -> str:
-    """Return where the run's files are, for the end of the summary line; empty for no files. The
-    name of the folder is known to nobody under mpirun.
+    """Return where the run's files are, for the end of the summary line; empty for no files. Under
+    mpirun nobody could guess the folder's name.
     """
     if plan.output.file:
         return f", logs in {plan.output.file.parent}"

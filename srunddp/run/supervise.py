@@ -66,9 +66,9 @@ class Agent(RankAgent):
         history: On rank 0, how the previous starts have gone.
         descendants: What the worker leaves behind.
         stalls: How many of the previous starts have ended with a stall.
-        checkpointed: Unix time of the last checkpoint that this process wrote in these; None for
-            none.
-        gpus: Who watches this node's GPUs; None if nobody does.
+        checkpointed: Unix time of the last checkpoint that this process wrote in a previous start;
+            None for none.
+        gpus: The watch over this node's GPUs; None if there is none.
     """
 
     context: WorkerContext
@@ -86,7 +86,7 @@ class Agent(RankAgent):
     checkpointed: float | None = None
     gpus: NodeGpus | None = None
     _policy: RestartPolicy | None = None  # on rank 0
-    _meeting: RendezvousInfo | None = None  # what this rank was told at the rendezvous
+    _meeting: RendezvousInfo | None = None  # rank 0's answer at the rendezvous
     _descriptor: int | None = None  # where rank 0 listens for the next start
     _agent_store: AgentStore | None = None  # on rank 0
     _metrics: MetricsFile | None = None  # on the first rank of a node, if the site has asked for it
@@ -104,17 +104,17 @@ class Agent(RankAgent):
             self.context.command.signal_grace,
         )
         self._folder = log.parent if log else None
-        # The rendezvous runs in another thread, which could not ask.
+        # Ask now: the rendezvous runs in another thread, where click does not know the command.
         self._asks_for_stall_timeout = is_chosen("stall_timeout")
         self._spare_nodes = self._make_spare_nodes() if environment.nodes_may_change else None
         if self.gpus is None and may_have_gpus(os.environ):
-            # Imported now, because at a failure nothing is: the file system may be what has failed.
+            # Import now: at a failure nothing is imported, because the file system may have failed.
             from srunddp.supervisor.gpu_watch import NodeGpus
 
             self.gpus = NodeGpus(own=self.descendants.own, limits=self.limits)
 
     def _make_spare_nodes(self) -> SpareNodes:
-        # Import only when needed: in most runs the ranks' nodes stay.
+        # Import only when needed: in most runs the nodes do not change.
         from srunddp.spare_nodes.spare_nodes import SpareNodes
 
         return SpareNodes(
@@ -127,7 +127,7 @@ class Agent(RankAgent):
         )
 
     def supervise(self, launcher: Launcher) -> EndedStart:
-        """Meet the other ranks, and watch the worker to its end.
+        """Meet the other ranks, and watch the worker until it ends.
 
         Args:
             launcher: The process that sends signals to this one.
@@ -136,7 +136,7 @@ class Agent(RankAgent):
             How this start has ended.
 
         Raises:
-            SrunddpError: The ranks did not meet.
+            SrunddpError: The rendezvous failed.
         """
         alone = self.context.setup.environment.world_size == 1
         supervisor = Supervisor(
@@ -187,8 +187,8 @@ class Agent(RankAgent):
     def _ends_by(launcher: Launcher, supervisor: Supervisor) -> int:
         """Return the signal by which this process is to end, 0 for none.
 
-        After Ctrl-C a shell breaks off its script or loop only if it sees that the command has
-        ended by SIGINT, as Python does.
+        After Ctrl-C a shell stops its script or loop only if the command has ended by SIGINT, as
+        Python itself would.
         """
         has_ended_by_it = supervisor.is_interrupted or supervisor.process.status == -SIGINT
         if launcher.pid is None and SIGINT in supervisor.asked and has_ended_by_it:
@@ -204,12 +204,12 @@ class Agent(RankAgent):
     def _next_rejoin(
         self, published: str, failure_monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
-        """Return how this process meets the others in the next start.
+        """Return the data with which this process joins the rendezvous of the next start.
 
         Args:
             published: The text that replaces rank 0's publication in the next start.
             failure_monitor: The failure monitor of the start that is over.
-            meeting: What this rank was told at that start's rendezvous.
+            meeting: Rank 0's answer at that start's rendezvous.
         """
         rejoin = Rejoin(
             generation=self.context.setup.options.generation + 1,
@@ -232,7 +232,8 @@ class Agent(RankAgent):
         except RendezvousError:
             if not self._agent_store:
                 raise
-            # A firewall leaves few ports open: take that of the agent store, whose start is over.
+            # Few ports may be open in the firewall: reuse that of the agent store, which is not
+            # needed any more.
             self._agent_store.close()
             self._descriptor, published = listen_again(self.context.setup)
         return published
@@ -382,8 +383,8 @@ class Agent(RankAgent):
         return Coordinator(context, connections)
 
     def _ran_alone(self) -> bool:
-        # Whoever has joined at the agent store, such as a process of the script's, works with
-        # others.
+        # A process that has joined through the agent store, such as one that the script started,
+        # works with others.
         if self._agent_store and self._agent_store.process is not None:
             return False
         return self.monitor.page.ran_alone()
@@ -397,7 +398,7 @@ class Agent(RankAgent):
             raise RendezvousError(
                 f"MPI_Init did not return within {timeout:g} s",
                 expected="all ranks to start",
-                hint="see whether one did not start or ended before; raise --timeout",
+                hint="check whether a rank has not started or has ended; or raise --timeout",
             )
         answer = self.pipe.receive()
         if answer is None:

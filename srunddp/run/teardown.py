@@ -1,11 +1,11 @@
 """Show the error behind a ``destroy_process_group()`` that does not return.
 
-Many scripts end by ``try: … finally: dist.destroy_process_group()``. After an error in the middle
+Many scripts end with ``try: … finally: dist.destroy_process_group()``. After an error in the middle
 of a collective that call may never return, and then nobody learns of the error: Python prints it
 only when the stack has unwound. All other ranks wait meanwhile.
 
-The error is only printed. Whether the script handles it, or is about to end with it, cannot be
-told, and a group that waits for a rank that saves may take long to be destroyed.
+The error is only printed; the script goes on. srunddp cannot tell whether the script handles the
+error or is about to end with it, and destroying a group may take long while another rank saves.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 from srunddp import telemetry
 from srunddp.util.import_hook import surround_import
 
-# Seconds. A script may also handle the error by destroying the groups and making them anew, which
-# takes less.
+# Seconds. A script may also handle the error by destroying the groups and creating them again,
+# which takes less time.
 _RETURNS_WITHIN = 10.0
 _FUNCTION = "destroy_process_group"
 _DEFINING_MODULE = "torch.distributed.distributed_c10d"
 # Modules that have the function under its name: the one that defines it, and the one from which
-# scripts take it.
+# scripts import it.
 _MODULES = (_DEFINING_MODULE, "torch.distributed")
 
 
@@ -64,14 +64,14 @@ def watched(destroy: Callable[..., object], who: str, within: float) -> Callable
 
     @functools.wraps(destroy)
     def call(*args: Any, **options: Any) -> None:
-        # A group that is destroyed was made, by whatever store.
+        # If there is a group to destroy, this rank has joined others, whatever store they used.
         telemetry.join_others()
         error = sys.exc_info()[1]
         if error is None:
             destroy(*args, **options)
             return
         timer = threading.Timer(within, _print, (error, who, within))
-        timer.daemon = True  # Python's end does not wait for it
+        timer.daemon = True  # Python does not wait for it at exit
         # The error may be that no thread can be started.
         with contextlib.suppress(RuntimeError):
             timer.start()

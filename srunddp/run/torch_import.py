@@ -41,7 +41,7 @@ def modules_before(script: Script) -> list[str] | None:
 
 def _first_imports(text: bytes) -> Iterator[str]:
     """Yield the packages imported at the top of a file, up to the first other statement."""
-    import ast  # most runs need none of it
+    import ast  # few runs need it
 
     # Only imports and docstrings at the top are followed; an "if" or a call may do anything.
     for statement in ast.parse(text).body:

@@ -44,7 +44,7 @@ from srunddp.supervisor.worker_process import WorkerPipe, kill_forks_on_exit
 from srunddp.util.import_hook import surround_import
 from srunddp.util.quick_dataclass import dataclass
 
-_SOON = 0.3  # seconds; ranks that all start now have met by then
+_SOON = 0.3  # seconds; enough for the rendezvous of ranks that all start now
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
 # Modules by which ranks work together without a process group of torch.
 _OTHER_WAYS = ("horovod", "jax")
@@ -76,7 +76,8 @@ class WorkerContext:
 
 
 def run_worker(context: WorkerContext) -> int:
-    """Exchange over MPI if that is the channel, wait for the rendezvous, then run the script.
+    """Exchange rank 0's address if MPI is the channel, wait for the rendezvous, then run the
+    script.
 
     Args:
         context: What the supervisor has prepared before the fork.
@@ -157,7 +158,7 @@ def _note_if_alone(page: telemetry.TelemetryPage) -> None:
         return
     if _script_has_mpi() or _has_had_children():
         return
-    # A group over a store of the script's own was not noticed when it was made.
+    # A group over the script's own store was not noticed when it was created.
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         page.join_others()
@@ -165,8 +166,8 @@ def _note_if_alone(page: telemetry.TelemetryPage) -> None:
 
 
 def _has_had_children() -> bool:
-    """Tell whether this process has started others, which may have worked with other ranks: those
-    of mp.spawn make a group of their own. The workers of torch's DataLoader do not count.
+    """Return whether this process has started processes that may have worked with other ranks, as
+    those of mp.spawn do in a group of their own. Workers of torch's DataLoader do not count.
     """
     loader = sys.modules.get("torch.utils.data._utils.signal_handling")
     if getattr(loader, "_SIGCHLD_handler_set", False):
@@ -174,13 +175,15 @@ def _has_had_children() -> bool:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        # There is none; of those that were waited for the kernel keeps the memory.
+        # No child is left. The kernel keeps the peak memory of children that were waited for.
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
     return True
 
 
 def _script_has_mpi() -> bool:
-    """Tell whether a module of the script has imported mpi4py; srunddp itself may have, too."""
+    """Return whether a module of the script has imported mpi4py; srunddp itself may have done so
+    too.
+    """
     if "mpi4py" not in sys.modules:
         return False
     return any(
@@ -192,14 +195,15 @@ def _script_has_mpi() -> bool:
 
 
 def _wait_for_threads(page: telemetry.TelemetryPage) -> None:
-    """Wait for the threads that are no daemons, as Python does at its end: they are a part of the
-    script. No step is expected meanwhile.
+    """Wait for the non-daemon threads, which are part of the script, as Python does at exit. No
+    step is expected meanwhile.
 
-    A handler of the script may end the wait by an exception, which Python reports and ignores.
+    A signal handler of the script may end the wait by an exception, which is reported and ignored,
+    as Python does.
     """
     page.pause()
     try:
-        # Private, but what Python itself calls; join() would wait for ever for idle thread pools,
+        # Private, but what Python itself calls; join() would wait forever for idle thread pools,
         # which only this function tells to end.
         threading._shutdown()  # type: ignore[attr-defined]
     except BaseException as error:
@@ -255,8 +259,8 @@ def _join_world(
     Args:
         context: What the supervisor has prepared before the fork.
         info: Rank 0's answer at the rendezvous.
-        imported_with: The thread variables that :func:`_import_torch` has imported torch with; None
-            if it has not.
+        imported_with: The thread variables with which :func:`_import_torch` imported torch; None if
+            it did not import it.
     """
     # Compute this before install() exports the number of threads, which would then look like the
     # user's own choice.
@@ -292,7 +296,7 @@ def _reporting_mpi(supervisor: WorkerPipe, _: ModuleType) -> Iterator[None]:
 
 def _prepare_process(context: WorkerContext) -> None:
     context.output.in_worker()
-    # Line buffering: what C code prints reaches its file or pipe before the process may be killed.
+    # Buffer by lines, so that less output of C code is lost if the process is killed.
     libc = ctypes.CDLL(None)
     for name in ("stdout", "stderr"):
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _LINE_BUFFERED, 0)
@@ -348,8 +352,8 @@ def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, s
 
 
 def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:
-    """Return how the error that has ended the script is reported."""
-    if isinstance(error, Stopped):  # which is a SystemExit, too
+    """Return the report of the error that has ended the script."""
+    if isinstance(error, Stopped):  # which is also a SystemExit
         return ScriptError(failure.shortened(str(error)), "", FailureKind.STOPPED)
     if isinstance(error, PeerError):
         return ScriptError(failure.shortened(str(error)), "", FailureKind.SECONDARY)
@@ -362,10 +366,10 @@ def _script_error(error: BaseException, result: user_script.ScriptResult) -> Scr
 
 
 def _without_torch(hook: Any) -> Any:
-    """Return the hook that lies below those of ``init_process_group``.
+    """Return the excepthook that was set before ``init_process_group`` set its own.
 
-    Each of these prints the victim's traceback with the rank before each line. torch offers no way
-    to get the hook below: each hook is a closure, with the one below it in a cell.
+    Each hook of torch prints the traceback with the rank before each line. torch offers no way to
+    get the hook before: each hook is a closure, with the previous one in a cell.
     """
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
         cells = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
@@ -415,7 +419,7 @@ def _exit_fast() -> NoReturn:
 
 
 def exit_without_teardown(code: int, by: int = 0) -> NoReturn:
-    """End this process with Python's usual exit, but without MPI_Finalize and without the teardown.
+    """End this process as Python does, but without MPI_Finalize and without the teardown.
 
     Threads are waited for, exit handlers run, and standard output and error are flushed.
 
@@ -423,7 +427,7 @@ def exit_without_teardown(code: int, by: int = 0) -> NoReturn:
         code: The exit code.
         by: The signal by which to end instead, if that is possible; 0 for none.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # private, as is the next; multiprocessing's children end so too
+    threading._shutdown()  # type: ignore[attr-defined]  # private, like the next; multiprocessing's children end like this too
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is None:  # its descriptor was closed when Python started

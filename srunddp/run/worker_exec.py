@@ -1,8 +1,8 @@
 """``SRUNDDP_WORKER=exec``: the worker as a program of its own, for profilers that do not follow a
 fork, such as nsys.
 
-The program gets the state that a forked worker would have in memory from a file in memory. It
-inherits the sockets and files.
+The program reads the state that a forked worker would inherit from a file in memory. It inherits
+the sockets and files.
 """
 
 import os
@@ -19,7 +19,7 @@ from srunddp.util.kernel_file import memory_file
 
 
 def become(context: WorkerContext) -> NoReturn:
-    """Replace the forked process by a new Python with the same options that calls :func:`main`."""
+    """Replace the forked process by a new Python with the same options, which calls ``main()``."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
     state, inherited = pack(context)
@@ -42,7 +42,9 @@ class _Pickler(pickle.Pickler):
     """Writes a socket as its descriptor, which the next program inherits."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce a socket to what makes it again from its descriptor; leave the rest to pickle."""
+        """Reduce a socket to the call that recreates it from its descriptor; leave the rest to
+        pickle.
+        """
         if isinstance(value, socket.socket):
             return socket.socket, (value.family, value.type, value.proto, value.fileno())
         return NotImplemented
@@ -91,7 +93,7 @@ def main(state: int, inherited: list[int]) -> NoReturn:
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)
     try:
-        # Before anything else is opened, which would get such a number.
+        # Do this before anything else is opened, which would get one of these numbers.
         filled = fill_standard()
         context = unpack(state)
         context.output.filled = filled

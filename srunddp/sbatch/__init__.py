@@ -1,1 +1,1 @@
-"""Job scripts: a typed description of the job, and the shell script that is written from it."""
+"""Writes job scripts: a typed description of the job, and the shell script made from it."""

@@ -1,4 +1,4 @@
-"""Split a bash job script into words, just well enough to find its commands.
+"""Splits a bash job script into words, just well enough to find its commands.
 
 A word may contain quotes, ``$(...)`` and an array's values, and these may contain newlines.
 Commands inside them are not looked for.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 _NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # parentheses, nested at most three deep
-# The same without anything that quotes.
+# Parentheses as in _NESTED, without quotes and backslashes in them.
 NESTED_WITHOUT_QUOTES = _NESTED.replace("[^()", r"[^()\"'\\")
 _BEFORE_LOOPS = ("then", "do", "else", "{", "time")
 _LOOPS = ("for", "while", "until")

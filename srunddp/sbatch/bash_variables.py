@@ -1,4 +1,4 @@
-"""The variables that a job script sets, as far as its text tells."""
+"""Finds the variables that a job script sets, as far as its text shows them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ _LONGEST = 10_000  # characters of a value; a longer one is not expanded further
 
 @dataclass(frozen=True)
 class Variable:
-    """What a variable is set to.
+    """A variable that a job script sets.
 
     Attributes:
         name: its name.
@@ -31,7 +31,7 @@ _QUOTES = re.compile(r""""(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'""", r
 
 
 def unquoted(source: str) -> str:
-    """Return a word's text without quotes, and without backslashes that only protect.
+    """Return a word's text without quotes, and without backslashes that only escape a character.
 
     Args:
         source: the word as the script has it.
@@ -79,12 +79,12 @@ def names_in(source: str) -> list[str]:
 
 
 def expanded(source: str, values: Mapping[str, Variable], names: Sequence[str]) -> str:
-    """Replace some variables in a text by their values, and also the variables in these values.
+    """Replace some variables in a text by their values, and the same variables in these values.
 
     Args:
         source: a text of a script.
         values: the variables of the script.
-        names: those to replace; the others stay.
+        names: the names of the variables to replace; others stay.
     """
     for _ in range(_DEEPEST):
         source = _replaced(source, values, names)

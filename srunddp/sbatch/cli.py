@@ -1,5 +1,5 @@
-"""The command ``srunddp sbatch``: make a job script from options and YAML files, then print, write
-or submit it.
+"""Provides the command ``srunddp sbatch``: makes a job script from options and YAML files, then
+prints, writes or submits it.
 """
 
 import copy
@@ -29,11 +29,12 @@ from srunddp.util.click_types import COMPLETE, DIR, FILE, MonitoredCommand
 from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
 
-# The files with the defaults of a site and of a user; the latter win.
+# The files with the defaults of a site and of a user. The user's values win.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
-# Besides a job script, --from takes only keys that concern the replaced command, from options and
-# from files of defaults. Among them are all options of srunddp run but these: the script's launcher
-# says whether SCRIPT is a module, and if the run goes on without a node, srun needs other options.
+# In addition to a job script, --from takes only keys that concern the replaced command, from
+# options and from files of defaults. These keys include all options of srunddp run, except the
+# following: the script's launcher shows whether SCRIPT is a module, and if the run goes on without
+# a node, srun needs other options.
 _NOT_CARRIED = ("module", "spare_nodes", "min_nodes")
 _CARRIED_BESIDES = ("mpi", "env", "srun_arg", "srunddp", "run_options")
 CARRIED = (*(name for name in run_options.OPTIONS if name not in _NOT_CARRIED), *_CARRIED_BESIDES)
@@ -41,7 +42,7 @@ _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.O
 
 
 def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg]
-    """Return a type that also takes ``none``, for no value, and leaves a value as it is written."""
+    """Return a type that also accepts ``none``, for no value, and returns values as written."""
 
     # Derive from the kind's own class: to write the help and to complete words, click asks by
     # isinstance whether a type is a choice or a range.
@@ -60,7 +61,7 @@ def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg
 
 
 class _Sbatch(MonitoredCommand):
-    """Accepts every option of sbatch besides the declared ones."""
+    """Accepts every option of sbatch in addition to the declared ones."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite the options that click cannot read by itself, then read the words."""
@@ -81,13 +82,13 @@ def _partitions(context: click.Context, option: click.Parameter, incomplete: str
 
 @dataclass(frozen=True)
 class _Shown:
-    """How the command line shows an option, besides what its key tells.
+    """How the command line shows an option, in addition to the facts in its key.
 
     Attributes:
         name: the key of the option in :class:`SlurmJob` or in a file.
         metavar: the placeholder for the value in ``--help``; None for click's own.
-        sentence: the help of an option that is passed on to sbatch, and what srunddp sbatch adds to
-            that of an option of srunddp run; other options have theirs in :class:`SlurmJob`.
+        sentence: the help of an option that is passed on to sbatch, or a sentence to add to the
+            help of an option of srunddp run. Other options have their help in :class:`SlurmJob`.
         kind: the type of the value, if it is not plain text.
         also: a further name of the option, such as ``-N``.
     """
@@ -260,13 +261,13 @@ def _option(name: str, key: ConfigField) -> Any:
 
 
 def _holds(kind: type, key: ConfigField) -> bool:
-    """Tell whether values of type ``kind`` fit the key, alone or besides other types."""
+    """Tell whether the key accepts values of type ``kind``, alone or among other types."""
     return kind in (key.kind, *get_args(key.kind))
 
 
 def _help(key: ConfigField, of_run: click.Option | None, shown: _Shown) -> str:
     """Write an option's help: its sentence, with a capital letter at the start, and its default.
-    An option of srunddp run has the help that it has there.
+    An option of srunddp run has the same help as there.
     """
     if of_run:
         return " ".join(filter(None, [of_run.help, shown.sentence]))
@@ -364,7 +365,7 @@ def sbatch(
 
 
 def _check_with_slurm(text: str, options: Sequence[str], *, submit: bool, force: bool) -> None:
-    """Ask Slurm whether a job could run, as it accepts jobs that wait for ever.
+    """Ask Slurm whether a job can run, because Slurm also accepts jobs that would wait forever.
 
     Args:
         text: the job script.
@@ -390,7 +391,7 @@ def _check_with_slurm(text: str, options: Sequence[str], *, submit: bool, force:
 
 
 def _say_what_follows(number: str, job: SlurmJob | None) -> None:
-    """Say where a submitted job's log is, and which commands read what it leaves."""
+    """Print where a submitted job's log is, and the commands that read its files."""
     logs = number
     if job:
         log, logs = _logs_of(number, job)
@@ -400,7 +401,7 @@ def _say_what_follows(number: str, job: SlurmJob | None) -> None:
 
 
 def _say_how_it_ended(number: str, code: int, job: SlurmJob | None) -> None:
-    """Say how a job ended for which sbatch has waited, and which commands read what is left."""
+    """Print how a job ended for which sbatch has waited, and the commands that read its files."""
     logs = number
     ended = f"job {number} has ended with exit code {code}"
     if job:
@@ -580,8 +581,8 @@ def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
 
 
 def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
-    """Fill in what the user left out: the active virtual environment, and a path of srunddp if the
-    job's environment seems to have none.
+    """Fill in values that the user has left out: the active virtual environment, and a path of
+    srunddp if the job's environment seems to have none.
     """
     active = environ.get("VIRTUAL_ENV")
     if active and not (job.venv or job.conda or job.in_container):
@@ -593,7 +594,7 @@ def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
 
 
 def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
-    """Tell whether the job's environment has the command ``srunddp``, as far as is seen here."""
+    """Tell whether the job's environment has the command ``srunddp``, as far as this node sees."""
     folder = job.venv
     if not folder and job.conda and "/" in job.conda:
         folder = job.conda

@@ -1,5 +1,5 @@
-"""``srunddp sbatch --from``: replace the one torchrun, accelerate or deepspeed command of a job
-script by srun and srunddp.
+"""Converts a job script for ``srunddp sbatch --from``: replaces its one torchrun, accelerate or
+deepspeed command by srun and srunddp.
 
 A script is refused, with a hint what to write, if the new command cannot do what the old one does:
 see ``_obstacle`` and ``launcher_options``.
@@ -26,9 +26,9 @@ from srunddp.sbatch.step_size import first_option, size_options, without_size
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
 # Commands before the launcher that srun cannot start, or that may be srun themselves.
 _STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")
-# Programs that start the launcher several times, or without the variables that tell a rank.
+# Programs that start the launcher several times, or without the variables that give the rank.
 _ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)")
-# Programs with an option that removes the variables that tell a rank.
+# Programs with an option that removes the variables that give the rank.
 _EMPTIES = {
     re.compile(r"(.*/)?(singularity|apptainer)"): re.compile(
         r"--(cleanenv|containall)|-[cCefuw]*[eC][cCefuw]*"
@@ -44,10 +44,10 @@ _PYTHON = re.compile(r"(.*/)?python[\d.]*")
 _LAUNCHER_OF_PATH = re.compile(
     r".*[$`].*(torchrun|accelerate|deepspeed).*(?<!\.py)", re.DOTALL | re.IGNORECASE
 )
-# A mask or a list has one entry for each task, of which there was one on a node.
+# A mask or a list has one entry for each task. Under the old launcher there was one task on a node.
 _MASKS = re.compile(r"--(cpu|mem)-bind=.*(mask|map|list).*")
 _NO_GPU_BIND = re.compile(r"--gpu-bind[= ]((v|verbose),)?none")
-# torchrun takes these variables for options that are not given.
+# torchrun reads these variables in place of options that are not given.
 _PET = re.compile(r"^[^#\n]*?\b(PET_[A-Z_]+)=", re.MULTILINE)
 # Variables that srun sets anew in each task, to the GPUs of the step.
 _DEVICES = re.compile(
@@ -62,7 +62,7 @@ _ONE_COMMAND = "one command for all ranks"
 
 @dataclass(frozen=True)
 class Carried:
-    """What is added to the new command, besides what comes from the job script.
+    """Additions to the new command that do not come from the job script.
 
     Attributes:
         srun: options of srun.
@@ -78,7 +78,7 @@ class Carried:
 
 
 class _Obstacle(NamedTuple):
-    """What keeps a launch from being replaced, and a hint for the user."""
+    """The reason why a launch cannot be replaced, and a hint for the user."""
 
     found: str
     hint: str
@@ -90,7 +90,7 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
 
     Args:
         path: the path of the script.
-        carried: what is added to the new command.
+        carried: the additions to the new command; None for none.
 
     Returns:
         The new script, and notes for the user.
@@ -130,7 +130,7 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
     if gpus:
         notes.append(f"{path}:{gpus.line}: {gpus.written} -> {gpus.replacement}")
     notes += [
-        f"{path}:{number}: torchrun or accelerate, too; this line is left as it is"
+        f"{path}:{number}: torchrun or accelerate as well; this line is left as it is"
         for number in named
         if number != launch.line(text)
     ]
@@ -162,7 +162,7 @@ def _not_one(
         text: the script.
         launches: the launches that are commands.
         named: the lines that mention a launcher, whether as a command or not.
-        carried: what is added to the new command.
+        carried: the additions to the new command.
     """
     if launches:
         lines = [launch.line(text) for launch in launches]
@@ -250,8 +250,8 @@ def _whole_line(text: str, launch: Launch, carried: Carried) -> str:
 
 
 def _unreplaced(text: str, launch: Launch) -> _Obstacle | None:
-    """Return the first option of a launch that neither srun nor srunddp replaces, or something that
-    the launcher does without an option for it.
+    """Return the first option of a launch that neither srun nor srunddp can replace, or something
+    that the launcher does without an option; None if there is neither.
     """
     given = launch.given
     if option := launcher_options.refused(given) or launcher_options.needs_quotes(given):
@@ -268,7 +268,9 @@ def _unreplaced(text: str, launch: Launch) -> _Obstacle | None:
 
 
 def _of_accelerate(text: str, launch: Launch) -> _Obstacle | None:
-    """Return something that accelerate launch would do although no option on this line says so."""
+    """Return something that accelerate launch would do without an option on this line; None if
+    there is nothing.
+    """
     processes = launch.given.values.get("num-processes")
     if processes is None:
         return _Obstacle(
@@ -344,7 +346,7 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
 
 
 def _other_starter(launch: Launch) -> str:
-    """Return a word before the launcher that starts it in another way than srun would; empty if
+    """Return a word before the launcher that starts the launcher in another way than srun; empty if
     there is none.
     """
     before = launch.texts_before
@@ -370,7 +372,7 @@ def _emptied(launch: Launch) -> _Obstacle | None:
 
 
 def _meant_for_one_task(launch: Launch) -> _Obstacle | None:
-    """Return words before the launcher that are right for one task on a node only."""
+    """Return words before the launcher that are right only for one task on a node."""
     before = launch.texts_before
     for at, each in enumerate(before):
         bind = f"{each} {before[at + 1]}" if each == "--gpu-bind" and before[at + 1 :] else each
@@ -416,7 +418,7 @@ def _chosen_gpus(text: str, launch: Launch) -> _Obstacle | None:
 
 
 def _leading(before: Sequence[str]) -> Sequence[str]:
-    """Return the words that stay in front of srun if there is none yet."""
+    """Return the words that will stand before srun, if the command has no srun yet."""
     place = 0
     while place < len(before) and _BEFORE.fullmatch(before[place]):
         place += 1
@@ -524,7 +526,7 @@ def _assignment(variable: str) -> str:
 
 
 def _among(option: str, others: Sequence[str]) -> str:
-    """Return the one among other options that has the same name as an option; empty if none has."""
+    """Return the first of other options that has the same name as an option; empty if none has."""
     name = option.partition("=")[0]
     return next((each for each in others if each.partition("=")[0] == name), "")
 

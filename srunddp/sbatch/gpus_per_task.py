@@ -1,5 +1,5 @@
-"""Replace ``--gpus-per-task`` in the head of a job script by ``--gpus-per-node``, because with a
-task for each GPU it would mean another number of GPUs.
+"""Replaces ``--gpus-per-task`` in the head of a job script by ``--gpus-per-node``, because with one
+task for each GPU ``--gpus-per-task`` would mean another number of GPUs.
 """
 
 import re
@@ -17,7 +17,7 @@ _HEAD = re.compile(r"^#SBATCH\s.*", re.MULTILINE)
 
 @dataclass(frozen=True)
 class GpusPerTask:
-    """The option, and what replaces it.
+    """The option ``--gpus-per-task`` in a script, and its replacement.
 
     Attributes:
         line: the number of its line, from 1.
@@ -37,7 +37,7 @@ class GpusPerTask:
             text: the script.
 
         Returns:
-            None if it is not there, or if the head does not tell how many tasks a node has.
+            None if the option is missing, or if the head does not tell how many tasks a node has.
         """
         found = _WRITTEN.search(text)
         tasks = _tasks_per_node(text)
@@ -52,7 +52,7 @@ class GpusPerTask:
 
     @classmethod
     def is_unclear(cls, text: str, before: Sequence[str]) -> bool:
-        """Tell whether the option is there, and cannot be replaced.
+        """Tell whether a script has the option, but it cannot be replaced.
 
         Args:
             text: the script.

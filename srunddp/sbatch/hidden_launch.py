@@ -1,6 +1,6 @@
-"""Launches that are no commands of their own: in quotes, or in variables.
+"""Finds launches that are not separate commands: those in quotes or in variables.
 
-They are not converted, because the other commands in the quotes would run once for each rank. But
+They are not converted, because other commands in the same quotes would run once for each rank. But
 the error shows the srun line that the user has to write instead.
 """
 
@@ -29,7 +29,7 @@ class HiddenLaunch:
         variable: the name of the variable; empty if the launch is only in quotes.
         line: the number of the line that sets the variable, or has the quotes, from 1.
         runs_in: the number of the line whose command runs it; 0 if none is found.
-        launch: the command to write: what is before the quotes, and the launch in them.
+        launch: the command to write: the words before the quotes, and the launch in them.
         others: the other commands in the quotes.
     """
 

@@ -1,4 +1,4 @@
-"""The command of a job script that starts torchrun, accelerate launch or deepspeed."""
+"""Finds the command of a job script that starts torchrun, accelerate launch or deepspeed."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -137,7 +137,7 @@ def find_launch(command: Command, *, without_script: bool = False) -> Launch | N
 
 
 def _only_names(before: Sequence[Word]) -> bool:
-    """Tell whether deepspeed behind these words is a package's name or the script's argument."""
+    """Tell whether the word deepspeed after these words is a package's name or an argument."""
     texts = [word.name for word in before]
     a_program = any(_PYTHON.fullmatch(text) or text.endswith(".py") for text in texts)
     return a_program or not _INSTALLERS.isdisjoint(texts)

@@ -1,7 +1,8 @@
-"""The options of the launchers that ``srunddp sbatch --from`` replaces, and what becomes of each.
+"""Lists the options of the launchers that ``srunddp sbatch --from`` replaces, and how each is
+handled.
 
-No option is dropped silently: one that has an effect is carried over to the new command, or is
-refused. For each other option the table says why nothing is lost. An option that is not in the
+No option is dropped silently: an option that has an effect is carried over to the new command, or
+is refused. For each other option the table says why nothing is lost. An option that is not in the
 table is refused. The tests compare the table with the launchers' own parsers.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Size:
-    """The option tells how many ranks there are, which options of srun do in the new command."""
+    """The option sets the number of ranks. In the new command, options of srun set it."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class NoEffect:
 
     Attributes:
         why: why this is so.
-        noted: whether the user is told, because other output or another variable follows.
+        noted: whether the user is told, because output or a variable is different.
     """
 
     why: str
@@ -51,8 +52,8 @@ class RunOption:
 
     Attributes:
         option: the option; ``{}`` is replaced by the first group of ``pattern``.
-        pattern: what the value has to look like.
-        otherwise: what other values mean.
+        pattern: a regular expression that the value has to match.
+        otherwise: how any other value is handled.
     """
 
     option: str
@@ -62,8 +63,8 @@ class RunOption:
 
 @dataclass(frozen=True)
 class Output:
-    """The option tells where the ranks' output goes. Only all of these together have an option of
-    ``srunddp run`` (see :func:`run_options`).
+    """The option sets where the ranks' output goes. All such options together are replaced by
+    options of ``srunddp run`` (see :func:`run_options`).
     """
 
 
@@ -74,10 +75,10 @@ class Exported:
     Attributes:
         variable: the name of the variable.
         when: the option without which accelerate ignores this one; empty for none.
-        default: what accelerate exports if ``when`` is given and this option is not; empty for
-            nothing.
+        default: the value that accelerate exports if ``when`` is given and this option is not;
+            empty for none.
         without: a value that is refused, because accelerate exports more with it.
-        lower: accelerate writes the value in small letters.
+        lower: accelerate writes the value in lower case.
     """
 
     variable: str
@@ -96,7 +97,7 @@ class Option:
 
     Attributes:
         name: its name without dashes before it, and with a dash for each ``_``.
-        meaning: what becomes of it.
+        meaning: how it is handled.
         flag: whether it takes no value.
         neutral: the values with which it does nothing.
         letters: its other names: single letters, or older names.
@@ -398,12 +399,13 @@ def find(table: Sequence[Option], name: str) -> Option | None:
         name: the name without dashes before it, and with a dash for each ``_``.
 
     Returns:
-        None if there is no such option, or if several begin so.
+        None if there is no such option, or if several begin with this name.
     """
     for option in table:
         if name == option.name or name in option.letters:
             return option
-    # Only accelerate wants whole names, and a command that it refuses is in no job script.
+    # Only accelerate requires whole names. No job script has a command that accelerate refuses, so
+    # accept the beginning of a name for all launchers.
     begun = [option for option in table if len(name) > 1 and option.name.startswith(name)]
     if len(begun) == 1:
         return begun[0]
@@ -416,10 +418,10 @@ class Given:
 
     Attributes:
         table: the options that the launcher has.
-        values: those that are given, by name; empty for a flag.
-        unknown: the first one that the launcher does not have, as it is written; empty for none.
-        unclear: those whose values would change without their quotes, as they are written, by
-            name.
+        values: the values of the given options, by name; empty for a flag.
+        unknown: the first option that the launcher does not have, as it is written; empty for none.
+        unclear: the options whose values would change without their quotes, as they are written,
+            by name.
     """
 
     table: Sequence[Option]
@@ -468,7 +470,7 @@ def refused(given: Given) -> tuple[str, str] | None:
 
 
 def needs_quotes(given: Given) -> tuple[str, str] | None:
-    """Return the first option whose value would change where it is written anew, and a hint."""
+    """Return the first option whose value would change in the new command, and a hint."""
     for option, _ in given.acting():
         is_written_anew = isinstance(option.meaning, Size | RunOption | Output | Exported)
         if is_written_anew and option.name in given.unclear:
@@ -480,7 +482,7 @@ def needs_quotes(given: Given) -> tuple[str, str] | None:
 
 
 def notes(given: Given) -> list[str]:
-    """Return a sentence for each option whose absence is seen in output or variables."""
+    """Return a sentence for each option whose absence changes output or variables."""
     return [
         f"--{option.name} is left out: {option.meaning.why}"
         for option, _ in given.acting()

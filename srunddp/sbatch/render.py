@@ -1,5 +1,5 @@
-"""The text of a job script, either for sbatch, or for bash: the latter starts itself again under
-salloc.
+"""Writes the text of a job script, either for sbatch, or for bash. The latter starts itself again
+under salloc.
 """
 
 import glob
@@ -143,12 +143,15 @@ def _output(job: SlurmJob) -> str:
 
 
 def log_of(job: SlurmJob, number: str) -> tuple[str, bool]:
-    """Return the path of a submitted job's log, and whether it is known as a whole. What Slurm
-    replaces later stays as it is, such as %a, the index of an array.
+    """Return the path of a submitted job's log.
 
     Args:
         job: the job.
-        number: its number.
+        number: the job's number.
+
+    Returns:
+        The path, and whether it is complete. A part that Slurm replaces later stays as it is, such
+        as ``%a``, the index in an array.
     """
     known = {"%%": "%", "%A": number, "%x": job.name}
     if "array" not in job.slurm:
@@ -160,8 +163,8 @@ def log_of(job: SlurmJob, number: str) -> tuple[str, bool]:
 
 
 def directive(option: str, value: object) -> str:
-    """Return an ``#SBATCH`` line. Other values than plain words are quoted, because sbatch's parser
-    treats quotes, ``#`` and backslashes specially.
+    """Return an ``#SBATCH`` line. Values that are not plain words are quoted, because sbatch's
+    parser treats quotes, ``#`` and backslashes specially.
 
     Args:
         option: the name of the option, without dashes.
@@ -220,7 +223,7 @@ def _allocation(job: SlurmJob) -> list[str]:
     return [
         "# Outside a job: once more, under salloc.",
         'if [ -z "${SLURM_JOB_ID:-}" ]; then',
-        # A script that bash reads from its standard input cannot be started again.
+        # A script that bash reads from standard input cannot be started again.
         '  [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }',
         *_indented(_continued(["exec salloc", *map(word, salloc_options(job)), 'bash "$0"'])),
         "fi",

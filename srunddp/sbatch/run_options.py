@@ -1,5 +1,5 @@
-"""The options of ``srunddp run`` in a job: ``srunddp sbatch`` takes them by their own names, and as
-words of ``--run-options``. Both are checked as ``srunddp run`` itself would check them.
+"""Reads the options of ``srunddp run`` for a job. ``srunddp sbatch`` takes them by their own names,
+and as words of ``--run-options``. Both are checked as ``srunddp run`` itself would check them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from srunddp.run.options import OPTIONS as ALL
 from srunddp.util.click_types import MONITOR_SECONDS
 from srunddp.util.usage_errors import usage_error
 
-# What a job script cannot have, and what to write instead.
+# The options that a job script cannot have, each with a hint what to use instead.
 REFUSED = {
     "staged": "write --stage, which copies the environment and starts the ranks in the copies",
     "explain": "start srunddp explain by srun in a job or an allocation",
@@ -25,7 +25,7 @@ TAKE_NONE = ("bind", "show_ranks")
 
 
 def key_of(option: click.Option) -> ConfigField:
-    """Return the key that an option has in a YAML file; a value stays as it is written."""
+    """Return the key of an option in a YAML file. Its value stays as it is written."""
     text = option.help or ""
     if option.is_flag:
         return ConfigField(bool, False, text)
@@ -40,7 +40,7 @@ def check(key: str, value: object, path: str) -> None:
     Args:
         key: the key of the option.
         value: the value; None and bools are left out.
-        path: the file that it is from; empty for the command line.
+        path: the file that has the value; empty for the command line.
 
     Raises:
         ConfigError: the value does not fit.
@@ -69,11 +69,11 @@ def parse(given: Sequence[str], path: str) -> Iterator[tuple[str, str | bool]]:
 
     Args:
         given: the words.
-        path: the file that they are from; empty for the command line.
+        path: the file that has the words; empty for the command line.
 
     Raises:
         UsageError: ``srunddp run`` does not have such an option, or the option has no value.
-        ConfigError: the same in a file, or a word is no option.
+        ConfigError: such an option is in a file, or a word is no option.
     """
     context = _run_context()
     for word in given:
@@ -120,7 +120,7 @@ def _run_context() -> click.Context:
         token_normalize_func=lambda name: name.replace("_", "-"),
     )
     script = click.Argument(["script"])
-    # No --help: a job has nobody who reads it.
+    # No --help: in a job, nobody would read it.
     command = click.Command("run", params=[*ALL.values(), script], add_help_option=False)
     return click.Context(command, info_name="run", parent=group)
 

@@ -1,5 +1,5 @@
-"""The options of sbatch that srunddp passes on: their names, their letters, and whether they take a
-value.
+"""Lists the options of sbatch that srunddp passes on: their names, their letters, and whether they
+take a value.
 """
 
 import re
@@ -98,7 +98,7 @@ def rewrite(
     Args:
         arguments: the words of the command line; SCRIPT and all words after it stay as they are.
         known: the names of the command's options, with dashes.
-        with_value: those of them that take the next word as their value.
+        with_value: the options among ``known`` that take the next word as their value.
 
     Raises:
         UsageError: an option that takes no value has one.

@@ -1,5 +1,5 @@
-"""The description of a job: :class:`SlurmJob`, whose fields are the options of srunddp sbatch and
-the keys of its YAML file.
+"""Defines a job: :class:`SlurmJob`, whose fields are the options of srunddp sbatch and the keys of
+its YAML file.
 """
 
 import re
@@ -14,7 +14,7 @@ _LOGS = "logs"  # without --log-dir, as for the readings of srunddp run
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What is started, on which resources, and in which environment.
+    """A job: the script to start, its resources, and its environment.
 
     Attributes:
         script: the training script; also the first argument.
@@ -44,7 +44,7 @@ class SlurmJob:
         result: as in srunddp run.
         run_options: options of srunddp run, such as --prefix; each also has its own name here.
         job_name: the script's name without its ending unless given.
-        cpus_per_task: CPUs of each rank, for its loader workers too.
+        cpus_per_task: CPUs of each rank, including those for its loader workers.
         requeue: start the job again when its time limit or a preemption ends it; the script has to
             catch the signal, save, and resume, as srunddp.Trainer does.
         signal: a signal for all ranks, such as USR1@300 for 300 seconds before the time limit; auto
@@ -56,13 +56,13 @@ class SlurmJob:
             --sbatch-arg=--container=BUNDLE.
         container_image: for pyxis; an image that has srunddp.
         container_mounts: for pyxis, SOURCE:TARGET; the working folder is always mounted.
-        monitor: as in srunddp run, as it is written: 5s; srunddp report follows the training.
+        monitor: as in srunddp run, written as 5s; srunddp report follows the training.
         monitor_dir: as in srunddp run.
-        stage: bring the environment and this folder to nodes that do not see them, by srunddp stage
+        stage: copy the environment and this folder to nodes that do not see them, by srunddp stage
             push.
-        data: further folders to bring along.
-        stage_exclude: names in this folder that are not brought along, with wildcards; nor is the
-            log folder.
+        data: further folders to copy.
+        stage_exclude: names in this folder that are not copied, with wildcards; the log folder is
+            never copied.
     """
 
     script: str | None = None
@@ -179,7 +179,7 @@ class SlurmJob:
 
     @property
     def restarts_ranks(self) -> bool:
-        """Whether ranks may start anew within the job."""
+        """Whether ranks may be restarted within the job."""
         return bool(self.restarts)
 
     @property
@@ -189,7 +189,7 @@ class SlurmJob:
 
     @property
     def log_folder(self) -> str:
-        """The folder of the job's log and of what srunddp check writes."""
+        """The folder of the job's log and of the files that srunddp check writes."""
         return self.log_dir or _LOGS
 
     @property

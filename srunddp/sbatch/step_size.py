@@ -1,4 +1,4 @@
-"""srun's options for a step that has one task for each rank of a launch."""
+"""Writes srun's options for a step that has one task for each rank of a launch."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ def size_options(text: str, launch: Launch) -> list[str]:
     elif launch.is_deepspeed:
         each = _processes_per_node(values.get("num-gpus", "gpu"))
     elif launch.is_accelerate:
-        # Only in a hint: the number is the first thing to add.
+        # This occurs only in a hint, which tells the user to add the number.
         each = "GPUS"
     else:
         each = _processes_per_node(values.get("nproc-per-node", "1"))

@@ -1,4 +1,4 @@
-"""Give a job script to Slurm: for validation, or to run it as a job."""
+"""Passes a job script to Slurm: for validation, or to run it as a job."""
 
 import re
 import subprocess
@@ -76,7 +76,7 @@ def submit(
     Args:
         text: the job script.
         environ: the environment variables for sbatch.
-        note: takes lines that sbatch prints besides the job's number.
+        note: takes the lines that sbatch prints in addition to the job's number.
         wait: whether sbatch waits for the end of the job; then there is no time limit.
         within: the seconds that sbatch may take if it does not wait.
 

@@ -1,4 +1,4 @@
-"""Find mistakes in a job before its script is written, and warn of what the user may not intend.
+"""Finds mistakes in a job before its script is written, and warns of what the user may not intend.
 
 Mistakes that only Slurm can see, such as exceeded limits or malformed times and sizes, are left to
 ``sbatch --test-only``.
@@ -87,8 +87,8 @@ def check(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = Fals
 def check_run_options(
     job: SlurmJob, environ: Mapping[str, str], *, ranks: int = 0, script: str = ""
 ) -> None:
-    """Refuse what ``srunddp run`` would refuse in the job. Types are checked before, see
-    :mod:`srunddp.sbatch.run_options`.
+    """Refuse options that ``srunddp run`` would refuse in the job. Types have been checked before,
+    by :mod:`srunddp.sbatch.run_options`.
 
     Args:
         job: the job, of which only the options of ``srunddp run`` and ``env`` are used.
@@ -126,7 +126,7 @@ def _is_given(key: str, job: SlurmJob, environ: Mapping[str, str], script: str) 
 
 
 def _exports(job: SlurmJob, variable: str) -> bool:
-    """Tell whether sbatch hands an environment variable on to the job."""
+    """Tell whether sbatch passes an environment variable on to the job."""
     words = str(job.slurm.get("export", "ALL")).split(",")
     return any(word.upper() == "ALL" or word.partition("=")[0] == variable for word in words)
 
@@ -188,7 +188,7 @@ def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
             yield empty, f"{name} is empty", "a value", "remove it, or give it a value"
             found = f"{name} {text!r}"
             is_path = key in _PATHS
-            # A command would take such a path for an option.
+            # A command would read such a path as an option.
             yield (
                 is_path and text.startswith("-"),
                 found,
@@ -347,7 +347,7 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
         yield (
             each.startswith(("--spare-nodes", "--min-nodes")),
             f"--srun-arg {each!r}",
-            f"{each.partition('=')[0]}, which srunddp sbatch has, too",
+            f"{each.partition('=')[0]}, which srunddp sbatch has as well",
             f"write {each}",
         )
     for each in job.sbatch_arg:
@@ -364,7 +364,7 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
         yield (
             name.replace("-", "_") in _SAME,
             found,
-            f"--{name}, which srunddp has, too",
+            f"--{name}, which srunddp has as well",
             f"write {each}",
         )
 
@@ -398,8 +398,8 @@ def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def script_problem(job: SlurmJob) -> tuple[str, str] | None:
-    """Say why SCRIPT is not a Python script that this node sees, and give a hint; None if it is
-    one, or if nothing can be told.
+    """Return why SCRIPT is not a Python script that this node sees, and a hint; None if it is one,
+    or if that cannot be found out.
     """
     path = os.path.join(job.folder, job.script or "")
     if job.module or os.path.isdir(path):
@@ -431,8 +431,8 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
 
 
 def notes(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = False) -> Iterator[str]:
-    """Yield notes on what the user may not intend, or on what this node does not see although other
-    nodes may. SCRIPT's own problems are left to :func:`script_problem`.
+    """Yield notes on values that the user may not intend, or on files that this node does not see
+    although other nodes may. :func:`script_problem` checks SCRIPT itself.
 
     Args:
         job: a job that :func:`check` has accepted.
@@ -469,8 +469,8 @@ def notes(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = Fals
         yield f"fewer ranks than GPUs on each node, {job.tasks} and {job.gpus}: each rank takes one"
     if job.restarts_ranks and job.slurm.get("oom-kill-step") in (True, "1"):
         yield (
-            "--oom-kill-step with --restarts: when memory runs out Slurm ends srunddp, too, and no"
-            " restart follows"
+            "--oom-kill-step with --restarts: when memory runs out Slurm ends srunddp as well, and"
+            " no restart follows"
         )
     yield from _of_requeue(job)
     yield from _few_cpus(job)
@@ -529,8 +529,17 @@ def _few_cpus(job: SlurmJob) -> Iterator[str]:
 def _counting(
     job: SlurmJob, environ: Mapping[str, str], interactive: bool, name: str, variable: str = ""
 ) -> str:
-    """Return the value of an option that counts: a variable of sbatch's wins over the script's own
-    line, a word of salloc's command line over a variable; empty for none.
+    """Return the value of an option that takes effect; empty for none.
+
+    For sbatch, a variable wins over the script's own line. For salloc, a word of the command line
+    wins over a variable.
+
+    Args:
+        job: the job.
+        environ: the environment variables for sbatch or salloc.
+        interactive: the script is for salloc.
+        name: the name of the option.
+        variable: the end of its variable's name; empty if that is the option's name.
     """
     variable = variable or name.upper()
     given = str(job.slurm.get(name, ""))
@@ -540,8 +549,8 @@ def _counting(
 
 
 def _too_long(job: SlurmJob, environ: Mapping[str, str], interactive: bool) -> Iterator[str]:
-    """Note a time limit that no chosen partition allows: Slurm may accept such a job, and never
-    start it.
+    """Yield a note on a time limit that no chosen partition allows: Slurm may accept such a job,
+    but never start it.
     """
     # With --time-min Slurm shortens the time limit to what the partition allows.
     if {"cluster", "time-min"} & job.slurm.keys():
@@ -565,11 +574,13 @@ def _too_long(job: SlurmJob, environ: Mapping[str, str], interactive: bool) -> I
     seconds = [slurm_command.seconds(limit) or math.inf for limit in chosen.values()]
     if seconds and asked > max(seconds):
         longest = " and ".join(f"{limit} in partition {name}" for name, limit in chosen.items())
-        yield f"a time limit of {wanted} is more than {longest}: the job may wait for ever"
+        yield f"a time limit of {wanted} is more than {longest}: the job may wait forever"
 
 
 def _missing_gpus(job: SlurmJob) -> Iterator[str]:
-    """Note that Slurm knows no GPU. With no ``GresTypes`` it accepts options that ask for them."""
+    """Yield a note if Slurm knows no GPU. Without ``GresTypes``, Slurm accepts options that ask for
+    GPUs all the same.
+    """
     if not job.has_gpus or {"clusters", "cluster"} & job.slurm.keys():
         return
     # One word for each kind of node; "(null)" for nodes without generic resources.

@@ -1,4 +1,4 @@
-"""Pack a folder into a tar file, and unpack that on a node.
+"""Packs a folder into a tar file, and unpacks the file on a node.
 
 The nodes get the source of this module, because they may have no srunddp. So it imports only
 :mod:`srunddp.errors` and the standard library.
@@ -156,7 +156,7 @@ def _add_file(
 
 
 def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
-    """Whether both describe one file whose content is unchanged or longer."""
+    """Whether both describe the same file, and its content is unchanged or has only grown."""
     file = (before.st_dev, before.st_ino, before.st_mode) == (now.st_dev, now.st_ino, now.st_mode)
     content = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
     return file and (content or now.st_size > before.st_size)
@@ -180,7 +180,7 @@ def _target(folder: str, name: str) -> str:
     raise ConfigError(
         f"{path} is a link to {place}, out of the folder",
         expected="links that lead to something in it",
-        hint=f"copy into the folder what it leads to, or --exclude={name}",
+        hint=f"copy the target into the folder, or --exclude={name}",
     )
 
 
@@ -221,7 +221,7 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
     except (OSError, tarfile.TarError) as error:
         raise ConfigError(
             f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}",
-            expected="room and leave to write",
+            expected="free space, and the permission to write",
             hint="name another folder with --dir",
         ) from None
     finally:

@@ -1,4 +1,4 @@
-"""Build an environment that can be moved: uv installs srunddp and the packages of a lock file, and
+"""Builds an environment that can be moved: uv installs srunddp and the packages of a lock file, and
 compiles them to bytecode.
 
 The environment is built beside its place and gets its name only when it is complete, so that an
@@ -52,7 +52,8 @@ def build(
         The version of each package, by name.
 
     Raises:
-        ConfigError: something is missing or does not fit; ``output`` is not created.
+        ConfigError: uv, a file or a package is missing, or versions do not fit; ``output`` is not
+            created.
     """
     output = output.absolute()
     if not requirements.is_file():
@@ -63,13 +64,13 @@ def build(
         )
     if os.path.lexists(output):
         raise ConfigError(
-            f"{output} is there", expected="a new folder", hint="remove it, or name another with -o"
+            f"{output} exists", expected="a new folder", hint="remove it, or name another with -o"
         )
     place = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
     try:
         with file_errors(
             f"{output} cannot be made",
-            expected="room and leave to write",
+            expected="free space, and the permission to write",
             hint="name another with -o",
         ):
             place.mkdir(parents=True)
@@ -188,7 +189,7 @@ def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = ""
             r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL
         )
         raise ConfigError(
-            f"uv: {' '.join(reason.split())}", hint=f"{hint}(all that uv says: {log})"
+            f"uv: {' '.join(reason.split())}", hint=f"{hint}(uv's whole output: {log})"
         )
 
 
@@ -201,8 +202,8 @@ def _find_uv() -> str:
         if found := shutil.which("uv"):
             return found
     raise ConfigError(
-        "there is no uv",
-        expected="it where an environment is built",
+        "uv is not installed",
+        expected="uv, to build an environment",
         hint="pip install srunddp[stage]",
     )
 

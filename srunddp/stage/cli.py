@@ -1,5 +1,5 @@
-"""The command ``srunddp stage``, which copies folders to nodes: it reads the options, runs the
-staging and prints the result.
+"""Provides the command ``srunddp stage``, which copies folders to nodes: reads the options, runs
+the staging and prints the result.
 """
 
 import os
@@ -65,7 +65,7 @@ def build_command(requirement: Path, output: Path, **given: Any) -> None:
     """
     packages = build(requirement, output, say=say, **given)
     if "torch" not in packages:
-        say(f"note: torch is not among what {requirement} asks for; expected it for a training")
+        say(f"note: {requirement} does not ask for torch; expected torch for a training")
     if "torch" in packages:
         torch = f"torch {packages['torch']}, "
     else:

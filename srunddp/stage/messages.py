@@ -1,4 +1,4 @@
-"""The requests of a push to the node agents, and their answers.
+"""Defines the requests of a push to the node agents, and their answers.
 
 The source of this module is sent to the nodes. Besides the standard library, it may import only
 modules that are sent too.
@@ -100,7 +100,7 @@ class StagedPlace:
 
 @dataclass(frozen=True)
 class Finish(StageMessage, kind="finish"):
-    """Write down where each staged folder is, for the ranks that start later.
+    """Save where each staged folder is, for the ranks that start later.
 
     Attributes:
         places: All folders of this push.
@@ -166,11 +166,10 @@ class Unpacked(Answer, kind="unpacked"):
 
 @dataclass(frozen=True)
 class Cleaned(Answer, kind="cleaned"):
-    """The node has removed the job's folder, as far as it may.
+    """The node has removed the job's folder, except files that were written in a copy.
 
     Attributes:
-        kept: How many files were written in a copy, and therefore stay; None if there was no
-            folder.
+        kept: How many such files there are; None if there was no folder.
     """
 
     kept: int | None

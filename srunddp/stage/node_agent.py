@@ -64,7 +64,7 @@ NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 # A BaseException, so that the handlers of errors below `main` do not catch it.
 class _Ended(BaseException):
-    """The job ends (SIGTERM), or the push has failed (:class:`Leave`)."""
+    """Ends the agent, because the job ends (SIGTERM) or the push has failed (:class:`Leave`)."""
 
 
 def main(folder: str) -> None:
@@ -107,7 +107,9 @@ def _answer(node: _Node, request: StageMessage | None) -> Answer:
                 return node.clean()
             case Leave():
                 raise _Ended
-        raise ConfigError("this is no request", expected="one of srunddp stage", hint="stage again")
+        raise ConfigError(
+            "a line that is no request", expected="a request of srunddp stage", hint="stage again"
+        )
     except SrunddpError as error:
         return _cannot_do(error.found, error.expected, error.hint)
     except OSError as error:
@@ -131,8 +133,8 @@ class _Node:
         return os.path.join(self._folder, name)
 
     def look(self, request: Look) -> Looked:
-        """Make the job's folder, and say for each place whether this node sees the same folder as
-        the node of the push.
+        """Make the job's folder, and answer for each place whether this node sees the same folder
+        as the node of the push.
         """
         _make_own(self._folder)
         self._hold()
@@ -142,8 +144,9 @@ class _Node:
         return Looked(NODE, sees=sees, python=os.access(request.python, os.X_OK))
 
     def _hold(self) -> None:
-        """Take the lock that one push of this job at a time may hold, and the lock that keeps the
-        folder from being removed unless an earlier push of this job still holds that one.
+        """Take the locks of the job's folder: ``push``, which only one push of this job may hold at
+        a time, ``lock``, which keeps the folder from being removed, and ``keeper``, unless the task
+        of an earlier push holds it.
 
         Raises:
             ConfigError: another push of this job is at work, or the folder is being removed.
@@ -169,7 +172,7 @@ class _Node:
             os.close(keeper)
 
     def look_for_copy(self, request: LookForCopy) -> CopyLookedFor:
-        """Say whether an earlier push made this copy, and how many bytes are free."""
+        """Answer whether an earlier push made this copy, and how many bytes are free."""
         # Unpacking ends with a rename, so a copy with this name is complete.
         found = os.path.exists(self._path(request.name))
         return CopyLookedFor(NODE, found=found, free=shutil.disk_usage(self._folder).free)
@@ -190,7 +193,7 @@ class _Node:
         return Unpacked(NODE, seconds=time.monotonic() - began)
 
     def finish(self, request: Finish) -> Answer:
-        """Write down where each staged folder is on this node, and write the ranks' program."""
+        """Save where each staged folder is on this node, and write the program for the ranks."""
         here = {place.path: self._mapping(place) for place in request.places}
         if os.path.exists(self._path(PLACES)):
             before = StagedPaths.load(self._folder).places
@@ -241,7 +244,7 @@ class _Node:
     def remove_at_end(self) -> None:
         """As the keeper, remove the folder once no rank uses it."""
         # `_remove` opens the lock file again. For flock() that is another open file, which would
-        # wait for this process's own shared lock for ever.
+        # wait for this process's own shared lock forever.
         self._let_go()
         if self._keeps():
             _remove(self._folder, math.inf)
@@ -265,7 +268,8 @@ def _make_own(folder: str) -> None:
     """
     above = os.path.dirname(folder)
     base = os.stat(above)
-    # In a folder that others may write to, only the sticky bit keeps them from renaming ours.
+    # In a folder that others may write to, only the sticky bit keeps them from renaming the job's
+    # folder.
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
         raise ConfigError(
             f"{above} may be changed by others and is not sticky",
@@ -282,8 +286,8 @@ def _make_own(folder: str) -> None:
         or stat.S_IMODE(found.st_mode) & 0o077
     ):
         raise ConfigError(
-            f"{folder} is there, of user {found.st_uid} and mode {stat.filemode(found.st_mode)}",
-            expected="none, or a folder of our own",
+            f"{folder} exists, with owner {found.st_uid} and mode {stat.filemode(found.st_mode)}",
+            expected="no such folder, or one that only you may use",
             hint="remove it, or name another folder with --dir",
         )
 
@@ -356,14 +360,14 @@ def _remove(folder: str, wait: float) -> int:
 
 
 def _remove_copy(folder: str) -> int:
-    """Remove what was unpacked. Files that are newer than the copy stay, in a folder with another
-    name.
+    """Remove the unpacked files of a copy. Files that are newer than the copy stay, and the folder
+    gets another name.
 
     Returns:
         How many files stay.
     """
     folder, mark = _set_aside(folder)
-    # Without the mark nothing tells which files are newer, so all of them stay.
+    # Without the mark nothing shows which files are newer, so all of them stay.
     whole = os.stat(mark).st_mtime_ns if os.path.exists(mark) else 0
     kept = 0
     for here, folders, files in os.walk(folder, topdown=False):
@@ -380,7 +384,7 @@ def _remove_copy(folder: str) -> int:
 
 
 def _set_aside(folder: str) -> tuple[str, str]:
-    """Rename a copy and its mark, so that no push takes it for complete; return the new names."""
+    """Rename a copy and its mark, so that no push considers it complete. Return the new names."""
     if ".kept-" in os.path.basename(folder):
         return folder, folder + _UNPACKED
     number = 1
@@ -404,7 +408,7 @@ def _remove_unless_newer(path: str, whole: int) -> bool:
 
     Args:
         path: the path of the file.
-        whole: when the copy was complete, in nanoseconds since 1970; 0 if nothing tells.
+        whole: when the copy was complete, in nanoseconds since 1970; 0 if that is not known.
 
     Returns:
         Whether the file was removed.

@@ -1,4 +1,6 @@
-"""Variables for nodes without internet, which keep Hugging Face's libraries from asking servers."""
+"""Chooses variables for nodes without internet, which keep Hugging Face's libraries from contacting
+servers.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def caches(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def contradictions(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each offline switch that the user exported with another value than on."""
+    """Return a line for each offline switch that the user exported with a value that is not on."""
     off = [name for name in SWITCHES if name in environ and environ[name].upper() not in _ON]
     return [
         f"{name}={environ[name]} is exported, which wins; expected 1 with --offline -> unset it"

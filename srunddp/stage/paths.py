@@ -1,7 +1,8 @@
-"""Which paths are copies on this node, made by `srunddp stage push`, and how a run works in them.
+"""Maps shared paths to the copies on this node that `srunddp stage push` has made, and makes a run
+work in them.
 
-A node that sees a shared path uses it. Only a path that the node does not see is looked for in a
-copy.
+A node that sees a shared path uses it. Only for a path that the node does not see, its copy is
+used.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class PathMapping:
 
 @dataclass(frozen=True)
 class StagedPaths:
-    """All that was staged for a job, as one node has it.
+    """Everything that was staged for a job, as it is on one node.
 
     Attributes:
         folder: the job's folder on this node, which has the copies.
@@ -157,7 +158,7 @@ class StagedPaths:
     def search_path(
         self, entries: Sequence[str], environ: Mapping[str, str], before: str, now: str
     ) -> list[str]:
-        """Return the folders in which Python is to look for modules.
+        """Return the folders for ``sys.path``, with copies in place of shared paths.
 
         Args:
             entries: the folders of sys.path so far.
@@ -215,8 +216,8 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
     """Read what was staged, from the folder that ``SRUNDDP_STAGED`` names.
 
     Raises:
-        ConfigError: the variable is not set; or the folder or its file is missing, is broken, or
-            belongs to or may be changed by another user.
+        ConfigError: the variable is not set; or the folder or its file is missing or broken,
+            belongs to another user, or may be changed by another user.
     """
     folder = environ.get(VARIABLE, "")
     if not folder.startswith("/"):
@@ -250,9 +251,11 @@ def _require_ours(folder: str) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise _wrong(f"{folder} is not a folder", "the one that `srunddp stage push` made")
     if status.st_uid != os.geteuid():
-        raise _wrong(f"{folder} belongs to user id {status.st_uid}", "one of yours")
+        raise _wrong(f"{folder} belongs to user id {status.st_uid}", "a folder of yours")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _wrong(f"{folder} may be changed by others", "that its owner alone may")
+        raise _wrong(
+            f"{folder} may be changed by others", "a folder that only its owner may change"
+        )
 
 
 def lock(folder: str) -> int:
@@ -331,7 +334,7 @@ def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str
     path = os.path.normpath(os.path.join(folder, file))
     if staged.here(path) != path:
         raise ConfigError(
-            f"{option} leads to {path}, which this node has as a copy alone",
+            f"{option} leads to {path}, of which this node has only a copy",
             expected="a folder that all nodes see, or one of each node's own",
             hint=f"name another with {option}",
             scope=Scope.NODE,

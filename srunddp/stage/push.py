@@ -1,4 +1,4 @@
-"""Bring folders to those nodes of a job that do not see them, one copy per node, and remove the
+"""Copies folders to those nodes of a job that do not see them, one copy per node, and removes the
 copies.
 """
 
@@ -122,7 +122,7 @@ def require_whole(item: Item) -> None:
     ):
         raise ConfigError(
             f"{item.path} has srunddp somewhere else, as pip install -e leaves it",
-            expected="an environment that is whole",
+            expected="a complete environment",
             hint="make one with srunddp stage build",
         )
 
@@ -152,7 +152,7 @@ def absolute(path: str) -> str:
     is kept, as the shell keeps it in PWD.
     """
     logical = os.path.normpath(os.path.join(os.environ.get("PWD", ""), path))
-    # PWD may be wrong, because any process can set it. It counts only if it leads to the same file.
+    # PWD may be wrong, because any process can set it. Use it only if it gives the same file.
     with contextlib.suppress(OSError):
         if logical.startswith("/") and os.path.samefile(logical, path):
             return "/" + logical.lstrip("/")
@@ -192,7 +192,7 @@ def push(
         os.path.join(env, "bin", "python") if env else sys.executable,
         os.path.abspath(program),
     )
-    # In a venv, bin/python is a link. The nodes need the file to which it leads.
+    # In a venv, bin/python is a link. The nodes need its target.
     interpreter = os.path.realpath(start[0])
     with RemoteStep(job, interpreter, timeout) as step:
         looked_at = tuple(MarkedPlace(item.path, mark(item.path)) for item in items)
@@ -215,8 +215,8 @@ def push(
 def _check_interpreter(
     items: Sequence[Item], found: Mapping[str, Looked], interpreter: str
 ) -> None:
-    """Check that each node has the interpreter or gets it with an item. An environment of conda has
-    its own Python; one of venv has not.
+    """Check that each node has the interpreter or gets it with an item. A conda environment has its
+    own Python; a venv does not.
 
     Raises:
         UnavailableError: a node has no interpreter, and no item brings it.
@@ -231,7 +231,7 @@ def _check_interpreter(
 
 
 def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
-    """Pack an item, and bring it to those of its nodes that have no copy from an earlier push."""
+    """Pack an item, and copy it to those of its nodes that have no copy from an earlier push."""
     require_whole(item)
     began = time.monotonic()
     try:
@@ -247,8 +247,8 @@ def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
     except OSError as error:
         raise UnavailableError(
             f"no archive can be written in {tempfile.gettempdir()}: {error.strerror}",
-            expected="room for it",
-            hint="set TMPDIR to a folder with room",
+            expected="free space for it",
+            hint="set TMPDIR to a folder with free space",
         ) from None
     if nodes:
         seconds = f"packed in {sending - began:.1f} s, sent in {time.monotonic() - sending:.1f} s"
@@ -286,9 +286,9 @@ def _unpack(
     seconds_of = {node: answer.seconds for node, answer in step.ask(request, Unpacked).items()}
     if without := [node for node in nodes if seconds_of[node] is None]:
         raise UnavailableError(
-            f"{fold(without)}: nothing has come to {step.job.folder}",
+            f"{fold(without)}: no archive has arrived in {step.job.folder}",
             expected="the archive",
-            hint="name a disk of each node's own with --dir",
+            hint="name a folder on each node's own disk with --dir",
         )
     for node in nodes:
         say(f"{node} staged -> {step.job.folder}/{item.name}")

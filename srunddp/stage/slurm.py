@@ -1,5 +1,5 @@
-"""The Slurm job on whose nodes folders are staged, the step with one task on each of these nodes,
-and the sending of archives to them.
+"""Runs a step with one task on each node of the Slurm job for which folders are staged, and sends
+archives to these nodes.
 
 The tasks of the step run :mod:`srunddp.stage.node_agent`, which answers requests.
 """
@@ -93,7 +93,7 @@ class Job:
         nnodes = environ.get("SLURM_JOB_NUM_NODES", "")
         if not (re.fullmatch(r"[0-9]{1,12}", number) and re.fullmatch(r"[0-9]{1,6}", nnodes)):
             raise ConfigError(
-                "this is no Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not say which",
+                "this is not a Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not name one",
                 expected="a batch script, or a shell under salloc",
                 hint="call srunddp stage there",
             )
@@ -110,8 +110,9 @@ class Job:
     def srun(
         self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any
     ) -> subprocess.Popen[bytes]:
-        """Start one task on each node of the job, or on the given ones, besides the job's other
-        steps. A terminal's Ctrl-C does not reach it.
+        """Start a step with one task on each node of the job, or on the given ones, in parallel to
+        the job's other steps. Ctrl-C in a terminal does not reach it.
+
         Args:
             command: the command of each task.
             nodes: the names of the nodes; empty for all nodes of the job.
@@ -155,11 +156,13 @@ def _there(command: str) -> Iterator[None]:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line of a command's output, which says most, without the command's name."""
+    """Return the last line of a command's output, which is the most specific, without the command's
+    name.
+    """
     lines = [line for line in output.splitlines() if line.strip()]
     if lines:
         return lines[-1].partition("error: ")[2] or lines[-1]
-    return "it says nothing"
+    return "no message"
 
 
 def first_line(folder: str) -> bytes:
@@ -171,7 +174,7 @@ def first_line(folder: str) -> bytes:
 
 
 class RemoteStep:
-    """A step with one task on each node of the job, which answers requests.
+    """A step with one task on each node of the job. The tasks answer requests.
 
     Args:
         job: the job whose nodes get a task.
@@ -203,8 +206,8 @@ class RemoteStep:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the streams. After an error, the nodes remove all they have and the step ends;
-        otherwise the step goes on until the job ends or is cleaned.
+        """Close the streams. After an error, the nodes remove everything that was staged, and the
+        step ends; otherwise the step goes on until the job ends or `stage clean` is called.
         """
         if kind:
             with contextlib.suppress(UnavailableError):
@@ -234,7 +237,7 @@ class RemoteStep:
         self._process.wait()
 
     def ask(self, request: StageMessage, wanted: type[A]) -> dict[str, A]:
-        """Ask all nodes the same, and wait for all answers.
+        """Send all nodes the same request, and wait for all answers.
 
         Args:
             request: The request that all nodes get.
@@ -299,7 +302,7 @@ class RemoteStep:
         # written.
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
         found = f"srun has ended with {self._process.returncode}: {_last_line(said)}"
-        hint = "see what it says; each node needs /bin/sh, and Python 3.11"
+        hint = "see srun's message; each node needs /bin/sh and Python 3.11"
         return UnavailableError(
             found, expected=f"a task on each of {self.job.nnodes} nodes", hint=hint
         )
@@ -360,7 +363,7 @@ def _step_number(lines: Iterable[bytes]) -> str:
 
 
 def _sbcast(timeout: float, *words: str) -> str:
-    """Run sbcast, and return in one line what went wrong; empty if nothing did."""
+    """Run sbcast, and return its error in one line; empty if it succeeded."""
     try:
         with _there("sbcast"):
             done = slurm_command.run(["sbcast", *words], _environment(), timeout=timeout)

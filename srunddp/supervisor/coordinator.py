@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.decision import (
+    FINDINGS,
     Decision,
     DecisionEvent,
     DecisionState,
@@ -124,9 +125,8 @@ class Coordinator(FailureMonitor):
         self._own_probe: NodeProbe | None = None
         # What ranks have said of the GPUs of their nodes, by node; each fault once.
         self._gpu_faults = dict[str, list[GpuFault]]()
-        # The ranks that have yet to say it, while a root cause is held, and until when.
-        self._asked_for_gpus = set[int]()
-        self._held_until = 0.0
+        # In ASKING_GPUS, the ranks that have yet to say it, without those that are gone.
+        self._asked_about_gpus = set[int]()
 
         # The ranks whose worker stays until the scripts of all ranks are over.
         self._waiting = set[int]()
@@ -156,7 +156,7 @@ class Coordinator(FailureMonitor):
 
     @property
     def finished(self) -> bool:
-        if self._held is not None:
+        if self._decision.state is DecisionState.ASKING_GPUS:
             return False
         if self._leaves_alone:
             return True
@@ -289,6 +289,7 @@ class Coordinator(FailureMonitor):
         """
         connection = self._connections[rank]
         self._open.discard(rank)
+        self._asked_about_gpus.discard(rank)
         self._ended.add(rank)
         if self.root_cause or self._table[rank] in (RankState.LEFT, RankState.FAILED):
             return
@@ -358,11 +359,14 @@ class Coordinator(FailureMonitor):
                 due.append(self._obeyed_by)
             return max(0.0, min(due) - now)
         self._look_at_gpus()
-        if self._held is not None:
-            return self._go_on_holding(self._held, now)
-        self._look_around(now)
-        self._look_at_probe(now)
-        self._move_on(now)
+        if self._decision.state is not DecisionState.ASKING_GPUS:
+            self._look_around(now)
+            self._look_at_probe(now)
+            self._move_on(now)
+        elif event := self._decision.due(now, self._facts(now)):
+            # Nothing else changes the cause any more. And the supervisor hears of the verdict, and
+            # says whether its worker saves, before it is asked who may have something left to do.
+            self._act(self._decision.apply(event, now), now)
         if self.root_cause is not None:
             # Tick again at once: the supervisor may first report something, such as the end of its
             # worker, and rank 0 may wait for nothing else.
@@ -439,7 +443,7 @@ class Coordinator(FailureMonitor):
         rank = self._context.rank
         if news := self._gpus.news():
             self._note_gpus(rank, news, is_answer=False)
-        if rank in self._asked_for_gpus:
+        if rank in self._asked_about_gpus:
             faults = self._gpus.look()
             if faults is not None:
                 self._note_gpus(rank, faults, is_answer=True)
@@ -453,37 +457,22 @@ class Coordinator(FailureMonitor):
             if named in known:
                 continue
             known.append(named)
-            if not is_answer and self._held is None and self.root_cause is None:
+            if not is_answer and self._found is None:
                 # The ranks may hang from now on, and nothing else tells why.
                 write_amid_output(f"srunddp: {named}\n")
         if is_answer:
-            self._asked_for_gpus.discard(rank)
+            self._asked_about_gpus.discard(rank)
 
-    def _holds_for_gpus(self, root_cause: RootCause, now: float) -> bool:
-        """Ask for what is wrong with GPUs, if that may explain a root cause.
+    def _ranks_to_ask(self, root_cause: RootCause) -> set[int]:
+        """Return the ranks to ask what is wrong with GPUs, as that may explain a root cause; none
+        if it cannot.
 
-        Returns:
-            Whether the root cause has to wait for the answers.
+        These are the first rank of each node in question, as it may watch the GPUs, and the
+        culprits, which may have GPUs that the first rank does not see.
         """
         has_gpus = self._gpus is not None or bool(self._gpu_faults)
         if not has_gpus or not may_be_of_gpu(root_cause):
-            return False
-        there = self._open | {self._context.rank}
-        self._asked_for_gpus = self._ranks_to_ask(root_cause) & there
-        for rank in self._asked_for_gpus - {self._context.rank}:
-            self._connections[rank].send(GpuFaultsWanted())
-        if self._context.rank in self._asked_for_gpus and self._gpus is not None:
-            self._gpus.ask()
-        else:
-            self._asked_for_gpus.discard(self._context.rank)
-        self._held = root_cause
-        self._held_until = now + self._limits.gpus_told_within
-        return bool(self._asked_for_gpus)
-
-    def _ranks_to_ask(self, root_cause: RootCause) -> set[int]:
-        """Return the first rank of each node whose GPUs may explain a root cause, as it may watch
-        them, and the culprits, which may have GPUs that the first rank does not see.
-        """
+            return set()
         is_sure = bool(root_cause.ranks) and not root_cause.follows
         is_sure = is_sure and root_cause.exit_code != STALLED
         first = dict[str, int]()
@@ -491,21 +480,8 @@ class Coordinator(FailureMonitor):
             first.setdefault(self._context.nodes[rank], rank)
         if is_sure:
             first = {node: rank for node, rank in first.items() if node == root_cause.node}
-        return {*first.values(), *root_cause.ranks}
-
-    def _go_on_holding(self, held: RootCause, now: float) -> float:
-        """End the run if the GPUs' faults are known, or return in how many seconds to look
-        again.
-        """
-        # Who is gone answers no more.
-        self._asked_for_gpus &= self._open | {self._context.rank}
-        if self._asked_for_gpus and now < self._held_until:
-            if self._context.rank in self._asked_for_gpus:
-                return self._limits.gpus_look
-            return self._held_until - now
-        self._held = None
-        self._end_run_now(held.with_gpu_faults(self._gpu_faults_of(held)))
-        return 0.0
+        there = self._open | ({self._context.rank} if self._gpus is not None else set())
+        return {*first.values(), *root_cause.ranks} & there
 
     def _gpu_faults_of(self, root_cause: RootCause) -> list[GpuFault]:
         """Return the faults that belong to a root cause: the failed hardware of all nodes, and
@@ -535,6 +511,7 @@ class Coordinator(FailureMonitor):
             stacks_name_a_rank=self._stacks_name_a_rank(now),
             network_can_be_tried=self._network_can_be_tried(now),
             network_is_tried=self._network is not None and self._network.is_complete,
+            gpus_are_known=not self._asked_about_gpus,
             all_have_ended=self.root_cause is not None
             and self._all_have_ended(self.root_cause, now),
         )
@@ -616,6 +593,11 @@ class Coordinator(FailureMonitor):
 
     def _next_due(self, now: float) -> float:
         """Return when rank 0 has to act next if nothing happens before."""
+        if self._decision.state is DecisionState.ASKING_GPUS:
+            due = [self._decision.ends_at or now]
+            if self._context.rank in self._asked_about_gpus:
+                due.append(now + self._limits.gpus_look)
+            return min(due)
         due = [self._liveness.next_look, now + self._cut_off_in()]
         if self._leave_by is not None:
             due.append(self._leave_by)
@@ -641,7 +623,6 @@ class Coordinator(FailureMonitor):
     # What is done.
 
     def _act(self, action: RankZeroAction | None, now: float) -> None:
-        failures = self._decision.failures
         match action:
             case RankZeroAction.PING_ALL:
                 self._liveness.ping(self._open)
@@ -649,19 +630,27 @@ class Coordinator(FailureMonitor):
                 self._silent = self._unreachable_ranks()
             case RankZeroAction.ASK_FOR_STACKS:
                 self._ask_for_stacks()
-            case RankZeroAction.NAME_FIRST_FAILURE:
-                self._end_run(find_root_cause(failures, self._decision.finished_before), now)
-            case RankZeroAction.NAME_STALLED_RANK:
-                self._end_run(self._stalled_rank(), now)
-            case RankZeroAction.NAME_HANGING_RANK:
-                first = find_root_cause(failures, self._decision.finished_before)
-                self._end_run(self._hanging_rank() or first, now)
             case RankZeroAction.PROBE_NETWORK:
                 self._probe_network(now)
-            case RankZeroAction.NAME_CUT:
-                self._end_run(self._cut(), now)
+            case RankZeroAction.ASK_ABOUT_GPUS:
+                self._ask_about_gpus()
+            case RankZeroAction.NAME_CAUSE | RankZeroAction.NAME_LOST_NODE:
+                self._end_run()
             case RankZeroAction.END_CONNECTIONS:
                 self._end_connections()
+            case RankZeroAction() if action in FINDINGS:
+                self._find(self._cause(action), now)
+
+    def _cause(self, action: RankZeroAction) -> RootCause:
+        """Return the root cause that one of :data:`FINDINGS` finds."""
+        match action:
+            case RankZeroAction.FIND_STALLED_RANK:
+                return self._stalled_rank()
+            case RankZeroAction.FIND_CUT:
+                return self._cut()
+            case RankZeroAction.FIND_HANGING_RANK if hanging := self._hanging_rank():
+                return hanging
+        return find_root_cause(self._decision.failures, self._decision.finished_before)
 
     def _ask_for_stacks(self) -> None:
         """Ask the ranks whose script runs for their stacks, and take this rank's own."""
@@ -723,24 +712,35 @@ class Coordinator(FailureMonitor):
         """End the run because a node is lost.
 
         Returns:
-            False if the run had been decided before; then nothing is done.
+            False if a cause had been found before; then nothing is done.
         """
-        if (
-            self._decision.apply(DecisionEvent.NODE_IS_LOST, now)
-            is not RankZeroAction.NAME_LOST_NODE
-        ):
+        action = self._decision.apply(DecisionEvent.NODE_IS_LOST, now)
+        if action is None:
             return False
-        self._end_run(root_cause, now)
+        self._found = root_cause
+        self._act(action, now)
         return True
 
-    def _end_run(self, root_cause: RootCause, now: float) -> None:
-        """End the run, when it is known what is wrong with GPUs; see :meth:`_end_run_now`."""
-        if not self._holds_for_gpus(root_cause, now):
-            self._held = None
-            self._end_run_now(root_cause.with_gpu_faults(self._gpu_faults_of(root_cause)))
+    def _find(self, root_cause: RootCause, now: float) -> None:
+        """Note the root cause, and go on to ask about GPUs or to name it."""
+        self._found = root_cause
+        self._asked_about_gpus = self._ranks_to_ask(root_cause)
+        if self._asked_about_gpus:
+            event = DecisionEvent.GPUS_MAY_TELL
+        else:
+            event = DecisionEvent.NOBODY_TO_ASK
+        self._act(self._decision.apply(event, now), now)
 
-    def _end_run_now(self, root_cause: RootCause) -> None:
-        """Report the decision, decide on a restart, tell all ranks, and write the file.
+    def _ask_about_gpus(self) -> None:
+        for rank in self._asked_about_gpus - {self._context.rank}:
+            self._connections[rank].send(GpuFaultsWanted())
+        # Last, as this may fork.
+        if self._context.rank in self._asked_about_gpus and self._gpus is not None:
+            self._gpus.ask()
+
+    def _end_run(self) -> None:
+        """Report the root cause with the GPUs' faults, decide on a restart, tell all ranks, and
+        write the file.
 
         The order matters:
 
@@ -752,6 +752,8 @@ class Coordinator(FailureMonitor):
         4. Write ``failure.json``. This takes a fork, and the file system may not answer, so no rank
            waits for it.
         """
+        assert self._found is not None
+        root_cause = self._found.with_gpu_faults(self._gpu_faults_of(self._found))
         self.root_cause = root_cause
         self._end_own_probe()
         report(root_cause, self._others())

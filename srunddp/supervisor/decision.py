@@ -3,7 +3,9 @@ transitions.
 
 Rank 0 decides once and never changes the decision, because all ranks end with one exit code and
 people read one cause. So if another failure has likely caused the first one to arrive, rank 0 waits
-for the other; the table says for how long. Then :func:`find_root_cause` picks the cause.
+for the other; the table says for how long. Then it finds the cause, most often by
+:func:`find_root_cause`. If a GPU may be the reason, rank 0 asks what is wrong with the GPUs before
+it tells anybody, and nothing that happens meanwhile changes the cause.
 
 Rank 0 uses three clocks and never mixes them:
 
@@ -45,6 +47,8 @@ class DecisionState(Enum):
     PROBING_OTHERS = (
         "no failure is known to be the cause, and the nodes try to reach each other by TCP"
     )
+    CAUSE_IS_FOUND = "the cause is found; rank 0 leaves this state at once"
+    ASKING_GPUS = "a GPU may be the reason, and ranks have been asked what is wrong with GPUs"
     DECIDED = "the cause is known, and all ranks have been told"
     CLOSING = "no rank has anything left to do, and the connections have been ended"
     OVER = "rank 0 waits for nobody any more"
@@ -72,6 +76,11 @@ class DecisionEvent(Enum):
         "the same, but no failure and no stack tells the cause, and there are three nodes or more"
     )
     PROBED = "all nodes have said which others they reach, or the state's time is over"
+    GPUS_MAY_TELL = "a GPU may be the reason, and a rank is there that may know of it"
+    NOBODY_TO_ASK = "no GPU can be the reason, or no rank is there that may know of it"
+    GPUS_ARE_KNOWN = (
+        "all ranks that were asked have answered or are gone, or the state's time is over"
+    )
     ALL_HAVE_ENDED = "the ranks that may have something left to do have ended"
     TIME_IS_OVER = "the state's time is over"
 
@@ -82,30 +91,35 @@ class RankZeroAction(Enum):
     PING_ALL = "send all ranks a ping, which their kernels answer"
     NOTE_SILENT_RANKS = "note the ranks whose kernel has not answered"
     ASK_FOR_STACKS = "ask the ranks at work for their stacks"
-    NAME_FIRST_FAILURE = "end the run, and name the likeliest cause among the failures so far"
-    NAME_LOST_NODE = "end the run, and name the node"
-    NAME_STALLED_RANK = "end the run, and name the rank that the others wait for"
-    NAME_HANGING_RANK = (
-        "end the run, and name the rank that hangs; if that is not clear, the likeliest cause among"
-        " the failures"
-    )
     PROBE_NETWORK = "let a rank on each node try to reach the others"
-    NAME_CUT = (
-        "end the run, and name the nodes that do not reach each other; if there are none, say so,"
-        " with the first failure, or where all wait"
+    FIND_FIRST_FAILURE = "find the likeliest cause among the failures so far"
+    FIND_STALLED_RANK = "find the rank that the others wait for"
+    FIND_HANGING_RANK = (
+        "find the rank that hangs; if that is not clear, the likeliest cause among the failures"
     )
+    FIND_CUT = (
+        "find the nodes that do not reach each other; if there are none, the first failure, or"
+        " where all wait, with a note that says so"
+    )
+    ASK_ABOUT_GPUS = "ask these ranks what is wrong with the GPUs of their nodes"
+    NAME_CAUSE = "end the run, and name the cause, with what is known to be wrong with GPUs"
+    NAME_LOST_NODE = "end the run, and name the node, with what is known to be wrong with GPUs"
     END_CONNECTIONS = "end the connections, so that all may leave"
 
 
-VERDICTS = frozenset(
+FINDINGS = frozenset(
     {
-        RankZeroAction.NAME_FIRST_FAILURE,
-        RankZeroAction.NAME_LOST_NODE,
-        RankZeroAction.NAME_STALLED_RANK,
-        RankZeroAction.NAME_HANGING_RANK,
-        RankZeroAction.NAME_CUT,
+        RankZeroAction.FIND_FIRST_FAILURE,
+        RankZeroAction.FIND_STALLED_RANK,
+        RankZeroAction.FIND_HANGING_RANK,
+        RankZeroAction.FIND_CUT,
     }
 )
+"""The actions that find the cause. Each transition to CAUSE_IS_FOUND has one of them, and no other
+does. Whoever carries one out applies GPUS_MAY_TELL or NOBODY_TO_ASK next.
+"""
+
+VERDICTS = frozenset({RankZeroAction.NAME_CAUSE, RankZeroAction.NAME_LOST_NODE})
 """The actions that end the run. Each transition to DECIDED has one of them, and no other does."""
 
 
@@ -143,6 +157,8 @@ TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
     # 6.5 s. The kernels of nodes that can be reached answer at once.
     DecisionState.PROBING_STALLED: lambda times: times.limits.probe_answers_within,
     DecisionState.PROBING_OTHERS: lambda times: times.limits.probe_answers_within,
+    # 3 s. After a fault the driver may not answer, and all ranks wait.
+    DecisionState.ASKING_GPUS: lambda times: times.limits.gpus_told_within,
     # --grace and 12 s. By then the workers of all ranks that can be reached have ended.
     DecisionState.DECIDED: lambda times: times.ends_within + times.limits.killed_within,
     # 1.2 s. The others close first: the kernel can send a lost message again only while rank 0's
@@ -167,16 +183,17 @@ class Transition:
     action: RankZeroAction | None = None
 
 
-_CAUSE_IS_KNOWN = Transition(DecisionState.DECIDED, RankZeroAction.NAME_FIRST_FAILURE)
+_CAUSE_IS_FOUND = Transition(DecisionState.CAUSE_IS_FOUND, RankZeroAction.FIND_FIRST_FAILURE)
+_CAUSE_IS_KNOWN = Transition(DecisionState.DECIDED, RankZeroAction.NAME_CAUSE)
 _NODE_IS_LOST = Transition(DecisionState.DECIDED, RankZeroAction.NAME_LOST_NODE)
 _WAIT_FOR_CAUSE = Transition(DecisionState.WAITING_FOR_CAUSE, RankZeroAction.PING_ALL)
 _WAIT_FOR_ALL = Transition(DecisionState.WAITING_FOR_ALL)
 _PROBE_OTHERS = Transition(DecisionState.PROBING_OTHERS, RankZeroAction.PROBE_NETWORK)
-_CUT_IS_KNOWN = Transition(DecisionState.DECIDED, RankZeroAction.NAME_CUT)
+_CUT_IS_FOUND = Transition(DecisionState.CAUSE_IS_FOUND, RankZeroAction.FIND_CUT)
 _FIND_SILENT = Transition(DecisionState.WAITING_FOR_SILENT, RankZeroAction.NOTE_SILENT_RANKS)
 
 TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
-    (DecisionState.UNDECIDED, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.UNDECIDED, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.UNDECIDED, DecisionEvent.DOUBTFUL): _WAIT_FOR_CAUSE,
     (DecisionState.UNDECIDED, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.UNDECIDED, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
@@ -184,10 +201,10 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
         DecisionState.ASKING_STALLED, RankZeroAction.ASK_FOR_STACKS
     ),
     # A second doubtful failure does not delay the decision: each peer of a dead rank reports one.
-    (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
-    (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.WAITED): _CAUSE_IS_KNOWN,
+    (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.WAITED): _CAUSE_IS_FOUND,
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.MAY_BE_A_HANG): Transition(
         DecisionState.ASKING_OTHERS, RankZeroAction.ASK_FOR_STACKS
     ),
@@ -196,7 +213,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     # waited --lost-after for the node. And if the network is mended before, the node's kernel
     # resets the peers' connections before its supervisor can say that it has ended its ranks.
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.SOMEONE_IS_SILENT): _FIND_SILENT,
-    (DecisionState.WAITING_FOR_SILENT, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.WAITING_FOR_SILENT, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     # This cannot go on for ever: the silent ranks are noted once, and become fewer.
@@ -206,43 +223,49 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     # The time begins again when another rank ends in order, because the ranks may save one after
     # the other. A doubtful failure does not extend it: its rank misses a rank that has ended, which
     # says nothing about the ranks that are still saving.
-    (DecisionState.WAITING_FOR_ALL, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.WAITING_FOR_ALL, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
-    (DecisionState.WAITING_FOR_ALL, DecisionEvent.WAITED): _CAUSE_IS_KNOWN,
+    (DecisionState.WAITING_FOR_ALL, DecisionEvent.WAITED): _CAUSE_IS_FOUND,
     # A failure says more about the cause than a missing step.
-    (DecisionState.ASKING_STALLED, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.ASKING_STALLED, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.ASKING_STALLED, DecisionEvent.DOUBTFUL): _WAIT_FOR_CAUSE,
     (DecisionState.ASKING_STALLED, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.ASKING_STALLED, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     (DecisionState.ASKING_STALLED, DecisionEvent.STEP): Transition(DecisionState.UNDECIDED),
     (DecisionState.ASKING_STALLED, DecisionEvent.ANSWERED): Transition(
-        DecisionState.DECIDED, RankZeroAction.NAME_STALLED_RANK
+        DecisionState.CAUSE_IS_FOUND, RankZeroAction.FIND_STALLED_RANK
     ),
-    (DecisionState.ASKING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.ASKING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.ASKING_OTHERS, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.ASKING_OTHERS, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
-    (DecisionState.ASKING_OTHERS, DecisionEvent.IS_NO_HANG): _CAUSE_IS_KNOWN,
+    (DecisionState.ASKING_OTHERS, DecisionEvent.IS_NO_HANG): _CAUSE_IS_FOUND,
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
-        DecisionState.DECIDED, RankZeroAction.NAME_HANGING_RANK
+        DecisionState.CAUSE_IS_FOUND, RankZeroAction.FIND_HANGING_RANK
     ),
     # A cut between two nodes that both reach rank 0 shows in neither failures nor stacks.
     (DecisionState.ASKING_STALLED, DecisionEvent.UNEXPLAINED): Transition(
         DecisionState.PROBING_STALLED, RankZeroAction.PROBE_NETWORK
     ),
     (DecisionState.ASKING_OTHERS, DecisionEvent.UNEXPLAINED): _PROBE_OTHERS,
-    (DecisionState.PROBING_STALLED, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.PROBING_STALLED, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.PROBING_STALLED, DecisionEvent.DOUBTFUL): _WAIT_FOR_CAUSE,
     (DecisionState.PROBING_STALLED, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.PROBING_STALLED, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     (DecisionState.PROBING_STALLED, DecisionEvent.STEP): Transition(DecisionState.UNDECIDED),
-    (DecisionState.PROBING_STALLED, DecisionEvent.PROBED): _CUT_IS_KNOWN,
-    (DecisionState.PROBING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
+    (DecisionState.PROBING_STALLED, DecisionEvent.PROBED): _CUT_IS_FOUND,
+    (DecisionState.PROBING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.PROBING_OTHERS, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.PROBING_OTHERS, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
     # A node may be cut off from rank 0, too, only now.
     (DecisionState.PROBING_OTHERS, DecisionEvent.SOMEONE_IS_SILENT): _FIND_SILENT,
-    (DecisionState.PROBING_OTHERS, DecisionEvent.PROBED): _CUT_IS_KNOWN,
+    (DecisionState.PROBING_OTHERS, DecisionEvent.PROBED): _CUT_IS_FOUND,
+    # What happens to other ranks and nodes from now on most often follows from the cause.
+    (DecisionState.CAUSE_IS_FOUND, DecisionEvent.GPUS_MAY_TELL): Transition(
+        DecisionState.ASKING_GPUS, RankZeroAction.ASK_ABOUT_GPUS
+    ),
+    (DecisionState.CAUSE_IS_FOUND, DecisionEvent.NOBODY_TO_ASK): _CAUSE_IS_KNOWN,
+    (DecisionState.ASKING_GPUS, DecisionEvent.GPUS_ARE_KNOWN): _CAUSE_IS_KNOWN,
     # The ranks that end by themselves, or handle SIGTERM, may still be saving. If rank 0 ended the
     # connections before, the other supervisors would leave with an error, and the launcher would
     # kill these ranks.
@@ -254,8 +277,8 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     ),
     (DecisionState.CLOSING, DecisionEvent.TIME_IS_OVER): Transition(DecisionState.OVER),
 }
-"""An event that is not in the table changes nothing. In particular, no failure changes a decision
-that has been made.
+"""An event that is not in the table changes nothing. In particular, no failure changes a cause that
+has been found.
 """
 
 _EVENTS = {
@@ -281,6 +304,7 @@ class Facts:
         stacks_name_a_rank: Of these stacks, one shows a rank that the others may wait for.
         network_can_be_tried: The nodes can try to reach each other, see :mod:`network_cut`.
         network_is_tried: All nodes have said which others they reach.
+        gpus_are_known: All ranks that were asked what is wrong with GPUs have answered or are gone.
         all_have_ended: All ranks that may have something left to do after the decision have ended.
     """
 
@@ -291,6 +315,7 @@ class Facts:
     stacks_name_a_rank: bool = False
     network_can_be_tried: bool = False
     network_is_tried: bool = False
+    gpus_are_known: bool = False
     all_have_ended: bool = False
 
     @property
@@ -370,6 +395,13 @@ class Decision:
                 time_is_over or facts.network_is_tried
             ):
                 return self._after_the_probe(facts)
+        return self._once_found(facts, time_is_over=time_is_over)
+
+    def _once_found(self, facts: Facts, *, time_is_over: bool) -> DecisionEvent | None:
+        """Return what follows when the cause is found; None if nothing does, or it is not found."""
+        match self.state:
+            case DecisionState.ASKING_GPUS if time_is_over or facts.gpus_are_known:
+                return DecisionEvent.GPUS_ARE_KNOWN
             case DecisionState.DECIDED if facts.all_have_ended:
                 return DecisionEvent.ALL_HAVE_ENDED
             case DecisionState.DECIDED | DecisionState.CLOSING if time_is_over:

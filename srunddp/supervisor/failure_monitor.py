@@ -79,8 +79,9 @@ class FailureMonitor:
         gpus: GpuHealth | None = None,
     ) -> None:
         self.root_cause: RootCause | None = None
-        # The root cause that waits for what is wrong with GPUs; None if none waits.
-        self._held: RootCause | None = None
+        # The root cause as it was found; None before. Until :attr:`root_cause` is set too, it is
+        # asked whether a GPU is the reason: the state ASKING_GPUS of decision.py.
+        self._found: RootCause | None = None
         self._gpus = gpus
         self.restart: str | None = None
         self.has_lost = self.fenced = self.cut_off = False
@@ -98,9 +99,7 @@ class FailureMonitor:
     @property
     def finished(self) -> bool:
         """Whether the supervisor may leave."""
-        if self._held is not None:
-            return False
-        return self._left or self.root_cause is not None
+        return self.root_cause is not None or (self._left and self._found is None)
 
     def connections(self) -> Iterable[SupervisorConnection]:
         """Return the connections for which the supervisor has to call :meth:`on_readable`."""
@@ -111,22 +110,21 @@ class FailureMonitor:
 
     def fail(self, failure: Failure, now: float) -> None:
         """Note that this rank has failed, which may set the root cause at once."""
-        if self.root_cause or self._held:
+        if self._found is not None:
             return
         shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
-        found = RootCause.of(replace(failure, shown=shown))
-        if self._gpus is not None and may_be_of_gpu(found):
-            self._held = found
+        self._found = RootCause.of(replace(failure, shown=shown))
+        if self._gpus is not None and may_be_of_gpu(self._found):
             self._gpus.ask()
         else:
-            self._end_alone(found)
+            self._name_cause(self._found)
 
-    def _end_alone(self, found: RootCause) -> None:
-        self._held = None
-        self.root_cause = found
-        report(found, {})
-        self._decide_restart(found, "its script is over" if self._done else "")
-        write(found, {}, self._folder)
+    def _name_cause(self, root_cause: RootCause) -> None:
+        """End the run of a single process."""
+        self.root_cause = root_cause
+        report(root_cause, {})
+        self._decide_restart(root_cause, "its script is over" if self._done else "")
+        write(root_cause, {}, self._folder)
 
     def next_start(self) -> NextStart:
         """Return what is known of the next start with spare nodes. The supervisor asks when the
@@ -207,13 +205,14 @@ class FailureMonitor:
 
     def tick(self, now: float) -> float:
         """Do what is due, and return how many seconds later the next thing is."""
-        if self._held is None or self._gpus is None:
+        found = self._found
+        if found is None or self.root_cause is not None or self._gpus is None:
             return self._limits.single_looks
         faults = self._gpus.look()
         if faults is None:
             return self._limits.gpus_look
-        node = self._held.node
-        self._end_alone(self._held.with_gpu_faults([replace(each, node=node) for each in faults]))
+        of_node = [replace(each, node=found.node) for each in faults]
+        self._name_cause(found.with_gpu_faults(of_node))
         return 0.0
 
 

@@ -1,6 +1,4 @@
-"""The shared training loop: DistributedDataParallel, with the parts that are easily got wrong done
-once.
-"""
+"""The shared training loop: DistributedDataParallel, with the error-prone parts solved once."""
 
 from srunddp.config.parse import read_config
 from srunddp.train.callback import Callback

@@ -1,4 +1,4 @@
-"""What a user may have called at the moments of a training."""
+"""The base class of user callbacks, with one method for each event of a training."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what is wanted; the rest costs nothing.
+    """Base class of callbacks. Override the methods you need; the others cost nothing.
 
-    All methods run on every rank, so that they may use collectives, but ``on_checkpoint``, which
-    runs on rank 0 alone. What one raises ends the training of ``trainer``. They may take any time:
-    ``--stall-timeout`` does not count.
+    All methods run on every rank, so they may use collectives, except ``on_checkpoint``, which runs
+    on rank 0 only. An exception in a method ends the training. A method may take any time:
+    ``--stall-timeout`` is suspended meanwhile.
     """
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Called before the first step of ``fit()``, after a checkpoint was loaded.
 
         Args:
-            trainer: whose training begins.
+            trainer: The trainer whose training begins.
         """
 
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
@@ -35,60 +35,60 @@ class Callback:
         The gradients are the means over all ranks, unscaled, not yet clipped.
 
         Args:
-            trainer: whose step it is.
+            trainer: The trainer that makes the step.
         """
 
     def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         """Called after each step.
 
         Args:
-            trainer: whose step it was.
-            step: counted over all epochs.
-            loss: of this rank's last micro-batch, on the device: ``float(loss)`` waits for it. None
-                where this rank had no samples.
+            trainer: The trainer that made the step.
+            step: The number of the step, counted over all epochs.
+            loss: The loss of this rank's last micro-batch, on the device; ``float(loss)`` waits for
+                the device. None if this rank had no samples.
         """
 
     def on_evaluation(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
         """Called after each evaluation.
 
         Args:
-            trainer: whose model was evaluated.
-            figures: by name, the same on all ranks.
+            trainer: The trainer whose model was evaluated.
+            figures: The results by name, the same on all ranks.
         """
 
     def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
         """Called after each epoch and its evaluation.
 
         Args:
-            trainer: whose epoch it was.
-            record: the same on all ranks but for its throughput.
+            trainer: The trainer that finished the epoch.
+            record: The results of the epoch, the same on all ranks except for the throughput.
         """
 
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        """Called on rank 0 alone, once a checkpoint is whole: no collectives here.
+        """Called on rank 0 only, once a checkpoint is complete; do not use collectives here.
 
         Args:
-            trainer: whose checkpoint it is.
-            path: of the file.
+            trainer: The trainer that saved the checkpoint.
+            path: The checkpoint file.
         """
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Called when training is over, and the last checkpoint is written.
 
         Args:
-            trainer: whose training is over.
+            trainer: The trainer whose training is over.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint is to hold of this callback: tensors and plain values.
+        """Return the state of this callback for a checkpoint: tensors and plain values.
 
-        Rank 0's is saved.
+        The state of rank 0 is saved.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; called on all ranks.
+        """Restore the state from a checkpoint; called on all ranks.
 
         Args:
-            state: what rank 0's ``state_dict()`` gave.
+            state: The return value of rank 0's ``state_dict()``.
         """

@@ -1,4 +1,4 @@
-"""The callbacks of a Trainer, called at their moments."""
+"""Calls the callbacks of a Trainer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class CallbackRunner:
-    """Calls the methods that a user's callbacks override, in the callbacks' order.
+    """Calls the methods that a user's callbacks override, in the order of the callbacks.
 
-    While they run ``--stall-timeout`` does not count, and what they draw at random is the same on
-    all ranks.
+    While they run, ``--stall-timeout`` is suspended, and random numbers that they draw are the same
+    on all ranks.
     """
 
     def __init__(self, trainer: Trainer, step_rng: StepRng) -> None:
         """Look up which methods are overridden.
 
         Args:
-            trainer: Passed to each of them; it has the callbacks.
+            trainer: Has the callbacks, and is passed to each method.
             step_rng: The random numbers of the steps, which the callbacks do not draw from.
         """
         self._trainer = trainer
@@ -36,34 +36,34 @@ class CallbackRunner:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look up again which methods are overridden that are called in each step.
+        """Look up again which of the methods that are called in each step are overridden.
 
-        A script may have given the Trainer other callbacks since it was made, or a callback another
-        method. The methods of rarer moments are looked up at each call.
+        The script may have changed the Trainer's callbacks since it was made, or a callback's
+        methods. Methods that are called less often are looked up at each call.
         """
         self._on_before_optimizer_step = self._overrides_of(Callback.on_before_optimizer_step)
         self._on_step = self._overrides_of(Callback.on_step)
 
     def _overrides_of(self, default: Callable[..., None]) -> list[Callable[..., Any]]:
-        """Return the callbacks' methods in the place of one of ``Callback``'s own."""
+        """Return the callbacks' methods that override one of ``Callback``."""
         methods = [getattr(callback, default.__name__) for callback in self._trainer.callbacks]
-        # A method is bound anew at each look-up, so that only its function can be compared. A plain
-        # function that was put on the instance has no __func__, and counts as an override.
+        # Each look-up makes a new bound method, so only its function can be compared. A plain
+        # function that was set on the instance has no __func__ and counts as an override.
         return [method for method in methods if getattr(method, "__func__", None) is not default]
 
     @property
     def read_gradients(self) -> bool:
-        """Whether one of them is called between the backward pass and the optimizer's step."""
+        """Whether any callback is called between the backward pass and the optimizer's step."""
         return bool(self._on_before_optimizer_step)
 
     @property
     def follow_steps(self) -> bool:
-        """Whether one of them is called after each step."""
+        """Whether any callback is called after each step."""
         return bool(self._on_step)
 
     @property
     def follow_evaluations(self) -> bool:
-        """Whether one of them is called after each evaluation."""
+        """Whether any callback is called after each evaluation."""
         return bool(self._overrides_of(Callback.on_evaluation))
 
     def fit_start(self) -> None:
@@ -75,19 +75,19 @@ class CallbackRunner:
         self._call(self._on_before_optimizer_step)
 
     def step(self, step: int, loss: Tensor | None) -> None:
-        """Call ``on_step``; which parameters are trained may have changed when this returns.
+        """Call ``on_step``, which may change which parameters are trained.
 
         Args:
-            step: Counted over all epochs.
-            loss: Of this rank's last micro-batch; None where this rank had no samples.
+            step: The number of the step, counted over all epochs.
+            loss: The loss of this rank's last micro-batch; None if this rank had no samples.
         """
         self._call(self._on_step, step, loss)
 
     def evaluation(self, figures: Mapping[str, float]) -> None:
-        """Call ``on_evaluation``; which parameters are trained may have changed afterwards.
+        """Call ``on_evaluation``, which may change which parameters are trained.
 
         Args:
-            figures: The same on all ranks.
+            figures: The results by name, the same on all ranks.
         """
         self._call(self._overrides_of(Callback.on_evaluation), figures)
 
@@ -95,15 +95,15 @@ class CallbackRunner:
         """Call ``on_epoch``.
 
         Args:
-            record: Of the epoch.
+            record: The results of the epoch.
         """
         self._call(self._overrides_of(Callback.on_epoch), record)
 
     def checkpoint(self, path: Path) -> None:
-        """Call ``on_checkpoint``; on rank 0 alone.
+        """Call ``on_checkpoint``, on rank 0 only.
 
         Args:
-            path: Of the checkpoint.
+            path: The checkpoint file.
         """
         self._call(self._overrides_of(Callback.on_checkpoint), path)
 
@@ -114,8 +114,8 @@ class CallbackRunner:
     def _call(self, methods: Sequence[Callable[..., Any]], *args: Any) -> None:
         if not methods:
             return
-        # outside(): steps draw from a sequence of random numbers that is another one on each rank.
-        # A callback that makes a new layer there would begin with other weights on each of them.
+        # outside(): the random numbers of the steps differ between ranks. A new layer that a
+        # callback makes from them would begin with other weights on each rank.
         with stall_limit_suspended(), self._step_rng.outside():
             for method in methods:
                 method(self._trainer, *args)

@@ -1,4 +1,4 @@
-"""When checkpoints are written: at their times, and where all ranks agree to stop."""
+"""Decides when checkpoints are written: at their intervals, and when all ranks agree to stop."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ from srunddp.train.world import World
 FOLDER = "checkpoints"
 
 
-# Which run of this process has its checkpoints in a folder, by the folder's real path.
+# The run of this process that has its checkpoints in a folder, by the folder's real path.
 _runs_of_this_process: dict[str, object] = {}
 
 
-class StopTraining(Exception):  # noqa: N818 - it is no error
+class StopTraining(Exception):  # noqa: N818 - not an error
     """All ranks have agreed to stop after this step."""
 
 
@@ -32,7 +32,7 @@ class CheckpointPolicy:
     All ranks call its methods at the same steps.
 
     Attributes:
-        due: A checkpoint is to be written after this step, whatever its number.
+        due: Whether a checkpoint is to be written after this step, whatever its number.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class CheckpointPolicy:
         """Begin to note signals, until ``stack`` is closed.
 
         Args:
-            config: Of the training.
-            world: All of its ranks make this.
-            state: Of the training.
-            stack: Is closed when the training is over.
+            config: The settings of the training.
+            world: The ranks, all of which create this.
+            state: The state of the training.
+            stack: Closed by the caller when the training is over.
             log: Prints a line for the user, on rank 0.
-            written: Called on rank 0 with the path of each checkpoint that is whole.
+            written: Called on rank 0 with the path of each complete checkpoint.
 
         Raises:
             ConfigError: Rank 0 cannot write to the folder, or another Trainer of this process has
@@ -65,7 +65,8 @@ class CheckpointPolicy:
         self._state = state
         self._log = log
         self._written = written
-        # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
+        # Do this first, so that a signal is noted instead of ending a rank that loads its
+        # checkpoint.
         self._preemption = stack.enter_context(Preemption(world, config.preemption))
         keep = config.checkpoint
         folder = Path(config.output_dir or ".").absolute() / FOLDER
@@ -79,8 +80,8 @@ class CheckpointPolicy:
     def _check_folder(self, folder: Path) -> None:
         """Refuse the folder of another Trainer of this process, unless a checkpoint is named.
 
-        A script that trains one model after the other, such as those of K folds, would else begin
-        the second one with the first one's weights.
+        Otherwise a script that trains one model after another, such as for K folds, would begin the
+        second one with the weights of the first.
         """
         run = self._state.identity
         other = _runs_of_this_process.setdefault(str(folder.resolve()), run)
@@ -95,14 +96,14 @@ class CheckpointPolicy:
             )
 
     def restore(self, before: Callable[[Mapping[str, Any]], None]) -> None:
-        """Go on from a checkpoint where there is one; and see that the state can be saved.
+        """Continue from a checkpoint if there is one, and check that the state can be saved.
 
         Args:
             before: Called with the checkpoint before it is loaded.
 
         Raises:
-            CheckpointError: It is not whole, or of another model or version.
-            ConfigError: There are checkpoints, and the configuration says to begin anew.
+            CheckpointError: The checkpoint is not complete, or belongs to another model or version.
+            ConfigError: There are checkpoints, and the configuration asks for a new run.
         """
         found = self._manager.load(self._config.resume)
         if found:
@@ -121,7 +122,7 @@ class CheckpointPolicy:
         state = self._state
         try:
             state.load_state_dict(found)
-        # What torch's load_state_dict() of models, optimizers and schedulers raises where something
+        # load_state_dict() of torch's models, optimizers and schedulers raises these if something
         # has another shape or length.
         except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(
@@ -132,7 +133,8 @@ class CheckpointPolicy:
                 expected="those of the script that wrote it",
                 hint="start with another output_dir",
             ) from error
-        # Scores of two figures cannot be compared: the best by the old one would stay for ever.
+        # Scores of different figures cannot be compared: the best by the old figure would stay
+        # forever.
         if (found["monitor"], found["mode"]) != (state.monitor, state.mode):
             self._manager.scores.clear()
             self._log(
@@ -141,8 +143,8 @@ class CheckpointPolicy:
             )
         self._manager.restore_rng(found, self._config.seed)
         state.step_rng.restore(found["step_random"])
-        # This state needs no second checkpoint, if the one that has it is in this folder. One that
-        # was named by its path may be in another.
+        # This state needs no second checkpoint if the loaded one is in this folder. A checkpoint
+        # that was named by its path may be in another folder.
         if self._config.resume in ("never", "auto"):
             self._saved = self._position()
         if self._world.rank == 0:
@@ -152,14 +154,15 @@ class CheckpointPolicy:
             )
 
     def begin(self) -> None:
-        """Begin steps of another kind, as of an evaluation; all ranks call this."""
+        """Begin steps of another kind, such as those of an evaluation; all ranks call this."""
         self._preemption.restart_interval()
 
     def agree(self) -> None:
-        """Agree with the other ranks, about once a second; all call this equally often.
+        """Agree with the other ranks, about once a second, whether to stop or to write a
+        checkpoint; all ranks call this equally often.
 
         Raises:
-            StopTraining: All stop here.
+            StopTraining: All ranks stop here.
         """
         stop = self._preemption.should_stop(checkpoint_due=self._due_by_clock())
         if self._preemption.checkpoint_due:
@@ -174,10 +177,10 @@ class CheckpointPolicy:
             sums: The figures of the epoch so far.
 
         Raises:
-            StopTraining: All stop here, and a checkpoint is still to be written.
+            StopTraining: All ranks stop here, and a checkpoint is still to be written.
         """
         self._report()
-        # Save before agreeing: a checkpoint that they agree on below is written after the next
+        # Save before agreeing: a checkpoint that the ranks agree on below is written after the next
         # step.
         self._save_if_due(self._config.checkpoint.every_steps, self._state.step, sums)
         self.agree()
@@ -186,7 +189,7 @@ class CheckpointPolicy:
         """Write a checkpoint if one is due at an epoch's end.
 
         Args:
-            sums: The figures of an epoch that ``max_steps`` cuts; None of one that is over.
+            sums: The figures of an epoch that ``max_steps`` ends early; None after a full epoch.
         """
         self._save_if_due(self._config.checkpoint.every_epochs, self._state.epoch, sums)
 
@@ -195,7 +198,7 @@ class CheckpointPolicy:
             self._save(sums)
 
     def finish(self, sums: MetricAccumulator | None) -> None:
-        """Have the last checkpoint written when this returns.
+        """Write the last checkpoint, and wait until it is written.
 
         Args:
             sums: As in :meth:`after_epoch`.
@@ -217,9 +220,9 @@ class CheckpointPolicy:
         self._preemption.stop(self._state.step, self._save_and_wait(sums))
 
     def _save_and_wait(self, sums: MetricAccumulator | None) -> Path:
-        """Write a checkpoint, and return its path when it is there.
+        """Write a checkpoint, wait until it is written, and return its path.
 
-        What follows may read it, or end this rank, and with it rank 0 that writes.
+        The caller may read the file next, or end this rank; and rank 0 is the one that writes.
         """
         try:
             return self._save(sums, wait=True)
@@ -227,37 +230,39 @@ class CheckpointPolicy:
             self._report()
 
     def _save(self, sums: MetricAccumulator | None, *, wait: bool = False) -> Path:
-        """Begin to write a checkpoint, unless there is one of just this state; return its path."""
+        """Begin to write a checkpoint, unless this state has one already; return its path."""
         self.due = False
         state = self._state
         position = self._position()
-        # With ``wait`` it must be there, and the one of this state may have been left out, as
-        # another was still being written. wait() tells the same to all ranks.
+        # With ``wait`` the file must exist, but that of this state may have been skipped because
+        # another was still being written. wait() returns the same on all ranks.
         if position == self._saved and (not wait or self._manager.wait()):
             return self._manager.path(state.step)
         self._saved = position
         self._saved_at = time.monotonic()
-        # Without sums an epoch is over, or one that max_steps has cut stays as it was loaded.
+        # Without sums the epoch is over, or an epoch that max_steps ended early stays as it was
+        # loaded.
         if sums:
             state.sums = sums.by_rank()
         self._manager.scores.update(state.scores)
-        # What is saved is what was evaluated; a run that goes on begins by training.
+        # Save the weights that were evaluated; a run that continues begins in training mode.
         with state.optimizer_modes.evaluating(), state.step_rng.outside():
             state.step_random = state.step_rng.gather()
             return self._manager.save(state.step, state.state_dict(), wait=wait)
 
     def _position(self) -> tuple[int, ...]:
-        """Return what tells this state from any other of the run.
+        """Return values that identify this state among all states of the run.
 
-        The step is not enough: an epoch's end, and an evaluation, change what is saved after it.
+        The step alone is not enough: the end of an epoch and an evaluation also change what is
+        saved.
         """
         return self._state.step, self._state.epoch, self._state.evaluated
 
     def _due_by_clock(self) -> bool:
-        """Return whether ``every_minutes`` are over, on rank 0; False on the others.
+        """Return on rank 0 whether ``every_minutes`` have passed; False on other ranks.
 
-        The ranks' clocks differ, and all have to save after the same step: rank 0's counts, and
-        ``should_stop()`` tells the others.
+        Clocks differ between ranks, and all have to save after the same step, so rank 0's clock
+        decides, and ``should_stop()`` tells the others.
         """
         minutes = self._config.checkpoint.every_minutes
         return (

@@ -1,4 +1,4 @@
-"""What a user may set of the shared loop: frozen dataclasses, which a YAML file or ``--key=value``
+"""The settings of the shared loop: frozen dataclasses that a YAML file or ``--key=value``
 can fill.
 """
 
@@ -15,23 +15,23 @@ _FSDP_HINT = "leave it out; for FSDP write a loop of your own, such as docs/exam
 
 @dataclass(frozen=True, kw_only=True)
 class DDPConfig(SettingsBase):
-    """The copy of the model on each rank, by DistributedDataParallel's names. What needs a promise
-    of the model is off.
+    """Settings of DistributedDataParallel, by its names. Those that require something of the model
+    are off.
 
     Attributes:
-        gradient_as_bucket_view: gradients live in the all-reduce's buckets: one copy of them less,
-            in memory and time.
-        static_graph: a promise that the same parameters get gradients in every step; allows
-            activation checkpointing below DistributedDataParallel, and spares the search for unused
+        gradient_as_bucket_view: keep gradients in the buckets of the all-reduce, which saves a copy
+            of them in memory and time.
+        static_graph: promise that the same parameters get gradients in every step; allows
+            activation checkpointing under DistributedDataParallel, and saves the search for unused
             parameters.
-        bucket_cap_mb: megabytes of gradients that are all-reduced at once; None is torch's 25.
+        bucket_cap_mb: megabytes of gradients per all-reduce; None is torch's 25.
         find_unused_parameters: needed if some parameters get no gradient in some steps; costs a
             walk of the graph.
-        broadcast_buffers: all ranks get rank 0's buffers once a step and before an evaluation; free
-            without buffers.
-        sync_batchnorm: BatchNorm's statistics are over all ranks' samples; GPUs only.
-        comm_hook: gradients are sent as ``fp16`` or ``bf16`` (NCCL only): half the traffic, with
-            fewer digits.
+        broadcast_buffers: send rank 0's buffers to all ranks once a step and before an evaluation;
+            free without buffers.
+        sync_batchnorm: compute BatchNorm's statistics over the samples of all ranks; GPUs only.
+        comm_hook: send gradients as ``fp16`` or ``bf16`` (NCCL only): half the traffic, with fewer
+            digits.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {
@@ -52,17 +52,18 @@ class DDPConfig(SettingsBase):
 
 @dataclass(frozen=True, kw_only=True)
 class DataLoaderConfig(SettingsBase):
-    """How batches are read; the names are those of ``torch.utils.data.DataLoader``.
+    """How batches are read; the names are from ``torch.utils.data.DataLoader``.
 
     Attributes:
-        num_workers: loader processes per rank; 0 reads in the rank itself. None is the CPUs that
-            this rank may use but one, at most 8, and 0 for a ``TensorDataset`` without ``collate``.
+        num_workers: loader processes per rank; 0 reads in the rank itself. None is one less than
+            the CPUs that this rank may use, at most 8, and 0 for a ``TensorDataset`` without
+            ``collate``.
         prefetch_factor: batches that each worker reads ahead; None is torch's 2.
-        persistent_workers: keep the workers from one epoch to the next; not those of the validation
-            data.
-        drop_last: leave out an epoch's last step if it is not full, as BatchNorm may need; never of
+        persistent_workers: keep the workers from one epoch to the next, except those of the
             validation data.
-        pin_memory: page-locked batches; None pins them on a GPU.
+        drop_last: leave out an epoch's last step if it is not full, as BatchNorm may need;
+            validation data is never left out.
+        pin_memory: put batches in page-locked memory; None does so with a GPU.
         multiprocessing_context: how workers start; None is ``forkserver`` with MPI, or with NCCL
             and InfiniBand, if the script's text has ``__name__`` and calls MPI in functions only,
             else ``fork``.
@@ -80,16 +81,16 @@ class DataLoaderConfig(SettingsBase):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written to ``output_dir``, beside one at the end and one before a stop,
-    and which are kept.
+    """When checkpoints are written to ``output_dir``, in addition to one at the end and one before
+    a stop, and which are kept.
 
     Attributes:
-        every_epochs: epochs from one checkpoint to the next; 0 for never.
+        every_epochs: epochs between checkpoints; 0 for never.
         every_steps: the same in optimizer steps.
         every_minutes: the same in minutes.
-        keep_last: how many of the newest stay.
-        keep_best: how many of the best by ``monitor`` stay as well; above 0, each new best figure
-            writes one.
+        keep_last: how many of the newest are kept.
+        keep_best: how many of the best by ``monitor`` are kept as well; if above 0, each new best
+            figure also writes a checkpoint.
     """
 
     every_epochs: int = 1
@@ -104,12 +105,12 @@ class PreemptionConfig:
     """What happens when the job has to leave its nodes; ``Trainer`` needs an ``output_dir`` for it.
 
     Attributes:
-        signals: names without SIG, at which the ranks finish the step, write a checkpoint and
-            requeue the job. SIGTERM always counts, without the requeueing.
-        lead_seconds: the same, this long before the known end of a Slurm job, or half of what was
-            left at the start if that is less; 0 for never.
-        requeue: have Slurm start the job again; false exits with 75.
-        max_requeues: how often at most, by ``SLURM_RESTART_COUNT``.
+        signals: names without SIG: after such a signal the ranks finish the step, write a
+            checkpoint and requeue the job. SIGTERM always does the same without requeueing.
+        lead_seconds: do the same this long before the known end of a Slurm job, or after half of
+            the time that was left at the start if that is shorter; 0 for never.
+        requeue: let Slurm start the job again; false exits with 75.
+        max_requeues: the most requeues, as counted by ``SLURM_RESTART_COUNT``.
     """
 
     signals: tuple[str, ...] = ("USR1", "USR2")
@@ -125,55 +126,55 @@ class Config(SettingsBase):
 
     Attributes:
         epochs: passes over the training data.
-        max_steps: optimizer steps of the whole run, whatever ``epochs`` says; None goes by
-            ``epochs``.
+        max_steps: optimizer steps of the whole run, whatever ``epochs`` says; None uses ``epochs``.
         batch_size: samples per rank and micro-batch, also of evaluations.
         gradient_accumulation_steps: micro-batches per optimizer step, which sees ``world_size *
             gradient_accumulation_steps * batch_size`` samples.
-        precision: of the forward pass: ``bf16`` and ``fp16`` run it under autocast, ``fp16`` with a
-            GradScaler.
-        max_grad_norm: clip gradients to this norm of all together; None does not clip.
-        scale_lr: multiply the learning rate by a step's samples over ``base_batch_size``
-            (``linear``), or by the root of that (``sqrt``).
-        base_batch_size: samples per step for which the learning rate was meant; None is
-            ``batch_size``, one rank's.
-        schedule: ``cosine`` takes the learning rate to 0 at the run's end, by the share that is
-            done.
-        warmup_steps: first steps, in which the learning rate grows linearly.
+        precision: precision of the forward pass: ``bf16`` and ``fp16`` run it under autocast,
+            ``fp16`` with a GradScaler.
+        max_grad_norm: clip the norm of all gradients together to this value; None does not clip.
+        scale_lr: multiply the learning rate by the samples per step divided by ``base_batch_size``
+            (``linear``), or by the square root of that (``sqrt``).
+        base_batch_size: samples per step for which the learning rate was chosen; None is
+            ``batch_size``, that of one rank.
+        schedule: ``cosine`` lowers the learning rate to 0 at the end of the run, by the share of
+            the training that is done.
+        warmup_steps: number of first steps, in which the learning rate grows linearly.
         scheduler_interval: when a ``scheduler`` is stepped: after each ``step`` or each ``epoch``.
-        ema_decay: above 0 and below 1: also average the weights of about the last ``1 / (1 -
-            ema_decay)`` steps, and evaluate that exponential moving average, of which this part
-            stays in each step.
-        fused: use the fused kernels of Adam, AdamW and SGD, unless the script has chosen an
+        ema_decay: above 0 and below 1: also keep an exponential moving average of the weights, over
+            about the last ``1 / (1 - ema_decay)`` steps, and evaluate it. Each step keeps this
+            share of the average.
+        fused: use the fused kernels of Adam, AdamW and SGD, unless the script chooses an
             implementation.
         compile: run the model through ``torch.compile``; the first steps take long.
-        channels_last: images with the channels innermost, which convolutions on GPUs read faster.
-        activation_checkpointing: names of modules' classes whose activations are computed again in
-            backward, not kept.
-        num_threads: torch's threads in this rank; None is at most the CPUs that this rank may use,
-            unless ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
-        seed: of the order of samples and of the workers' random numbers.
-        evaluate_every_epochs: epochs from one evaluation on the validation data to the next; 0 for
-            never.
+        channels_last: store images with the channels innermost, which convolutions on GPUs read
+            faster.
+        activation_checkpointing: class names of modules whose activations are recomputed in
+            backward instead of kept.
+        num_threads: number of torch's threads in this rank; None is at most the number of CPUs that
+            this rank may use, unless ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
+        seed: seed for the order of samples and for the workers' random numbers.
+        evaluate_every_epochs: epochs between evaluations on the validation data; 0 for never.
         evaluate_every_steps: the same in optimizer steps.
-        monitor: figure of evaluations that tells the best model, ``loss`` or a metric; of several
-            validation sets the first one's, or ``NAME/loss``; if no ``val_data``, of training.
+        monitor: figure of evaluations that decides which model is best: ``loss`` or a metric. With
+            several validation sets it is that of the first one, or ``NAME/loss``; without
+            ``val_data``, that of training.
         mode: whether a smaller (``min``) or a greater (``max``) figure is better. None is ``min``
             for ``loss``, and for names that end in ``loss``, ``error``, ``mse``, ``mae``, ``rmse``
             or ``perplexity``; ``max`` for those that end in ``accuracy``, ``f1``, ``auroc``,
-            ``precision``, ``recall`` or ``iou``; what a torchmetrics object says of itself. For
-            another figure it has to be set.
-        patience: stop after this number of evaluations without a better figure; 0 for never.
-        output_dir: a folder for checkpoints, ``config.yaml`` and ``metrics.jsonl``, which rank 0
-            writes; ``~`` and variables in it are replaced. None writes nothing, and signals are not
-            handled.
-        resume: ``never``: a folder with checkpoints is refused. ``auto``: continue from the newest
-            whole checkpoint of ``output_dir``, if any. Or a checkpoint's path. A run that Slurm or
-            ``--restarts`` has started again always continues from the newest.
-        resume_changed_data: continue although the data has another length or order, and miss
-            samples or see them twice.
-        log_every: steps between lines of ``metrics.jsonl``; 0 for none.
-        tensorboard: write TensorBoard's files too, if it is installed.
+            ``precision``, ``recall`` or ``iou``; for a torchmetrics object what its
+            ``higher_is_better`` says. Set it for any other figure.
+        patience: stop after this many evaluations without a better figure; 0 for never.
+        output_dir: folder for checkpoints, ``config.yaml`` and ``metrics.jsonl``, which rank 0
+            writes; ``~`` and variables in it are replaced. None writes nothing and handles no
+            signals.
+        resume: ``never``: refuse a folder with checkpoints. ``auto``: continue from the newest
+            complete checkpoint of ``output_dir``, if any. Or the path of a checkpoint. A run that
+            Slurm or ``--restarts`` has started again always continues from the newest.
+        resume_changed_data: continue although the data has another length or order, so that samples
+            may be missed or seen twice.
+        log_every: steps between the lines for steps in ``metrics.jsonl``; 0 for none.
+        tensorboard: also write files for TensorBoard, if it is installed.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {
@@ -226,7 +227,7 @@ def with_expanded_paths(config: Config) -> Config:
     """Return the settings with ``~`` and variables in paths replaced.
 
     Args:
-        config: Of the training.
+        config: The settings of the training.
 
     Raises:
         ConfigError: A variable is not set.

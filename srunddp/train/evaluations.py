@@ -1,4 +1,4 @@
-"""When a training is evaluated, and which of its evaluations was the best."""
+"""Decides when to evaluate, and keeps track of the best evaluation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,30 +9,30 @@ from srunddp.train.config import Config
 from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.state import TrainingState
 
-# By the last word of a figure's name.
+# Endings of the names of figures.
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 _GREATER_IS_BETTER = ("accuracy", "f1", "auroc", "precision", "recall", "iou")
 
 
 def figure_name(of: str, name: str) -> str:
-    """Return what an evaluation calls a figure of a validation set.
+    """Return the name of a figure of a validation set.
 
     Args:
-        of: The set's name; empty for one that was passed alone.
-        name: Of the figure.
+        of: The set's name; empty for a single set.
+        name: The name of the figure within the set.
     """
     return f"{of}/{name}" if of else name
 
 
 def _monitored(monitor: str, metrics: Mapping[str, Metric], sets: Sequence[str]) -> tuple[str, str]:
-    """Return the validation set that ``monitor`` names, or the first one, and the figure of it.
+    """Return the validation set that ``monitor`` names, or the first one, and the figure's name.
 
     Raises:
         ConfigError: There is no such figure.
     """
     of, _, rest = monitor.partition("/")
-    # A slash also divides a torchmetrics collection from its part: only the name of a set counts as
-    # one.
+    # A slash also separates a torchmetrics collection from its part, so compare with the sets'
+    # names.
     if not of or of not in sets:
         of = sets[0] if sets else ""
         rest = monitor
@@ -47,15 +47,15 @@ def _monitored(monitor: str, metrics: Mapping[str, Metric], sets: Sequence[str])
 
 
 def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Literal["min", "max"]:
-    """Return whether a smaller or a greater figure is better.
+    """Return ``min`` or ``max``: whether a smaller or a greater figure is better.
 
     Args:
-        config: Its ``mode`` says it, if set.
-        figure: The loss or a metric, by its name, or a part of one.
-        metrics: By name.
+        config: The settings, whose ``mode`` decides if it is set.
+        figure: The name of the loss or of a metric, or ``name/part``.
+        metrics: The metrics by name.
 
     Raises:
-        ConfigError: Neither ``config.mode`` nor the metric nor its name says it.
+        ConfigError: Neither ``config.mode`` nor the metric nor its name decides.
     """
     if config.mode is not None:
         return config.mode
@@ -63,7 +63,7 @@ def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Lit
     greater = _says_itself(metrics.get(name), part)
     if greater is not None:
         return "max" if greater else "min"
-    # The part first: "errors/accuracy" is an accuracy.
+    # Look at the part first: "errors/accuracy" is an accuracy.
     for word in (figure.lower(), name.lower()):
         if word.endswith(_SMALLER_IS_BETTER):
             return "min"
@@ -71,15 +71,15 @@ def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Lit
             return "max"
     raise ConfigError(
         f"monitor={config.monitor}, and no mode",
-        expected="mode=max where a greater figure is better, else mode=min",
+        expected="mode=max if a greater figure is better, else mode=min",
         hint="set it",
     )
 
 
 def _says_itself(metric: Any, part: str) -> bool | None:
-    """Return whether a torchmetrics object, or one of a collection, says that greater is better.
+    """Return ``higher_is_better`` of a torchmetrics object, or of a part of a collection.
 
-    None where it says nothing.
+    None if it is not set.
     """
     if part and hasattr(metric, "items"):
         metric = dict(metric.items()).get(part)
@@ -88,7 +88,7 @@ def _says_itself(metric: Any, part: str) -> bool | None:
 
 
 class Evaluations:
-    """The evaluations of one training by a configuration."""
+    """The evaluations of one training."""
 
     def __init__(
         self,
@@ -98,19 +98,18 @@ class Evaluations:
         *,
         sets: Sequence[str],
     ) -> None:
-        """Find the figure that ``config.monitor`` names.
+        """Find the figure that ``config.monitor`` names, and whether smaller or greater is better.
 
         Args:
-            config: Of the training.
-            metrics: By name, those that evaluations compute; those of training where there are
-                none.
-            state: Of the training.
-            sets: The names of the validation sets; ``""`` is that of one which was passed alone.
-                Empty where there is no validation data.
+            config: The settings of the training.
+            metrics: The metrics of evaluations by name; without evaluations, those of training.
+            state: The state of the training.
+            sets: The names of the validation sets; ``""`` for a single set. Empty if there is no
+                validation data.
 
         Raises:
-            ConfigError: There is no such figure, or nothing says whether a greater or a smaller one
-                is better.
+            ConfigError: There is no such figure, or nothing decides whether smaller or greater is
+                better.
         """
         self._config = config
         self._of, self._name = _monitored(config.monitor, metrics, sets)
@@ -118,8 +117,8 @@ class Evaluations:
         state.mode = direction(config, self._name, metrics)
         self._state = state
         self._exist = bool(sets)
-        # The last evaluation's step, and its figures, in this process: a checkpoint does not have
-        # them.
+        # The step and the figures of the last evaluation in this process; they are not in
+        # checkpoints.
         self._latest: tuple[int, Mapping[str, float]] = (0, {})
 
     @property
@@ -139,7 +138,7 @@ class Evaluations:
 
     @property
     def latest(self) -> Mapping[str, float]:
-        """The figures of this very step; empty where it was not evaluated in this run."""
+        """The figures of the present step; empty if it was not evaluated in this process."""
         step, figures = self._latest
         if step == self._state.step:
             return figures
@@ -147,25 +146,25 @@ class Evaluations:
 
     @property
     def early_stopped(self) -> bool:
-        """Whether the figures have not become better for as long as the configuration allows."""
+        """Whether ``patience`` evaluations have passed without a better figure."""
         return 0 < self._config.patience <= self._state.evals_since_best
 
     def record(self, figures: Mapping[str, float]) -> tuple[float, bool]:
-        """Take the figures of an evaluation, or those of training without validation data.
+        """Record the figures of an evaluation; without validation data, those of training.
 
         Args:
-            figures: By name, the same on all ranks.
+            figures: The figures by name, the same on all ranks.
 
         Returns:
             The figure that ``config.monitor`` names, and whether it is the best so far.
 
         Raises:
-            ConfigError: There is none of this name.
+            ConfigError: There is no figure of this name.
         """
         state = self._state
         name = figure_name(self._of, self._name)
-        # A collection that has seen no sample computes nothing, and is one figure, NaN. Its parts
-        # are missing then, and no one's mistake.
+        # A collection that has seen no sample is a single figure, NaN. Its parts are then missing,
+        # which is not a mistake of the user.
         whole = figures.get(figure_name(self._of, self._name.split("/")[0]), 0.0)
         if name not in figures and not math.isnan(whole):
             raise ConfigError(
@@ -180,7 +179,7 @@ class Evaluations:
         if not math.isnan(score):
             state.scores[state.step] = score
         best = math.inf if state.best is None else state.best
-        # Any comparison with NaN is False: an evaluation that came to it is never the best.
+        # Any comparison with NaN is False, so an evaluation with NaN is never the best.
         is_best = score < best
         if is_best:
             state.best = score

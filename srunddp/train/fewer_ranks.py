@@ -1,5 +1,5 @@
-"""What a run with ``--min-nodes`` means for training: after the loss of a node there are fewer
-ranks, and a step should have as many samples as before.
+"""Training with ``--min-nodes``: after the loss of a node there are fewer ranks, and a step should
+have as many samples as before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class WorldSizes:
     """The numbers of ranks that a run may have.
 
     Attributes:
-        first: In the first start.
-        now: In this start.
-        later: In this start or a later one, the greatest first.
+        first: The number of ranks in the first start.
+        now: The number of ranks in this start.
+        later: The possible numbers in this start or a later one, the greatest first.
     """
 
     first: int
@@ -43,15 +43,15 @@ def world_sizes_of_run() -> WorldSizes | None:
 
 
 def world_sizes(node_sizes: Sequence[int], min_nodes: int) -> tuple[int, ...]:
-    """Return how many ranks the nodes that are left may have, the greatest number first.
+    """Return the numbers of ranks that the remaining nodes may have, the greatest first.
 
     Args:
         node_sizes: How many ranks each node has.
-        min_nodes: How many nodes are left at least.
+        min_nodes: How many nodes remain at least.
     """
-    # Most often all nodes are equal, and then there is one number for each number of nodes. Of
-    # different sizes there are too many combinations to keep all, but many have the same sums.
-    left = {(0, 0)}  # how many nodes, with how many ranks
+    # Usually all nodes are equal, and there is one number of ranks for each number of nodes. With
+    # different sizes there are too many combinations to list, but many have the same sum.
+    left = {(0, 0)}  # pairs of a number of nodes and their number of ranks
     for size, most in Counter(node_sizes).items():
         left = {
             (nodes + count, ranks + count * size)
@@ -62,17 +62,17 @@ def world_sizes(node_sizes: Sequence[int], min_nodes: int) -> tuple[int, ...]:
 
 
 def with_batch_kept(config: Config, sizes: WorldSizes | None) -> Config:
-    """Return the settings by which a step of fewer ranks has as many samples as in the first start.
+    """Return settings with which a step has as many samples on fewer ranks as in the first start.
 
-    With ``scale_lr`` the user has said how the learning rate follows a step's samples. Then a step
-    has at most so many where they cannot be kept.
+    With ``scale_lr`` the user has chosen how the learning rate follows the samples of a step. If
+    the number cannot be kept, a step then has fewer samples.
 
     Args:
-        config: The user's.
-        sizes: Of the run; None if the ranks stay.
+        config: The user's settings.
+        sizes: The numbers of ranks that the run may have; None if the number does not change.
 
     Raises:
-        ConfigError: A step cannot keep its samples on some of these numbers of ranks.
+        ConfigError: A step cannot keep its number of samples with some of these numbers of ranks.
     """
     if sizes is None:
         return config
@@ -97,13 +97,13 @@ def with_batch_kept(config: Config, sizes: WorldSizes | None) -> Config:
 def what_cannot_follow(
     config: Config, sizes: WorldSizes | None, *, sharded: bool, steps_scheduler: bool
 ) -> Iterator[str]:
-    """Yield a line for each part of a training that cannot go on with fewer ranks.
+    """Yield a line for the user about each part of a training that cannot go on with fewer ranks.
 
     Args:
-        config: The user's.
-        sizes: Of the run; None if the ranks stay.
-        sharded: The training data splits itself by rank and worker.
-        steps_scheduler: A scheduler of the user's goes by the steps of an epoch.
+        config: The user's settings.
+        sizes: The numbers of ranks that the run may have; None if the number does not change.
+        sharded: Whether the training data splits itself by rank and worker.
+        steps_scheduler: Whether a user's scheduler depends on the steps of an epoch.
     """
     if sizes is None or len(sizes.later) < 2:
         return
@@ -121,6 +121,6 @@ def what_cannot_follow(
 
 
 def _changing(config: Config, sizes: WorldSizes) -> list[int]:
-    """Return the numbers of ranks on which a step cannot keep its samples."""
+    """Return the numbers of ranks with which a step cannot keep its number of samples."""
     micro_batches = sizes.first * config.gradient_accumulation_steps
     return [size for size in sizes.later if micro_batches % size]

@@ -1,4 +1,4 @@
-"""One call of ``fit()``: what goes on around its steps."""
+"""One call of ``fit()``: everything around its steps."""
 
 from __future__ import annotations
 
@@ -44,27 +44,29 @@ from srunddp.train.world import World, check_all_leave
 from srunddp.util.sample_files import SETTINGS
 
 ValData: TypeAlias = Dataset[Any] | Mapping[str, Dataset[Any]] | None
-"""What ``fit()`` is given to evaluate on: a data set, or several by name."""
+"""The validation data of ``fit()``: a data set, or several by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopContext:
-    """What a Trainer shares with its loop.
+    """The objects that a Trainer shares with its loop.
 
     Attributes:
         config: The settings.
         given_config: The settings as the script has given them.
-        world_sizes: The numbers of ranks that the run may have; None if they stay.
+        world_sizes: The numbers of ranks that the run may have; None if the number does not change.
         world: The ranks that train together.
         state: Where training stands; the loop counts its steps and epochs.
-        ddp: The model. After callbacks the loop has it share the gradients of what is trained then.
-        metrics: Of training and of evaluations, by name.
-        val_metrics: Of evaluations alone, by name.
-        weight: By how much a batch counts; None for its number of samples.
-        schedulers: The user's, one for each optimizer; none where the configuration schedules.
+        ddp: The model. After callbacks the loop makes it share the gradients of the parameters that
+            are trained then.
+        metrics: The metrics of training and evaluations, by name.
+        val_metrics: The metrics of evaluations only, by name.
+        weight: Returns how much a batch counts; None for its number of samples.
+        schedulers: The user's schedulers, one for each optimizer; empty if the settings define the
+            schedule.
         callbacks: Calls the user's callbacks.
-        warm_up_buckets: Makes a forward and backward pass of the first of these steps that changes
-            nothing, but that DistributedDataParallel orders its buckets by it.
+        warm_up_buckets: Makes a forward and backward pass of the first of these steps. This changes
+            nothing except the order of DistributedDataParallel's buckets.
     """
 
     config: Config
@@ -82,13 +84,13 @@ class LoopContext:
 
     @property
     def all_metrics(self) -> dict[str, Metric]:
-        """Those of training and of evaluations alone."""
+        """The metrics of training, and those of evaluations only."""
         return {**self.metrics, **self.val_metrics}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitData:
-    """The data of one call of :meth:`srunddp.train.Trainer.fit`, whose arguments these are."""
+    """The data of one call of ``Trainer.fit()``; the fields have the names of its arguments."""
 
     train_data: Dataset[Any]
     val_data: ValData
@@ -99,14 +101,15 @@ class FitData:
 
 
 def _by_name(val_data: ValData, metrics: Mapping[str, Metric]) -> dict[str, Dataset[Any]]:
-    """Return the validation sets by name; one that was passed alone has the name ``""``.
+    """Return the validation sets by name; a single set has the name ``""``.
 
     Raises:
-        ConfigError: Their names cannot be told from those of figures.
+        ConfigError: A name could be confused with that of a figure, or the mapping is empty.
     """
     if val_data is None:
         return {}
-    # A data set may itself be a mapping, from indices to samples: only names make it several.
+    # A data set may itself be a mapping, from indices to samples: only if all keys are strings,
+    # these are several sets.
     if not isinstance(val_data, Mapping) or not all(isinstance(each, str) for each in val_data):
         return {"": cast(Dataset[Any], val_data)}
     for name in val_data:
@@ -138,22 +141,22 @@ def make_loader(
     training: bool = False,
     log: Callable[[str], None] | None = None,
 ) -> DistributedDataLoader:
-    """Make a loader by a Trainer's settings; a collective.
+    """Create a loader with a Trainer's settings; a collective.
 
     Args:
-        data: With indices, or iterable.
+        data: A data set with indices, or an iterable one.
         config: The settings.
-        world: All of its ranks make the loader.
-        name: Of the data in messages.
-        collate: Makes a batch of a list of samples; None for torch's way.
-        weight: By how much a batch counts; None for its number of samples.
-        sharded: The data splits itself by rank and worker.
-        order: Of the samples of training data; None shuffles them.
-        training: It is of training data, else of data for an evaluation, in its own order.
+        world: The ranks, all of which create the loader.
+        name: The name of the data in messages.
+        collate: Makes a batch from a list of samples; None for torch's ``default_collate``.
+        weight: Returns how much a batch counts; None for its number of samples.
+        sharded: Whether the data splits itself by rank and worker.
+        order: The order of training samples; None shuffles them.
+        training: Whether the data is for training. Data for evaluations keeps its own order.
         log: Prints a line for the user, on rank 0; None logs it.
 
     Raises:
-        ConfigError: These do not fit together, or ranks differ.
+        ConfigError: The arguments do not fit together, or differ between ranks.
     """
     if not training and not isinstance(data, IterableDataset):
         order = Sequential(length_of(data) or 0)
@@ -167,15 +170,14 @@ def make_loader(
         weight=weight,
         sharded=sharded,
         drop_last=training and config.dataloader.drop_last,
-        # A step that calls an all_gather needs tensors of one shape on all ranks. In training only
-        # an epoch's last step can be uneven, of which the user is told; an evaluation must not
-        # fail.
+        # A step that calls all_gather needs tensors of one shape on all ranks. In training only an
+        # epoch's last step can be uneven, and the user is told; an evaluation must not fail.
         equal_batches=not training,
         gradient_accumulation_steps=config.gradient_accumulation_steps if training else 1,
         num_workers=config.dataloader.num_workers,
         prefetch_factor=config.dataloader.prefetch_factor,
-        # The default number of workers is the rank's CPUs. Those of an evaluation end with it, as
-        # they would take CPUs from training's, which stay.
+        # The default number of workers uses all CPUs of the rank. Workers of an evaluation end with
+        # it, because they would take CPUs from those of training, which stay.
         persistent_workers=training and config.dataloader.persistent_workers,
         pin_memory=config.dataloader.pin_memory,
         multiprocessing_context=config.dataloader.multiprocessing_context,
@@ -188,27 +190,27 @@ def make_loader(
 
 
 def _of_val_data(name: str) -> str:
-    """Return what a message calls a validation set."""
+    """Return the name of a validation set in messages."""
     return f"val_data {name}" if name else "val_data"
 
 
 class FitLoop:
-    """Does what happens before, between and after the steps of a :class:`srunddp.train.Trainer`.
+    """Does everything before, between and after the steps of a :class:`srunddp.train.Trainer`.
 
-    A context manager around the steps of one call of ``fit()``.
+    Use it as a context manager around the steps of one call of ``fit()``.
 
     Attributes:
-        timer: Notes where the time of the steps goes.
-        evaluations: When they are due, and the best of them.
-        policy: Of checkpoints and stops; None without an ``output_dir``.
+        timer: Measures where the time of the steps goes.
+        evaluations: Decides when evaluations are due, and keeps the best one.
+        policy: Decides on checkpoints and stops; None without an ``output_dir``.
     """
 
     def __init__(self, context: LoopContext, given: FitData) -> None:
-        """Check the data, and make its loaders; a collective.
+        """Check the data, and create its loaders; a collective.
 
         Args:
-            context: Of the Trainer.
-            given: What ``fit()`` was called with.
+            context: The objects of the Trainer.
+            given: The arguments of ``fit()``.
 
         Raises:
             ConfigError: Arguments do not fit together, or a data set is empty or differs between
@@ -235,7 +237,7 @@ class FitLoop:
                 ),
                 hint="pass val_collate=collate, or val_collate=torch.utils.data.default_collate",
             )
-        # Before the loaders: workers that are forked inherit torch's number of threads.
+        # Do this before creating the loaders: forked workers inherit torch's number of threads.
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(
             given.train_data,
@@ -267,7 +269,7 @@ class FitLoop:
                 f"patience={config.patience} has no effect, as evaluate_every_epochs and"
                 " evaluate_every_steps are 0"
             )
-        # Per epoch, over all ranks; None where that is not known.
+        # Samples per epoch, over all ranks; None if the number is not known.
         self._samples: int | None
         if given.order:
             self._samples = len(given.order)
@@ -290,11 +292,11 @@ class FitLoop:
         self.policy: CheckpointPolicy | None = None
 
     def __enter__(self) -> Self:
-        """Get all ready, and go on from a checkpoint where there is one."""
+        """Prepare everything, and continue from a checkpoint if there is one."""
         try:
             self._get_ready()
         except BaseException as error:
-            # Python does not call __exit__ where __enter__ has raised.
+            # Python does not call __exit__ if __enter__ raises.
             self._stack.close()
             self._check_leaving(error)
             raise
@@ -319,7 +321,7 @@ class FitLoop:
         self._callbacks.fit_start()
 
     def _set_up_epochs(self) -> None:
-        """Tell the state of this call's loader and of the number of steps, and make the schedulers.
+        """Set the loader and the number of steps in the state, and create the schedulers.
 
         Raises:
             ConfigError: The schedulers do not fit the number of steps, or the evaluations.
@@ -327,7 +329,7 @@ class FitLoop:
         state = self._state
         config = self._config
         per_epoch = self._loader.steps_left(0)
-        # Before the schedulers: the user's function that makes one may read trainer.total_steps.
+        # Set this before creating schedulers: the user's function may read trainer.total_steps.
         if config.max_steps:
             state.total_steps = config.max_steps
         elif per_epoch is None:
@@ -335,8 +337,9 @@ class FitLoop:
         else:
             state.total_steps = per_epoch * config.epochs
         if state.samples_seen:
-            # fit() was left amid an epoch, as by an error in a callback, and is called again. The
-            # loader of the call before is still the state's, and knows the place in the epoch.
+            # fit() was left within an epoch, for example by an error in a callback, and is called
+            # again. The state still has the loader of the previous call, which knows the position
+            # in the epoch.
             self._loader.load_state_dict(state.parts["loader"].state_dict())
         state.steps_per_epoch = per_epoch
         state.parts = {**state.parts, "loader": self._loader}
@@ -362,10 +365,10 @@ class FitLoop:
         self._schedulers.check_direction(state.monitor, state.mode)
 
     def _steps_done(self) -> float:
-        """Return how many steps of this world the samples so far make.
+        """Return how many steps, of the present size, the samples seen so far make.
 
-        Of a run that began on another number of ranks, whose steps had other sizes, this is the
-        share of the training that is done, and need not be a whole number.
+        If the run began with another number of ranks, steps had another size, and the result, which
+        stands for the share of the training that is done, may be a fraction.
         """
         state = self._state
         if self._config.max_steps or not self._samples or not state.steps_per_epoch:
@@ -382,7 +385,7 @@ class FitLoop:
             log=self._progress.log,
             written=self._callbacks.checkpoint,
         )
-        # A Trainer whose fit() is called a second time goes on with the model that it has: the
+        # If fit() is called a second time, the Trainer continues with the model that it has: the
         # newest checkpoint may be older.
         if state.step == 0:
             self.policy.restore(self._before_restore)
@@ -403,19 +406,19 @@ class FitLoop:
                 folder, self._config.tensorboard, self._progress.log
             )
             self._stack.callback(self._metrics_logger.close)
-            # The run before may have written figures after its last checkpoint. These steps are
-            # made again, and would be there twice.
+            # The previous run may have written figures after its last checkpoint. Their steps are
+            # repeated, so the figures would be there twice.
             self._metrics_logger.rewind(state.step)
 
     def _before_restore(self, saved: Mapping[str, Any]) -> None:
-        """Check that the checkpoint is of this run, and prepare the model for it.
+        """Check that the checkpoint fits this run, and prepare the model for it.
 
         Args:
-            saved: The checkpoint, of which nothing is loaded yet.
+            saved: The content of the checkpoint, none of which is restored yet.
 
         Raises:
-            ConfigError: It is of another number of steps per epoch, by which a scheduler goes.
-            CheckpointError: It is of other optimizers or parameters.
+            ConfigError: Its number of steps per epoch differs, and a scheduler depends on it.
+            CheckpointError: Its optimizers or parameters differ.
         """
         state = self._state
         if self._schedulers.made_for_steps:
@@ -430,22 +433,23 @@ class FitLoop:
         saved_trained = len(state.parameters.trained())
         if trained != saved_trained:
             self._progress.log(
-                f"{saved_trained} parameters require a gradient, as in the checkpoint, and not"
-                f" {trained}, as the script has it"
+                f"{saved_trained} parameters require a gradient, as in the checkpoint, instead of"
+                f" {trained}, as in the script"
             )
         self._context.ddp.follow_requires_grad()
-        # DistributedDataParallel sums the first step's gradients in buckets by the order of the
-        # parameters, and all later ones by the order in which gradients came. Other buckets round
-        # otherwise. So the run makes its "first" step here, of which the checkpoint leaves no
-        # trace, as it is loaded afterwards. The next step is then bit for bit that of a run without
-        # a stop.
+        # DistributedDataParallel puts the first step's gradients into buckets by the order of the
+        # parameters, and later ones by the order in which gradients came. With other buckets,
+        # rounding differs. So the run makes its "first" step here, before the checkpoint is loaded,
+        # which removes all traces of it. The next step is then bit for bit that of a run without a
+        # stop.
         self._context.warm_up_buckets(self.steps())
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to train.
 
-        All epochs or all steps are done; or the figures have not become better for long enough.
+        All epochs or steps are done, or ``patience`` evaluations have passed without a better
+        figure.
         """
         state = self._state
         config = self._config
@@ -459,12 +463,12 @@ class FitLoop:
         """Print a line for the user, on rank 0.
 
         Args:
-            line: Without ``srunddp:`` before it.
+            line: The line, without ``srunddp:`` before it.
         """
         self._progress.log(line)
 
     def tell_of_uneven_end(self) -> None:
-        """Say what an epoch's last step may do to a step that calls collectives, if anything."""
+        """Warn that an uneven last step of an epoch may break a step that calls collectives."""
         ranks = self._world.world_size
         if self._samples and self._samples % ranks and not self._config.dataloader.drop_last:
             self.say(
@@ -475,17 +479,19 @@ class FitLoop:
             )
 
     def log(self, kind: str, figures: Mapping[str, float]) -> None:
-        """Write a line of ``metrics.jsonl``, on rank 0 where there is an ``output_dir``.
+        """Write a line of ``metrics.jsonl``, on rank 0 if there is an ``output_dir``.
 
         Args:
             kind: ``step``, ``epoch``, ``evaluation`` or ``log``.
-            figures: By name.
+            figures: The figures by name.
         """
         if self._metrics_logger:
             self._metrics_logger.add(kind, self._state.step, **figures)
 
     def start_epoch(self) -> MetricAccumulator:
-        """Return the figures of the epoch that begins, or goes on from a checkpoint."""
+        """Begin an epoch, or continue one from a checkpoint; return the accumulator of
+        its figures.
+        """
         state = self._state
         config = self._config
         steps = state.steps_per_epoch
@@ -506,16 +512,16 @@ class FitLoop:
         return self._sums
 
     def steps(self) -> Iterator[StepBatches]:
-        """Yield the steps that are left of this epoch.
+        """Yield the remaining steps of this epoch.
 
         Raises:
-            ConfigError: The data has given no step at all.
+            ConfigError: The data did not yield a single step.
         """
         state = self._state
         is_read = self._loader.state_dict()["epoch"] > state.epoch + 1
         if state.samples_seen and (is_read or self.evaluations.early_stopped):
-            # The checkpoint was written after the epoch's last step and before its end: amid the
-            # evaluation there, or after the one that ended training. To read on would begin the
+            # The checkpoint was written after the epoch's last step and before its end: during its
+            # evaluation, or after the evaluation that ended training. Reading on would begin the
             # next epoch.
             return
         self._loader.set_epoch(state.epoch + 1)
@@ -533,16 +539,16 @@ class FitLoop:
 
     @contextmanager
     def evaluation(self) -> Iterator[Iterator[tuple[str, Iterator[StepBatches]]]]:
-        """Yield the validation sets by name with their batches as steps, for an evaluation within.
+        """Yield the names of the validation sets and their batches as steps; evaluate in the block.
 
-        Training's clock and random states stand still meanwhile.
+        The clock of training is stopped meanwhile, and its random states are kept.
         """
-        # outside() puts the random state of training steps away; preserved_rng() then keeps the one
-        # that callbacks draw from, which an evaluation must not move either.
+        # outside() sets the random state of training steps aside; preserved_rng() then keeps the
+        # state that callbacks draw from, which an evaluation must not change either.
         outside = self._state.step_rng.outside()
         with self._progress.paused(), outside, preserved_rng(self._world):
-            # The ranks agree on a stop each so many steps, as many as take a second. A step of an
-            # evaluation takes another time than one of training, so both begin with 1 again.
+            # The ranks agree on a stop after as many steps as take a second. Steps of evaluations
+            # take another time than those of training, so both begin with 1 again.
             if self.policy:
                 self.policy.begin()
             event("evaluation")
@@ -553,23 +559,25 @@ class FitLoop:
 
     @contextmanager
     def trial(self) -> Iterator[Iterator[tuple[str, Iterator[StepBatches]]]]:
-        """Yield what :meth:`evaluation` does, but one batch of each set, for a trial of it."""
+        """Yield the same as :meth:`evaluation`, but only one batch per set, to try
+        an evaluation.
+        """
         with self._state.step_rng.outside(), preserved_rng(self._world):
             yield ((name, itertools.islice(steps, 1)) for name, steps in self._val_steps())
 
     def _val_steps(self) -> Iterator[tuple[str, Iterator[StepBatches]]]:
         for name, loader in self._val_loaders.items():
-            # It counts on by itself; each evaluation is to read the same, also where the data set
-            # draws something at random.
+            # The loader counts epochs itself, but each evaluation must read the same samples, even
+            # if the data set draws random numbers.
             loader.set_epoch(0)
             yield name, loader.steps()
 
     def after_step(self, step: StepBatches, loss: Tensor | None) -> None:
-        """Count a step, tell of it, and step the schedulers.
+        """Count a step, report it, and step the schedulers.
 
         Args:
-            step: What was trained on.
-            loss: Of this rank's last micro-batch; None where this rank had no samples.
+            step: The batches of the step.
+            loss: The loss of this rank's last micro-batch; None if this rank had no samples.
         """
         state = self._state
         config = self._config
@@ -578,27 +586,27 @@ class FitLoop:
         self._progress.step(step.samples, loss)
         if self._callbacks.follow_steps:
             self._callbacks.step(state.step, loss)
-            # A callback may have frozen parameters or released some. With at_epoch=True this would
-            # be a collective in each step.
+            # A callback may have frozen or unfrozen parameters. With at_epoch=True this would be a
+            # collective in each step.
             self._context.ddp.follow_requires_grad(at_epoch=False)
         if self._metrics_logger and config.log_every and state.step % config.log_every == 0:
-            # float() waits until the GPU has computed the step: not in every one.
+            # Do this only in some steps: float() waits until the GPU has computed the step.
             if loss is None:
                 figures = {}
             else:
                 figures = {"loss": float(loss)}
             self.log("step", {**figures, "lr": float(state.optimizers[0].param_groups[0]["lr"])})
-        # After the log line, which is to show the learning rate that this step was made with.
+        # Step them after the log line, which shows the learning rate of this step.
         self._schedulers.after_step()
         self.timer.done(step.samples)
 
     def record_evaluation(self, figures: Mapping[str, float]) -> None:
-        """Take an evaluation's figures.
+        """Record the figures of an evaluation.
 
-        Those of a step that was evaluated before, as at an epoch's end, are not recorded again.
+        If the step was evaluated before, as may happen at the end of an epoch, nothing is recorded.
 
         Args:
-            figures: By name, the same on all ranks.
+            figures: The figures by name, the same on all ranks.
         """
         if self._state.evaluated < self._state.step:
             if self._callbacks.follow_evaluations:
@@ -611,8 +619,7 @@ class FitLoop:
         figure, is_best = self.evaluations.record(figures)
         self._schedulers.after_evaluation(figure)
         if is_best and self.policy and self._config.checkpoint.keep_best:
-            # The figures are the same on all ranks, so all of them set this together: saving is a
-            # collective.
+            # Saving is a collective. The figures are the same on all ranks, so all ranks set this.
             self.policy.due = True
 
     def maybe_checkpoint(self) -> None:
@@ -622,18 +629,20 @@ class FitLoop:
 
     @property
     def _is_cut(self) -> bool:
-        """Whether ``max_steps`` ends the run amid this epoch; a longer run goes on in it."""
+        """Whether ``max_steps`` ends the run within this epoch; a longer run would continue
+        in it.
+        """
         state = self._state
         if state.step != self._config.max_steps or not state.samples_seen:
             return False
         return self._loader.steps_left(state.samples_seen) != 0
 
     def end_epoch(self, train: Mapping[str, float], val: Mapping[str, float]) -> None:
-        """Record an epoch that is over, or that ``max_steps`` cuts.
+        """Record an epoch that is over, or that ``max_steps`` ends early.
 
         Args:
             train: The figures of training, by name.
-            val: Those of the evaluation at its end; empty where there was none.
+            val: The figures of the evaluation at the end of the epoch; empty if there was none.
         """
         state = self._state
         speed = self._progress.samples_per_second
@@ -647,9 +656,10 @@ class FitLoop:
             self.record_evaluation(val)
         elif not self._val_loaders:
             self._record(train)
-        # A run that was cut has recorded a part of this epoch.
+        # A run that max_steps ended early has recorded a part of this epoch.
         state.records = [*(each for each in state.records if each.epoch < record.epoch), record]
-        # An epoch that is cut keeps its place and sums: a run with more steps goes on in it.
+        # An epoch that was ended early keeps its position and sums: a run with more steps continues
+        # in it.
         if not self._is_cut:
             state.epoch += 1
             state.samples_seen = 0
@@ -669,10 +679,10 @@ class FitLoop:
             self.policy.after_epoch(self._sums)
 
     def finish(self) -> None:
-        """End the training; its last checkpoint is written when this returns.
+        """End the training, and wait until its last checkpoint is written.
 
         Raises:
-            CheckpointError: It could not be written.
+            CheckpointError: The checkpoint could not be written.
         """
         heartbeat(last=True)
         if self.evaluations.early_stopped and self._state.epoch < self._config.epochs:
@@ -698,10 +708,10 @@ class FitLoop:
             self._check_leaving(error)
 
     def _check_leaving(self, error: BaseException | None) -> None:
-        """See that all ranks leave, where a callback or the data has called ``sys.exit()``.
+        """Check that all ranks leave if a callback or the data has called ``sys.exit()``.
 
         Raises:
-            ConfigError: Others stay.
+            ConfigError: Other ranks go on.
         """
         if isinstance(error, SystemExit) and not error.code:
             check_all_leave(self._world)

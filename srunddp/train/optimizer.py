@@ -1,4 +1,6 @@
-"""What is done to optimizers: fused kernels, learning rates scaled with the batch, and modes."""
+"""Changes to the user's optimizers: fused kernels, learning rates scaled with the batch,
+and modes.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +16,15 @@ from srunddp.train.config import Config
 _FUSED = (Adam, AdamW, SGD)
 _FUSED_ON = ("cpu", "cuda")
 _KERNELS = {"fused", "foreach"}
-# torch's own, noted at the import: a tool that patches the class later has its function called.
+# torch's own method, noted at import time: if a tool patches the class later, its method is called.
 _ZERO_GRAD = Optimizer.zero_grad
 
 
 def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
-    """Return a tuple of what a user may pass alone, in a list or not at all.
+    """Return a tuple for an argument that may be a single object, a list or None.
 
     Args:
-        one_or_more: None for nothing.
+        one_or_more: The object, or a list or tuple of objects; None for an empty tuple.
     """
     if one_or_more is None:
         return ()
@@ -32,20 +34,20 @@ def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
 
 
 def use_fused(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Have the optimizer use its fused kernels where it has some for these parameters.
+    """Make the optimizer use its fused kernels if it has some for these parameters.
 
-    What the user has chosen stays: an implementation, a differentiable step, a state that is there
-    already.
+    Choices of the user stay: an implementation, or a differentiable step. So does an optimizer that
+    already has a state.
 
     Args:
-        optimizer: The user's.
-        model: Whose layers may make sparse gradients, which the fused kernels refuse.
+        optimizer: The user's optimizer.
+        model: The model; if its layers make sparse gradients, the fused kernels would refuse them.
 
     Returns:
-        Whether it uses them from now on.
+        Whether the optimizer uses them from now on.
     """
-    # A class that is derived from one of these may have a step of its own. A state that is there
-    # was made by other kernels, whose step counter is on the CPU.
+    # A subclass may have its own step(). An existing state was made by other kernels, whose step
+    # counter is on the CPU.
     if (
         type(optimizer) not in _FUSED
         or optimizer.state
@@ -66,20 +68,19 @@ def _set_fused(optimizer: Optimizer, fused: bool) -> None:
     optimizer.defaults["fused"] = fused
     for group in optimizer.param_groups:
         group["fused"] = fused
-    # As the optimizer's constructor does with fused=True: GradScaler then leaves the division to
-    # the kernel.
+    # The optimizer's constructor does the same with fused=True: GradScaler then leaves the division
+    # to the kernel.
     optimizer._step_supports_amp_scaling = fused  # type: ignore[attr-defined]
 
 
 def leave_fused_for_sparse(optimizer: Optimizer) -> None:
-    """Take the other kernels of SGD where a gradient is sparse: the fused ones refuse it.
+    """Turn off the fused kernels of SGD if a gradient is sparse, because they refuse it.
 
-    A layer that makes sparse gradients says so by its ``sparse``, at which :func:`use_fused` looks.
-    A call of ``torch.nn.functional.embedding(sparse=True)`` shows only in the gradients of the
-    first step.
+    A layer that makes sparse gradients has ``sparse`` set, which :func:`use_fused` checks. A call
+    of ``torch.nn.functional.embedding(sparse=True)`` shows only in the gradients of the first step.
 
     Args:
-        optimizer: Of which no step was made yet, with gradients.
+        optimizer: The optimizer, whose parameters have gradients, before its first step.
     """
     if type(optimizer) is not SGD:
         return
@@ -89,12 +90,12 @@ def leave_fused_for_sparse(optimizer: Optimizer) -> None:
 
 
 def zero_grad(optimizer: Optimizer) -> None:
-    """Set all gradients to None, without what the optimizer's method notes for torch's profiler.
+    """Set all gradients to None, but without recording the call for torch's profiler.
 
-    That takes 15 µs a step.
+    Recording takes 15 µs per step.
 
     Args:
-        optimizer: Whose own method is called if it is another one than torch's.
+        optimizer: The optimizer; if it has its own ``zero_grad()``, that is called.
     """
     if getattr(optimizer.zero_grad, "__func__", None) is _ZERO_GRAD:
         for group in optimizer.param_groups:
@@ -105,14 +106,14 @@ def zero_grad(optimizer: Optimizer) -> None:
 
 
 def lr_factor(config: Config, world_size: int) -> float:
-    """Return by what the learning rate is multiplied, for the samples of one step.
+    """Return the factor of the learning rate for the number of samples per step.
 
-    In proportion to them (``linear``) as Goyal et al. 2017 do, or to their root (``sqrt``) as
-    Krizhevsky 2014.
+    It is proportional to that number (``linear``), as in Goyal et al. 2017, or to its square root
+    (``sqrt``), as in Krizhevsky 2014.
 
     Args:
-        config: Of the training.
-        world_size: How many ranks there are.
+        config: The settings of the training.
+        world_size: The number of ranks.
     """
     samples = world_size * config.gradient_accumulation_steps * config.batch_size
     ratio = samples / (config.base_batch_size or config.batch_size)
@@ -120,31 +121,32 @@ def lr_factor(config: Config, world_size: int) -> float:
 
 
 def scale_lr(optimizer: Optimizer, factor: float) -> None:
-    """Multiply the learning rate of all groups, and what a scheduler will start from.
+    """Multiply the learning rates of all groups, including those from which a scheduler will start.
 
     Args:
-        optimizer: Of the training.
-        factor: 1 changes nothing.
+        optimizer: The optimizer of the training.
+        factor: The factor; 1 changes nothing.
     """
     if factor == 1.0:
         return
     for group in optimizer.param_groups:
         for name in {"lr", "initial_lr"} & group.keys():
-            # Not in place: groups may share one tensor, which would be multiplied once for each.
+            # Do not multiply in place: groups may share a tensor, which would be multiplied several
+            # times.
             group[name] = group[name] * factor
 
 
-# By what an optimizer's learning rate was scaled. A second Trainer may get the same optimizer, or
-# fit() may be called again, and must not scale it twice.
+# The factor by which an optimizer's learning rate was scaled. A second Trainer may get the same
+# optimizer, or fit() may be called again, and must not scale it twice.
 _scaled: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
 
 def scale_lr_once(optimizer: Optimizer, factor: float) -> None:
-    """Multiply the learning rate as :func:`scale_lr` does, but for what was done before.
+    """Multiply the learning rates as :func:`scale_lr` does, but account for an earlier scaling.
 
     Args:
-        optimizer: Of the training.
-        factor: By which the rate that the script gave is multiplied.
+        optimizer: The optimizer of the training.
+        factor: The factor between the script's learning rates and those to use.
     """
     ratio = factor / _scaled.get(optimizer, 1.0)
     scale_lr(optimizer, ratio)
@@ -158,7 +160,7 @@ def stepped_parameters(optimizers: Sequence[Optimizer]) -> Iterator[nn.Parameter
     """Yield the parameters that optimizers step.
 
     Args:
-        optimizers: One after the other.
+        optimizers: The optimizers, in the order of the result.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -166,35 +168,35 @@ def stepped_parameters(optimizers: Sequence[Optimizer]) -> Iterator[nn.Parameter
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
-    """Return whether one of an optimizer's parameters has a gradient.
+    """Return whether any of an optimizer's parameters has a gradient.
 
     Args:
-        optimizer: After a backward pass.
+        optimizer: The optimizer, after a backward pass.
     """
     return any(parameter.grad is not None for parameter in stepped_parameters([optimizer]))
 
 
 class OptimizerModes:
-    """In which mode the optimizers are that have modes, such as schedule-free ones.
+    """Sets the mode of optimizers that have modes, such as schedule-free ones.
 
-    They keep one set of weights to train and another to evaluate and to save, and put the one or
-    the other into the model.
+    Such optimizers keep one set of weights for training and another for evaluating and saving, and
+    put one of them into the model.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        """Take them to be in evaluation mode, as they are before training.
+        """Assume evaluation mode, in which optimizers are before training.
 
         Args:
-            optimizers: Those without modes are left alone.
+            optimizers: The optimizers; those without modes are not touched.
         """
         self._optimizers = optimizers
         self._training = False
 
     def set(self, training: bool) -> None:
-        """Put them into training or evaluation mode.
+        """Put the optimizers into training or evaluation mode.
 
         Args:
-            training: Else evaluation.
+            training: Whether to train; otherwise to evaluate.
         """
         self._training = training
         for optimizer in self._optimizers:
@@ -204,9 +206,9 @@ class OptimizerModes:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put them into evaluation mode, for an evaluation or a saving of weights within.
+        """Put the optimizers into evaluation mode within the block, to evaluate or to save weights.
 
-        The mode of before comes back.
+        The previous mode is restored afterwards.
         """
         before = self._training
         self.set(False)
@@ -219,14 +221,14 @@ class OptimizerModes:
 def with_kernels_of(optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a saved state with this optimizer's choice of kernels.
 
-    That of the run before may not suit this device.
+    The choice of the previous run may not suit this device.
 
     Args:
-        optimizer: Of this run.
-        state: As its ``state_dict()`` was in the run before.
+        optimizer: The optimizer of this run.
+        state: The optimizer's ``state_dict()`` of the previous run.
     """
     groups = state["param_groups"]
-    # Groups of another number are an error, which the optimizer's load_state_dict() reports.
+    # Another number of groups is an error, which the optimizer's load_state_dict() reports.
     if len(groups) != len(optimizer.param_groups):
         return state
     own = [

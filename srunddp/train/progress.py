@@ -1,7 +1,7 @@
-"""How far training is: what an epoch came to and the one line that says so, and the bar or lines
-before it.
+"""The progress of training: the results of an epoch and the line that reports them, and the bar or
+lines before it.
 
-Nothing else in this package prints. What cannot be printed ends nothing.
+Nothing else in this package prints. Errors of printing do not end training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from tqdm import tqdm
 
-# Seconds from one update of the bar to the next, and between lines in a log.
+# Seconds between updates of the bar, and between lines in a log.
 _BAR_EVERY = 0.1
 _LINE_EVERY = 30.0
 
@@ -29,12 +29,12 @@ class EpochRecord:
     """One epoch's means over all samples of all ranks.
 
     Attributes:
-        epoch: counted from 1.
+        epoch: The number of the epoch, from 1.
         train: ``loss`` and the metrics by name, while the parameters were changing.
-        val: the same on the validation data after the epoch; empty where there is none.
-        samples_per_second: of training, all ranks together; 0 where it is not known.
-        world_size: how many ranks that were.
-        device: their devices' type, as torch calls it.
+        val: The same on the validation data after the epoch; empty if there is none.
+        samples_per_second: The throughput of training, over all ranks; 0 if it is not known.
+        world_size: The number of ranks.
+        device: The type of their devices, as torch names it.
     """
 
     epoch: int
@@ -46,18 +46,18 @@ class EpochRecord:
 
     @property
     def samples_per_second_per_gpu(self) -> float:
-        """Of one rank, which has one GPU."""
+        """The throughput of one rank, which has one GPU."""
         return self.samples_per_second / self.world_size
 
 
 def describe(record: EpochRecord) -> str:
-    """Return an epoch's line.
+    """Return the line that reports an epoch.
 
     For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, val loss 0.1234, 12345 samples/s (6172
     per GPU)``.
 
     Args:
-        record: Of the epoch.
+        record: The results of the epoch.
     """
     parts = [_part(name, value) for name, value in record.train.items()]
     parts += [f"val {_part(name, value)}" for name, value in record.val.items()]
@@ -73,7 +73,7 @@ class SilentProgress:
         """Begin to count.
 
         Args:
-            clock: In seconds.
+            clock: Returns seconds.
         """
         self._clock = clock
         self._samples = 0
@@ -83,7 +83,7 @@ class SilentProgress:
 
     @property
     def samples_per_second(self) -> float:
-        """Since the epoch's start, without pauses; 0 before the first step."""
+        """The throughput since the start of the epoch, without pauses; 0 before the first step."""
         end = self._clock() if self._paused_at is None else self._paused_at
         seconds = end - self._began - self._idle
         return self._samples / seconds if seconds > 0 else 0.0
@@ -92,10 +92,10 @@ class SilentProgress:
         """Begin to count.
 
         Args:
-            epoch: counted from 1.
-            epochs: how many there will have been at the end.
-            steps: of this epoch; None where it is not known.
-            done: so many of them, before a resume.
+            epoch: The number of the epoch, from 1.
+            epochs: The number of epochs of the whole training.
+            steps: The number of steps of this epoch; None if it is not known.
+            done: How many of them were made before a resume.
         """
         self._samples = 0
         self._idle = 0.0
@@ -105,9 +105,9 @@ class SilentProgress:
         """Count a step.
 
         Args:
-            samples: of all ranks together.
-            loss: of this rank, of no dimension; None where it had no samples. Read where it is
-                shown.
+            samples: The number of samples of all ranks.
+            loss: The loss of this rank, a scalar; None if it had no samples. It is read only when
+                it is shown.
         """
         self._samples += samples
 
@@ -115,22 +115,22 @@ class SilentProgress:
         """Print an epoch's line on standard output.
 
         Args:
-            record: Of the epoch.
+            record: The results of the epoch.
         """
 
     def log(self, text: str) -> None:
         """Print a line on standard error.
 
         Args:
-            text: Without ``srunddp:`` before it.
+            text: The line, without ``srunddp:`` before it.
         """
 
     def close(self) -> None:
-        """Take the bar away: training is over, also before an epoch's end."""
+        """Remove the bar, because training is over, maybe within an epoch."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time of what runs within, which is no training."""
+        """Leave out the time of the block, which is not training."""
         # A callback may evaluate during an evaluation: the outer pause covers both.
         if self._paused_at is not None:
             yield
@@ -144,14 +144,14 @@ class SilentProgress:
 
 
 class Progress(SilentProgress):
-    """For rank 0: a bar on standard error where that is a terminal, else a line every 30 s; and
-    each epoch's line.
+    """Progress on rank 0: on standard error a bar if that is a terminal, else a line every 30 s;
+    and a line for each epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(clock)
         self._draws = False
-        # sys.stderr is None where the descriptor was closed before Python began.
+        # sys.stderr is None if the descriptor was closed before Python began.
         with contextlib.suppress(OSError, ValueError):
             self._draws = sys.stderr is not None and sys.stderr.isatty()
         self._every = _LINE_EVERY
@@ -194,12 +194,12 @@ class Progress(SilentProgress):
         if self._bar is None:
             _write(sys.stderr, f"srunddp: {text}")
             return
-        # tqdm takes the bar away for the line, and draws it again below.
+        # tqdm removes the bar, writes the line, and draws the bar again below.
         with contextlib.suppress(OSError, ValueError):
             self._bar.write(f"srunddp: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        # Dropped first: if closing fails, nothing may be drawn on it any more.
+        # Drop it first: if closing fails, nothing more may be drawn on it.
         bar = self._bar
         self._bar = None
         with contextlib.suppress(OSError, ValueError):
@@ -207,8 +207,8 @@ class Progress(SilentProgress):
                 bar.close()
 
     def _show(self) -> None:
-        # float() waits for the GPU, as the loss is still being computed: once in a while and not in
-        # each step.
+        # float() waits for the GPU, which is still computing the loss, so do this only now and
+        # then.
         if self._loss is None:
             figures = []
         else:
@@ -231,16 +231,16 @@ class Progress(SilentProgress):
 
 
 def _bar(description: str, steps: int | None, done: int) -> tqdm[None]:
-    # Most ranks draw none, and need no tqdm.
+    # Import it here: most ranks draw no bar, and need no tqdm.
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
-        # The steps keep the time themselves: no thread, and no lock that is shared with forked
-        # processes.
+        # The steps themselves decide when to draw: no thread is needed, and no lock that is shared
+        # with forked processes.
         monitor_interval = 0
         _lock = threading.RLock()
 
-    # In a terminal that does not tell its size tqdm would draw nothing.
+    # tqdm would draw nothing in a terminal that does not report its size.
     known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
     size = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24}
     return Bar(
@@ -255,7 +255,7 @@ def _bar(description: str, steps: int | None, done: int) -> tqdm[None]:
 
 
 def _write(stream: TextIO | None, line: str) -> None:
-    # A ValueError is Python's, of a stream that the script has closed.
+    # Python raises a ValueError for a stream that the script has closed.
     with contextlib.suppress(OSError, ValueError):
         if stream is not None:
             stream.write(line + "\n")

@@ -1,5 +1,5 @@
-"""A rank's random states, as plain bytes that a checkpoint may hold; and further sequences of
-random numbers beside the one that the script has seeded.
+"""A rank's random states, as plain bytes for a checkpoint; and further sequences of random numbers
+in addition to the one that the script has seeded.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ _CPU = torch.device("cpu")
 
 
 class _States(NamedTuple):
-    """Where the generators of a process stand; numpy and cuda are None where they are not in use.
+    """The states of a process's generators; numpy and cuda are None if they are not in use.
 
     Attributes:
-        cpu: torch's of the CPU.
-        python: As ``random.getstate()`` gives it.
-        numpy: As ``numpy.random.get_state()`` gives it.
-        cuda: torch's of this rank's GPU.
+        cpu: The state of torch's generator for the CPU.
+        python: The result of ``random.getstate()``.
+        numpy: The result of ``numpy.random.get_state()``.
+        cuda: The state of torch's generator for this rank's GPU.
     """
 
     cpu: Tensor
@@ -37,15 +37,16 @@ class _States(NamedTuple):
 
 
 def gather(world: World) -> list[Tensor]:
-    """Return the random states of all ranks, on rank 0; a collective.
+    """Gather the random states of all ranks on rank 0; a collective.
 
-    They are torch's of the CPU and of this rank's GPU, Python's, and numpy's where it is in use.
+    They are the states of torch for the CPU and for the rank's GPU, of Python, and of numpy if it
+    is in use.
 
     Args:
-        world: All of its ranks call this.
+        world: The ranks, all of which call this.
 
     Returns:
-        By rank, as bytes (uint8); nothing on the other ranks.
+        On rank 0 the states by rank, as bytes (uint8); empty on other ranks.
     """
     return _gather(world, _get_states(world.device))
 
@@ -64,12 +65,12 @@ def _gather(world: World, own_states: _States) -> list[Tensor]:
 
 
 def restore(states: Sequence[Tensor], world: World, number: int) -> None:
-    """Go on with this rank's state; a rank that there was none of begins one of its own.
+    """Restore this rank's random state; a rank without a saved one is seeded anew.
 
     Args:
         states: From :func:`gather`, of any number of ranks.
         world: The ranks now.
-        number: The seed of those that begin, to which each adds its rank.
+        number: The seed of ranks without a saved state, to which each adds its rank.
     """
     if world.rank >= len(states):
         seed(number + world.rank)
@@ -99,10 +100,11 @@ def _from_bytes(states: Tensor) -> _States:
 
 @contextmanager
 def preserved_rng(world: World) -> Iterator[None]:
-    """Let random numbers that are drawn within not change those that follow.
+    """Restore the random states after the block, so that numbers drawn in it do not change later
+    ones.
 
     Args:
-        world: Whose device's generator is kept, too.
+        world: The ranks; the generator of this rank's device is preserved too.
     """
     states = _get_states(world.device)
     try:
@@ -113,14 +115,14 @@ def preserved_rng(world: World) -> Iterator[None]:
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Draw random numbers of this seed within, on the GPU in use as well.
+    """Draw random numbers with this seed within the block, also on the GPU in use.
 
-    The process's own go on afterwards.
+    Afterwards the process's own sequence continues.
 
     Args:
-        number: The seed, any whole number from 0.
+        number: The seed, any integer from 0.
     """
-    # In a loader worker that was forked CUDA is not initialised, and must not be.
+    # In a forked loader worker CUDA is not initialised, and must not be.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())
     else:
@@ -136,43 +138,45 @@ def seeded(number: int) -> Iterator[None]:
 
 
 def seed(number: int) -> None:
-    """Seed the random numbers of the CPU: torch's, Python's, and numpy's where it is in use.
+    """Seed the random numbers of the CPU: of torch, of Python, and of numpy if it is in use.
 
     Args:
-        number: Any whole number from 0.
+        number: Any integer from 0.
     """
-    # Not torch.manual_seed, which would also seed every GPU; callers that want that do it.
+    # torch.manual_seed would also seed every GPU; callers that want that do it themselves.
     torch.default_generator.manual_seed(number % 2**63)
     random.seed(number)
-    # numpy takes seeds of 32 bits. Not imported here, as a script without it draws no such numbers.
+    # numpy takes seeds of 32 bits. Do not import it: a script without it draws no such numbers.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(number % 2**32)
 
 
 class StepRng:
-    """The random numbers of training steps, a sequence of its own on each rank.
+    """The random numbers of training steps, with a separate sequence on each rank.
 
-    A script seeds all ranks alike, so that they begin with the same weights. They would also have
-    the same dropout masks, and the same augmentation where the rank itself reads. What is drawn
-    outside of steps, such as a new head's weights in a callback, goes on alike on all ranks.
+    A script seeds all ranks alike, so that they begin with the same weights. But then they would
+    also have the same dropout masks, and the same augmentation if the rank itself reads. Random
+    numbers outside of steps, such as the weights of a new head in a callback, stay the same on all
+    ranks.
 
-    One rank alone has but one sequence.
+    A single rank has only one sequence.
     """
 
     def __init__(self, world: World) -> None:
-        """Begin at the first step: a script may seed itself until then.
+        """Create the object; the sequence begins at the first step, before which the script may
+        seed.
 
         Args:
             world: The ranks.
         """
         self._world = world
-        # The sequence that nobody draws from now; None until the first step.
+        # The sequence that is not in use now; None until the first step.
         self._other: _States | None = None
         self._in_steps = False
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Have what is drawn within, in training steps, come from this rank's sequence."""
+        """Within the block, which makes training steps, draw from this rank's sequence."""
         if self._world.world_size == 1:
             yield
             return
@@ -183,9 +187,9 @@ class StepRng:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Have what is drawn within, amid steps but in none, come from the script's own numbers.
+        """Within the block, which runs between steps, draw from the script's own sequence.
 
-        Such as in a callback.
+        A callback is such a block.
         """
         if not self._in_steps:
             yield
@@ -194,16 +198,18 @@ class StepRng:
             yield
 
     def gather(self) -> list[Tensor]:
-        """Return the sequences of all ranks on rank 0, as :func:`gather` does; outside of steps."""
+        """Gather the sequences of all ranks on rank 0, as :func:`gather` does; call it outside of
+        steps.
+        """
         if self._other is None:
             return []
         return _gather(self._world, self._other)
 
     def restore(self, states: Sequence[Tensor]) -> None:
-        """Go on with this rank's sequence; a rank that there was none of begins one of its own.
+        """Restore this rank's sequence; a rank without a saved one begins a new one.
 
         Args:
-            states: From :meth:`gather`, of any number of ranks; empty where there were no steps.
+            states: From :meth:`gather`, of any number of ranks; empty if there were no steps.
         """
         if self._world.rank < len(states):
             self._other = _from_bytes(states[self._world.rank])
@@ -211,13 +217,12 @@ class StepRng:
             self._begin()
 
     def _begin(self) -> None:
-        """Seed this rank's sequence by where the script's own stands, and the rank.
+        """Seed this rank's sequence from the state of the script's own sequence and the rank.
 
-        Each generator goes by its own state: a script may have seeded some of them only.
+        Each generator is seeded from its own state: a script may have seeded only some of them.
         """
         rank = self._world.rank
-        # Not by config.seed: two runs whose scripts seed themselves differently shall differ here,
-        # too.
+        # Do not use config.seed: two runs whose scripts use different seeds should differ here too.
         now = _get_states(self._world.device)
         torch_seed = _seed_of(now.cpu.numpy().tobytes(), rank)
         torch.default_generator.manual_seed(torch_seed)
@@ -247,27 +252,28 @@ class StepRng:
 
 
 class IsolatedRng:
-    """Random numbers of the CPU in here are one sequence of its own; the rank's go on after it.
+    """Within a ``with`` block, random numbers of the CPU come from a separate sequence; afterwards
+    the rank's own sequence continues.
 
-    numpy's global generator draws two normal numbers at a time. One that it holds back is lost
+    numpy's global generator draws two normal numbers at a time. A number that it keeps is lost
     here.
     """
 
     def __init__(self, number: int) -> None:
-        """Seed the sequence, and leave the rank's own numbers as they are.
+        """Seed the sequence; the rank's own sequence does not change.
 
         Args:
             number: The seed.
         """
         outer = _get_states()
         seed(number)
-        # The states that are not in use: ours outside of the context, the rank's own within.
+        # The states that are not in use: ours outside of the block, the rank's own within.
         self._torch, self._python, self._numpy, _ = _get_states()
         _set_states(outer)
         numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
         self._exchange = (numpy.get_state, numpy.set_state) if numpy else None
-        # From numpy 1.24 on the generator itself can be exchanged. To get and set its state, of 624
-        # words, would take 400 us for each micro-batch.
+        # Since numpy 1.24 the generator itself can be exchanged. Getting and setting its state of
+        # 624 words would take 400 us per micro-batch.
         if hasattr(numpy, "set_bit_generator"):
             self._numpy = numpy.MT19937(number % 2**32)
             self._exchange = numpy.get_bit_generator, numpy.set_bit_generator
@@ -297,8 +303,8 @@ def _seed_of(state: bytes, rank: int) -> int:
 
 
 def forget_normal() -> None:
-    """Lose the normal number that numpy holds back, as the end of an :class:`IsolatedRng` does."""
-    # To set a bit generator, even the one that is in use, has numpy forget it.
+    """Drop the normal number that numpy keeps, as the end of an :class:`IsolatedRng` does."""
+    # Setting a bit generator, even the one in use, makes numpy forget the number.
     numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
     if hasattr(numpy, "set_bit_generator"):
         numpy.set_bit_generator(numpy.get_bit_generator())

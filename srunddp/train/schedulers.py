@@ -1,4 +1,4 @@
-"""The learning rates of a run: by ``config.schedule``, or by schedulers of torch."""
+"""The learning rate schedules of a run: by ``config.schedule``, or by schedulers of torch."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,23 +13,24 @@ from srunddp.train.config import Config
 from srunddp.train.optimizer import scale_lr
 
 Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
-"""A torch scheduler, or what makes one of the optimizer."""
+"""A scheduler of torch, or a function that makes one for an optimizer."""
 
 
-# What schedulers have one of for each of the optimizer's groups.
+# Attributes of schedulers with a value for each of the optimizer's groups.
 _BY_GROUP = ("base_lrs", "max_lrs", "min_lrs", "lr_lambdas", "base_momentums", "max_momentums")
-# What schedulers write into the optimizer's groups.
+# Keys that schedulers write into the optimizer's groups.
 _WRITTEN = ("lr", "initial_lr", "max_lr", "min_lr")
 _WRITTEN_BY_CYCLES = ("momentum", "betas", "base_momentum", "max_momentum")
 _OF_ONE_CYCLE = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
 
 
 class Schedulers:
-    """One scheduler for each optimizer, or none at all; each is stepped at its moments.
+    """One scheduler for each optimizer, or none at all; steps each scheduler at the right time.
 
     Attributes:
         all: The schedulers.
-        classes: The names of the user's; none where they are by the configuration.
+        classes: The class names of the user's schedulers; empty if the settings define the
+            schedule.
     """
 
     def __init__(
@@ -40,18 +41,19 @@ class Schedulers:
         total: int | None,
         done: Callable[[], float],
     ) -> None:
-        """Make the schedulers.
+        """Create the schedulers.
 
         Args:
-            optimizers: Of the training.
-            wanted: The user's, which go before ``config.schedule``: as many as optimizers, or none.
-            config: Of the training.
-            total: Steps of the whole run; None where that is not known.
-            done: Returns the steps of this world that the samples so far would have taken, which
-                need not be a whole number.
+            optimizers: The optimizers of the training.
+            wanted: The user's schedulers, which override ``config.schedule``: as many as
+                optimizers, or none.
+            config: The settings of the training.
+            total: The steps of the whole run; None if the number is not known.
+            done: Returns how many steps, of the present size, the samples so far make; may be a
+                fraction.
 
         Raises:
-            ConfigError: The learning rate cannot be scheduled so.
+            ConfigError: The learning rate cannot be scheduled like this.
         """
         if wanted:
             self.all = tuple(
@@ -62,18 +64,18 @@ class Schedulers:
             self.all = _by_schedule(optimizers, config, total, done)
         self._optimizers = optimizers
         self.classes = [_class(each) for each in self.all] if wanted else []
-        # What the script has set, for a start from a checkpoint that had another schedule.
+        # The values from the script, for a resume from a checkpoint that had another schedule.
         self._at_start = [
             [_written(group) for group in optimizer.param_groups] for optimizer in optimizers
         ]
         self._by_epoch = bool(wanted) and config.scheduler_interval == "epoch"
         self._wanted = bool(wanted)
-        # The number of groups when it was last looked: a callback may add one at any time.
+        # The number of groups at the last check: a callback may add one at any time.
         self._groups = sum(len(each.optimizer.param_groups) for each in self.all)
 
     @property
     def made_for_steps(self) -> str:
-        """The class of a user's scheduler that is stepped after each step; empty where there is
+        """The class name of a user's scheduler that is stepped after each step; empty if there is
         none.
         """
         if not self._wanted or self._by_epoch:
@@ -82,18 +84,18 @@ class Schedulers:
 
     @property
     def wait_for_evaluations(self) -> bool:
-        """Whether one of them is ReduceLROnPlateau."""
+        """Whether any scheduler is a ReduceLROnPlateau."""
         return any(isinstance(each, ReduceLROnPlateau) for each in self.all)
 
     def check_direction(self, monitor: str, mode: str) -> None:
-        """Compare what ReduceLROnPlateau takes for better with what the evaluations do.
+        """Check that each ReduceLROnPlateau and the evaluations agree on which figure is better.
 
         Args:
-            monitor: The figure's name.
-            mode: ``min`` or ``max``, whichever is better.
+            monitor: The name of the figure.
+            mode: ``min`` or ``max``: whether a smaller or a greater figure is better.
 
         Raises:
-            ConfigError: They differ, and it would lower the rate while the figure becomes better.
+            ConfigError: They differ, so it would lower the rate while the figure gets better.
         """
         for each in self.all:
             if isinstance(each, ReduceLROnPlateau) and each.mode != mode:
@@ -104,10 +106,11 @@ class Schedulers:
                 )
 
     def take_in_groups(self) -> None:
-        """Schedule the groups of parameters that were added to an optimizer since.
+        """Add the parameter groups that were added to an optimizer since the last call.
 
-        torch's schedulers keep a value for each group of their beginning, and fail at another
-        number. A new group starts from its own learning rate; for all else it is as the last one.
+        torch's schedulers keep a value for each group that existed when they were created, and fail
+        with another number. A new group starts from its own learning rate; all other values are
+        those of the last group.
         """
         groups = sum(len(each.optimizer.param_groups) for each in self.all)
         if groups == self._groups:
@@ -118,14 +121,14 @@ class Schedulers:
                 _take_in_groups(each)
 
     def after_step(self) -> None:
-        """Step those that are stepped after each step."""
+        """Step the schedulers that are stepped after each step."""
         self.take_in_groups()
         if self.all and not self._by_epoch:
             for each in self._others():
                 each.step()
 
     def after_epoch(self) -> None:
-        """Step those that are stepped after each epoch."""
+        """Step the schedulers that are stepped after each epoch."""
         self.take_in_groups()
         if self._by_epoch:
             for each in self._others():
@@ -135,40 +138,43 @@ class Schedulers:
         """Step each ReduceLROnPlateau.
 
         Args:
-            figure: What the evaluation came to; NaN where it had no sample.
+            figure: The result of the evaluation; NaN if it had no sample.
         """
         for each in self.all:
             if isinstance(each, ReduceLROnPlateau):
                 each.step(figure)
 
     def begin_here(self, factor: float) -> None:
-        """Begin amid a run, whose optimizers were loaded from a checkpoint with another schedule.
+        """Begin within a run whose optimizers were loaded from a checkpoint with another schedule.
 
-        The learning rates of the script count.
+        The learning rates of the script are used.
 
         Args:
-            factor: By which this world's learning rate differs from the checkpoint's.
+            factor: The factor between the checkpoint's learning rate and that of this number of
+                ranks.
         """
         for optimizer, at_start in zip(self._optimizers, self._at_start, strict=True):
             groups = optimizer.param_groups
             for group, values in zip(groups, at_start, strict=False):
                 _forget_schedule(group, values)
-            # Groups that a callback added in the run before: this script has said no rate for them.
+            # These groups were added by a callback in the previous run: the script sets no rate for
+            # them.
             for group in groups[len(at_start) :]:
                 group["lr"] = group.pop("initial_lr", group["lr"]) * factor
         for scheduler in self.all:
             for each in _nested(scheduler):
                 _take_in_groups(each)
-            # A scheduler of torch changes the rates only when it is stepped, after the next step.
-            # One of the user's begins as it would in a new run.
+            # A scheduler of torch changes the rates only when it is stepped, after the next step. A
+            # user's scheduler begins as in a new run.
             if not self._wanted:
                 _set_by_schedule(scheduler)
 
     def rescale(self, factor: float) -> None:
-        """Multiply the learning rates amid a run, and what schedulers compute the next ones from.
+        """Multiply the learning rates within a run, and the values from which schedulers compute
+        the next ones.
 
         Args:
-            factor: 1 changes nothing.
+            factor: The factor; 1 changes nothing.
         """
         for optimizer in self._optimizers:
             scale_lr(optimizer, factor)
@@ -182,13 +188,13 @@ class Schedulers:
         return {"all": [each.state_dict() for each in self.all]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Args:
             state: From :meth:`state_dict`.
 
         Raises:
-            ValueError: It is of another number of schedulers.
+            ValueError: The state has another number of schedulers.
         """
         for each, saved in zip(self.all, state["all"], strict=True):
             each.load_state_dict(saved)
@@ -198,25 +204,25 @@ class Schedulers:
 
 
 def _class(scheduler: LRScheduler) -> str:
-    """Return the name of its class, and those of what it is made of."""
+    """Return the name of a scheduler's class, with those of its parts in brackets."""
     own = type(scheduler).__name__
     parts = getattr(scheduler, "_schedulers", ())
     return f"{own}({', '.join(map(_class, parts))})" if parts else own
 
 
 def _written(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of what schedulers may change in an optimizer's group."""
+    """Return a copy of the values that schedulers may change in an optimizer's group."""
     values = {name: group[name] for name in (*_WRITTEN, *_WRITTEN_BY_CYCLES) if name in group}
-    # A learning rate that is a tensor, as torch.compile wants it, is changed in place by
-    # schedulers: a reference would follow it.
+    # Schedulers change a learning rate that is a tensor, as torch.compile needs it, in place, so a
+    # reference would change too.
     return {n: each.clone() if isinstance(each, Tensor) else each for n, each in values.items()}
 
 
 def _forget_schedule(group: dict[str, Any], at_start: Mapping[str, Any]) -> None:
-    """Put what schedulers write into a group back to what it was ``at_start``."""
+    """Reset the values that schedulers write into a group to those ``at_start``."""
     names: tuple[str, ...] = _WRITTEN
-    # OneCycleLR and CyclicLR move the momentum as well, and leave these names in the group. Without
-    # them no schedule has moved it, and the checkpoint's counts.
+    # OneCycleLR and CyclicLR change the momentum as well, and leave these names in the group.
+    # Without the names no schedule has changed it, and the checkpoint's momentum is used.
     if "max_momentum" in group or "max_momentum" in at_start:
         names += _WRITTEN_BY_CYCLES
     for name in names:
@@ -225,7 +231,7 @@ def _forget_schedule(group: dict[str, Any], at_start: Mapping[str, Any]) -> None
 
 
 def _set_by_schedule(scheduler: LRScheduler) -> None:
-    """Set the learning rates for the next step, by the steps that are done."""
+    """Set the learning rates for the next step, according to the steps done."""
     assert isinstance(scheduler, LambdaLR)
     groups = scheduler.optimizer.param_groups
     for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
@@ -233,7 +239,7 @@ def _set_by_schedule(scheduler: LRScheduler) -> None:
 
 
 def _nested(scheduler: LRScheduler) -> Iterator[LRScheduler]:
-    """Yield a scheduler, and those that it is made of, as SequentialLR's parts."""
+    """Yield a scheduler and its parts, such as those of SequentialLR."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _nested(part)
@@ -250,7 +256,7 @@ def _take_in_groups(scheduler: LRScheduler) -> None:
                 values.append(group.setdefault("initial_lr", group["lr"]))
             else:
                 values.append(values[-1])
-    # This one keeps its limits in the groups, and raises a KeyError at one that has none.
+    # OneCycleLR keeps its limits in the groups, and raises a KeyError for a group without them.
     if isinstance(scheduler, OneCycleLR):
         for group in groups[1:]:
             for name in _OF_ONE_CYCLE & groups[0].keys():
@@ -275,8 +281,8 @@ def _by_schedule(
     if config.schedule == "constant" and not config.warmup_steps:
         return ()
     end = total if config.schedule == "cosine" else None
-    # Not by LambdaLR's own count of steps: after a resume on another number of ranks a step is
-    # another share of the run.
+    # Do not use LambdaLR's own count of steps: after a resume with another number of ranks, a step
+    # is another share of the run.
     return tuple(
         LambdaLR(each, lambda _: warmup_then_cosine(done(), config.warmup_steps, end))
         for each in optimizers
@@ -284,7 +290,7 @@ def _by_schedule(
 
 
 def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRScheduler:
-    # A finished scheduler has taken the optimizer's rate before scale_lr has multiplied it.
+    # An existing scheduler has read the optimizer's rate before scale_lr multiplied it.
     if isinstance(wanted, LRScheduler):
         if config.scale_lr != "no":
             raise ConfigError(
@@ -316,14 +322,14 @@ def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRSchedule
 def warmup_then_cosine(done: float, warmup: int, end: int | None) -> float:
     """Return the factor of the learning rate: linear up to 1, then a half cosine down to 0.
 
-    As Loshchilov and Hutter 2017.
+    As in Loshchilov and Hutter 2017.
 
     Args:
-        done: Steps before this one, from 0; need not be a whole number.
-        warmup: Steps before the full rate.
-        end: The step at which it is 0; None to stay at 1.
+        done: The number of steps before this one, from 0; may be a fraction.
+        warmup: The number of steps before the full rate.
+        end: The step at which the factor is 0; None to stay at 1.
     """
-    # + 1: in the very first step a rate of 0 would change nothing.
+    # Add 1: in the very first step a rate of 0 would have no effect.
     if done < warmup:
         return (done + 1) / (warmup + 1)
     if end is None:

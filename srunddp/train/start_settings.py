@@ -1,8 +1,9 @@
-"""What a script says at its start, compared at a resume with what it said when the run began.
+"""The settings of a script at a start; at a resume they are compared with those of the run's
+beginning.
 
-A checkpoint brings back the optimizers' and schedulers' settings of then, so that a changed script
-changes nothing. Values that training moves, such as a learning rate under a scheduler, are not
-compared: only what constructors and the configuration have said.
+A checkpoint restores the old settings of optimizers and schedulers, so changing them in the script
+has no effect. Values that change in training, such as a learning rate under a scheduler, are not
+compared: only the values that were given to constructors, and the configuration.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from srunddp.train.validate import OWN_SETTINGS, leaves
 
 Settings = dict[str, Any]
 
-# Of an optimizer's group: its parameters, its kernels, and the learning rate, which is told apart.
+# Values of an optimizer's group that are not compared: parameters, kernels, and the learning rate,
+# which is compared separately.
 _NOT_TOLD = {"params", "fused", "foreach", "capturable", "differentiable", "lr", "initial_lr"}
-# Of a scheduler: where it stands, and the rates that are told as the optimizer's.
+# Values of a scheduler that are not compared: its position, and rates, which are compared as the
+# optimizer's.
 _MOVES = {"last_epoch", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs"}
 _MOVES |= {"cooldown_counter", "_get_lr_called_within_step", "_is_initial"}
-# Of the configuration: how long, where and how often, which may change from start to start.
+# Settings that may change from start to start: how long, where and how often.
 _FREE = {"epochs", "max_steps", "output_dir", "resume", "resume_changed_data", "num_threads"}
 _FREE |= {"patience", "log_every", "tensorboard", "fused", "compile", "evaluate_every_epochs"}
 _FREE |= {"evaluate_every_steps", "monitor", "mode", "seed", "channels_last"}
@@ -34,13 +37,14 @@ _FREE_GROUPS = ("dataloader.", "checkpoint.", "preemption.", "ddp.")
 
 @dataclass(kw_only=True)
 class StartSettings:
-    """What was said at a start.
+    """The settings of a start.
 
     Attributes:
-        optimizer: A checkpoint's settings count at a resume.
-        scheduler: A checkpoint's settings count at a resume.
-        rates: The learning rates. A checkpoint's count, unless the schedule is another one.
-        config: The new ones count.
+        optimizer: The settings of optimizers; after a resume those of the checkpoint are used.
+        scheduler: The settings of schedulers; after a resume those of the checkpoint are used.
+        rates: The learning rates; after a resume those of the checkpoint are used, unless the
+            schedule has changed.
+        config: The configuration; after a resume the new one is used.
     """
 
     optimizer: Settings = field(default_factory=dict)
@@ -49,11 +53,12 @@ class StartSettings:
     config: Settings = field(default_factory=dict)
 
     def differences(self, now: StartSettings, *, same_schedule: bool) -> Iterator[str]:
-        """Yield a line for each setting that differs: what it was and is, and which counts.
+        """Yield a line for each setting that differs: the old and the new value, and which one is
+        used.
 
         Args:
-            now: What this start has said; ``self`` is the checkpoint's.
-            same_schedule: The learning rate is scheduled as before.
+            now: The settings of this start; ``self`` has those of the checkpoint.
+            same_schedule: Whether the learning rate is scheduled as before.
         """
         kept = [(self.optimizer, now.optimizer), (self.scheduler, now.scheduler)]
         replaced = [(self.config, now.config)]
@@ -72,11 +77,11 @@ class StartSettings:
                 yield f"{name} was {old}, and is {new} from here on"
 
     def keep(self, before: StartSettings, *, same_schedule: bool) -> None:
-        """Take over what counts of a checkpoint's settings, for the checkpoints to come.
+        """Take over the settings of a checkpoint that are used, for later checkpoints.
 
         Args:
-            before: The checkpoint's.
-            same_schedule: The learning rate is scheduled as before.
+            before: The settings of the checkpoint.
+            same_schedule: Whether the learning rate is scheduled as before.
         """
         self.optimizer |= before.optimizer
         if same_schedule:
@@ -85,10 +90,10 @@ class StartSettings:
 
 
 def of_optimizers(optimizers: Sequence[Optimizer]) -> Settings:
-    """Return the plain values in the groups of optimizers, but for the learning rates.
+    """Return the plain values in the groups of optimizers, without the learning rates.
 
     Args:
-        optimizers: As the script made them.
+        optimizers: The optimizers, as the script made them.
     """
     found = {}
     for group_name, group in _named_groups(optimizers):
@@ -103,7 +108,7 @@ def rates_of(optimizers: Sequence[Optimizer]) -> Settings:
     """Return the learning rates of optimizers.
 
     Args:
-        optimizers: That no Trainer has changed yet.
+        optimizers: The optimizers, which no Trainer has changed yet.
     """
     return {
         f"lr of {name}": _number(group.get("initial_lr", group["lr"]))
@@ -123,7 +128,7 @@ def of_schedulers(schedulers: Sequence[LRScheduler]) -> Settings:
     """Return the plain values of schedulers.
 
     Args:
-        schedulers: That were just made.
+        schedulers: The schedulers, just created.
     """
     found: Settings = {}
     for scheduler in schedulers:
@@ -134,10 +139,10 @@ def of_schedulers(schedulers: Sequence[LRScheduler]) -> Settings:
 
 
 def of_config(config: Config) -> Settings:
-    """Return the settings that say how to train.
+    """Return the settings that affect the result of training.
 
     Args:
-        config: Of the training.
+        config: The settings of the training.
     """
     return {
         name: value
@@ -158,7 +163,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _as_list(value: Any) -> Any:
-    """Return a value with lists for tuples, as a file may have."""
+    """Return a value with lists instead of tuples, as in a file."""
     if isinstance(value, list | tuple):
         return [_as_list(each) for each in value]
     return value
@@ -173,7 +178,7 @@ def _unique(name: str, every: Sequence[Any], one: Any) -> str:
 
 
 def _plain_values(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values that a constructor has set, also of schedulers within, by name."""
+    """Yield the values that a constructor has set, by name; also those of nested schedulers."""
     for name, value in state.items():
         if name == "_schedulers":
             for number, inner in enumerate(value, 1):

@@ -1,4 +1,4 @@
-"""Where training stands: all that a checkpoint holds, but for the random states."""
+"""The state of training: everything in a checkpoint except the random states."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +17,7 @@ from srunddp.train.rng import StepRng
 from srunddp.train.schedulers import Schedulers
 from srunddp.train.start_settings import StartSettings
 
-# Of the layout of what state_dict() returns. A checkpoint of another one is refused.
+# The version of the layout of state_dict(). A checkpoint of another version is refused.
 VERSION = 4
 _PLAIN = (
     "lr_factor",
@@ -36,38 +36,38 @@ _PLAIN = (
 
 @dataclass(kw_only=True)
 class TrainingState:
-    """What changes while a model is trained.
+    """Everything that changes while a model is trained.
 
     Attributes:
-        model: The user's.
-        optimizers: The user's.
-        scaler: Of fp16; not in use in another precision.
-        optimizer_modes: Whether the optimizers train.
-        parameters: The model's and the loss function's, by name.
+        model: The user's model.
+        optimizers: The user's optimizers.
+        scaler: The GradScaler for fp16; not in use with another precision.
+        optimizer_modes: Sets the mode of optimizers that have modes.
+        parameters: The parameters of the model and the loss function, by name.
         step_rng: The random numbers of training steps.
-        lr_factor: By which the learning rate was scaled for this world's batch.
-        schedulers: None before ``fit()``.
-        parts: By name whatever else has a ``state_dict``: the loss function, callbacks, the
-            training data's loader.
-        average: Of the model's weights; None where there is none.
-        epoch: Epochs that are over.
-        samples_seen: Samples of the present epoch, over all ranks.
-        step: Optimizer steps that are done, over all epochs.
-        sums: Of the present epoch's figures so far, by rank.
+        lr_factor: The factor by which the learning rate was scaled for this number of ranks.
+        schedulers: The schedulers; None before ``fit()``.
+        parts: By name, all other objects with a ``state_dict``: the loss function, callbacks, the
+            loader of the training data.
+        average: The average of the model's weights; None if there is none.
+        epoch: The number of finished epochs.
+        samples_seen: The samples of the present epoch seen so far, over all ranks.
+        step: The number of optimizer steps done, over all epochs.
+        sums: The sums of the present epoch's figures so far, by rank.
         evaluated: The step of the last evaluation; 0 before the first.
         best: The best score so far; None before the first.
-        evals_since_best: Evaluations since the best one.
-        scores: Of the evaluated steps; less is better.
-        monitor: The figure that ``best`` and ``scores`` are of.
-        mode: Which of this figure is better, ``min`` or ``max``.
-        settings: What the script has said when the run began, as far as a checkpoint brings it
-            back, and else at this start.
-        step_random: Where the random numbers of training steps stand, of all ranks, on rank 0.
-        identity: This run's, among others of the process.
-        records: Of the epochs that are over, and of one that ``max_steps`` cuts.
-        steps_per_epoch: Optimizer steps; None where that is not known.
-        total_steps: Optimizer steps of the whole run; None where that is not known, and before
-            ``fit()``.
+        evals_since_best: The number of evaluations since the best one.
+        scores: The scores of the evaluated steps; lower is better.
+        monitor: The name of the figure from which ``best`` and ``scores`` come.
+        mode: ``min`` or ``max``: whether a smaller or a greater figure is better.
+        settings: The settings of the script: those that a checkpoint restores are of the run's
+            beginning, the others of this start.
+        step_random: The random states of training steps of all ranks, on rank 0.
+        identity: Identifies this run among others of the process.
+        records: The records of finished epochs, and of one that ``max_steps`` has ended early.
+        steps_per_epoch: The number of optimizer steps per epoch; None if it is not known.
+        total_steps: The number of optimizer steps of the whole run; None if it is not known, and
+            before ``fit()``.
     """
 
     model: nn.Module
@@ -98,12 +98,14 @@ class TrainingState:
     total_steps: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tensors and plain values; training goes on to change these very tensors."""
+        """Return tensors and plain values. The tensors are not copied, so training changes them
+        later.
+        """
         return {
             "version": VERSION,
             "model": self.model.state_dict(),
             "optimizer": [each.state_dict() for each in self.optimizers],
-            # torch would load the state of another optimizer class without a word, if the names
+            # torch would load the state of another optimizer class without complaint if the names
             # match.
             "optimizer_classes": self._optimizer_classes,
             "optimizer_parameters": [self.parameters.groups(each) for each in self.optimizers],
@@ -140,12 +142,12 @@ class TrainingState:
         return all(before[name] == now[name] for name in ("schedule", "warmup_steps"))
 
     def differences(self, state: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a line for each thing that is another one than when the checkpoint was written.
+        """Yield a line for each difference from the checkpoint.
 
-        It says which of the two counts, and what begins anew.
+        The line says which of the two values is used, or what begins anew.
 
         Args:
-            state: The checkpoint.
+            state: The content of the checkpoint.
         """
         same_schedule = self._has_schedule_of(state)
         settings = StartSettings(**state["settings"])
@@ -164,15 +166,15 @@ class TrainingState:
                 yield f"{name} has a state in the checkpoint, and is not here: it is left out"
 
     def prepare_for(self, state: Mapping[str, Any]) -> None:
-        """Prepare for :meth:`load_state_dict`: train the parameters that were trained then.
+        """Prepare for :meth:`load_state_dict`: let the saved parameters require a gradient.
 
-        And give the optimizers the groups that they had.
+        It also gives the optimizers the groups that they had.
 
         Args:
-            state: The checkpoint.
+            state: The content of the checkpoint.
 
         Raises:
-            CheckpointError: It is of other optimizers or parameters.
+            CheckpointError: Its optimizers or parameters differ.
         """
         if len(state["optimizer"]) != len(self.optimizers):
             raise CheckpointError(
@@ -198,18 +200,19 @@ class TrainingState:
             self.schedulers.take_in_groups()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there.
+        """Restore the state of a checkpoint.
 
-        The learning rate is scaled again where this world's batch is another. The best figure is
-        forgotten where it is of another ``monitor`` or ``mode``. Other schedulers than those of the
+        The learning rate is scaled again if the samples per step have changed. The best figure is
+        forgotten if ``monitor`` or ``mode`` has changed. Schedulers other than those of the
         checkpoint begin now, and parts that it does not have keep their state.
 
         Args:
-            state: The checkpoint, for which :meth:`prepare_for` was called.
+            state: The content of the checkpoint, for which :meth:`prepare_for` was called.
 
         Raises:
-            ValueError: It is of another model.
-            CheckpointError: It has an average of the weights, and this run has none.
+            RuntimeError, ValueError: The checkpoint does not fit the model, the optimizers or the
+                schedulers.
+            CheckpointError: The checkpoint has an average of the weights, and this run has none.
         """
         self._load_average(state)
         factor = self.lr_factor
@@ -223,11 +226,11 @@ class TrainingState:
         for name, part in self.parts.items():
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
-        # A scaler that was not in use has an empty state, which torch refuses to load into one that
-        # is: the run before had another precision.
+        # A scaler that was not in use, because the previous run had another precision, has an empty
+        # state, which torch refuses to load.
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-        # This start's, which the loop over _PLAIN replaces by the checkpoint's.
+        # Keep the values of this start, which the loop over _PLAIN replaces by the checkpoint's.
         monitors = (self.monitor, self.mode)
         for name in _PLAIN:
             setattr(self, name, state[name])
@@ -243,11 +246,12 @@ class TrainingState:
         self.lr_factor = factor
 
     def _load_schedulers(self, state: Mapping[str, Any], factor: float) -> None:
-        """Load the schedulers, after all else, as a schedule may go by the steps that are done.
+        """Load the schedulers; this comes last, because a schedule may depend on the steps done.
 
         Args:
-            state: The checkpoint.
-            factor: By which this world's learning rate differs from the checkpoint's.
+            state: The content of the checkpoint.
+            factor: The factor between the checkpoint's learning rate and that of this number of
+                ranks.
         """
         if self.schedulers is None:
             return
@@ -260,10 +264,10 @@ class TrainingState:
     def _load_average(self, state: Mapping[str, Any]) -> None:
         """Load the averaged weights.
 
-        Without them in the checkpoint the average begins with its model.
+        If the checkpoint has none, the average begins with the model's weights.
 
         Raises:
-            CheckpointError: It has some, and this run has no average.
+            CheckpointError: The checkpoint has averaged weights, and this run has no average.
         """
         ema = state["ema"]
         if self.average:

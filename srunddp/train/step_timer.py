@@ -1,8 +1,8 @@
-"""Where a step's time goes: to data, to this rank's own work, or to waiting for the others. For
-``--monitor``.
+"""Measures for ``--monitor`` how a step spends its time: on data, on this rank's own work, and on
+waiting for others.
 
-The ranks of a step wait for each other in its backward pass, so that all their steps take equally
-long. A rank that is slower than the others shows in what it needs for all else.
+In the backward pass of a step, ranks wait for each other, so their steps take equally long. A slow
+rank shows in the time that it needs for everything else.
 """
 
 import time
@@ -14,25 +14,26 @@ import torch
 from srunddp.telemetry import TelemetryPage, active_page, event
 
 T = TypeVar("T")
-# Seconds between two measurements of a GPU: their events cost it and the rank some microseconds.
+# Seconds between two measurements of a GPU, whose events cost the GPU and the rank some
+# microseconds.
 _LOOK_EVERY = 0.5
 
 
 class ThroughputMeter:
-    """Notes nothing: without ``--monitor``."""
+    """Measures nothing; used without ``--monitor``."""
 
     def timed(self, steps: Iterator[T]) -> Iterator[T]:
-        """Return the same steps, as they come.
+        """Return the same iterator.
 
         Args:
-            steps: Of an epoch.
+            steps: The steps of an epoch.
         """
         return steps
 
     def start_wait(self) -> None:
         """Begin to wait for other ranks, until :meth:`end_wait`.
 
-        As in the backward pass that shares gradients.
+        The backward pass that shares gradients is such a wait.
         """
 
     def end_wait(self) -> None:
@@ -42,42 +43,42 @@ class ThroughputMeter:
         """End the step.
 
         Args:
-            samples: That were in it, of all ranks.
+            samples: The number of samples in the step, over all ranks.
         """
 
     def epoch(self, number: int) -> None:
         """Begin an epoch.
 
         Args:
-            number: Counted from 1.
+            number: The number of the epoch, from 1.
         """
 
 
 class StepTimer(ThroughputMeter):
-    """Writes sums where the supervisor reads them."""
+    """Measures the steps, and writes sums to the shared page for the supervisor."""
 
     def __init__(self, marks: TelemetryPage, device: torch.device) -> None:
-        """Note nothing yet.
+        """Create a timer, which has measured nothing yet.
 
         Args:
-            marks: Where the supervisor reads.
-            device: Of this rank; a GPU is measured by its own clock.
+            marks: The shared page.
+            device: The device of this rank; a GPU is measured by its own clock.
         """
         self._marks = marks
         self._clock = time.perf_counter
         self._gpu = _Gpu() if device.type == "cuda" else None
-        # Of this step, by the clock: when its data was asked for and came, and the last wait's
-        # begin.
+        # Times of this step: when its data was requested, when the data arrived, and when the last
+        # wait began.
         self._requested = self._clock()
         self._arrived = self._requested
         self._since = self._requested
         self._wait_s = 0.0
 
     def timed(self, steps: Iterator[T]) -> Iterator[T]:
-        """Yield the same steps, and note how long each was waited for.
+        """Yield the same steps, and measure how long the rank waits for each.
 
         Args:
-            steps: Of an epoch.
+            steps: The steps of an epoch.
         """
         while True:
             self._requested = self._clock()
@@ -106,8 +107,8 @@ class StepTimer(ThroughputMeter):
         own = step - self._wait_s
         if self._gpu:
             self._gpu.end()
-            # The rank queues the GPU's work and runs ahead, so that its own clock does not tell how
-            # long that takes.
+            # The rank queues work for the GPU and runs ahead, so its own clock does not show how
+            # long that work takes.
             own = max(data, self._gpu.seconds())
         self._marks.add_step(samples, step, data, min(own, step))
 
@@ -117,28 +118,30 @@ class StepTimer(ThroughputMeter):
 
 
 class _Gpu:
-    """How long a GPU is at a step without what is shared with other ranks, looked at now and then.
+    """Measures now and then how long a GPU works on a step, without the parts shared with other
+    ranks.
 
-    By its own clock, as the rank runs ahead of it: from the request for data on, so that it counts
-    where the GPU waits for this rank.
+    It uses the GPU's clock, because the rank runs ahead of the GPU. It begins at the request for
+    data, so times at which the GPU waits for this rank count too.
     """
 
     def __init__(self) -> None:
-        # Of the step that is looked at: events at the begin and end of each own part.
+        # Events at the beginning and end of each part of this rank's own work, in the measured
+        # step.
         self._turns: list[Any] = []
         self._looking = False
-        # When to look next, by the rank's clock, and what the last look found.
+        # When to measure next, by the rank's clock, and the last result.
         self._next = 0.0
         self._seconds = 0.0
 
     def begin(self, now: float) -> None:
-        """Begin a step; one that was begun before had no data.
+        """Begin a step; if one had begun before, it had no data and is dropped.
 
         Args:
-            now: By the rank's clock.
+            now: The time by the rank's clock.
         """
-        # Not while the GPU is still at the step that was looked at: seconds() clears its events
-        # once they are through.
+        # Do not measure while the GPU still works on the last measured step: seconds() clears its
+        # events once they are complete.
         if self._looking or (not self._turns and now >= self._next):
             self._next = now + _LOOK_EVERY
             self._looking = True
@@ -146,7 +149,7 @@ class _Gpu:
             self.turn()
 
     def turn(self) -> None:
-        """Turn from own work to what is shared, or back."""
+        """Switch from this rank's own work to a shared part, or back."""
         if self._looking:
             self._turns.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._turns[-1].record()
@@ -157,9 +160,9 @@ class _Gpu:
         self._looking = False
 
     def seconds(self) -> float:
-        """Return how long the GPU was at the last step that was looked at; 0 before.
+        """Return the GPU's seconds in the last measured step; 0 before the first.
 
-        That is one with which it is through: to ask for a later one would wait for it.
+        This is a step that the GPU has completed: asking for a later one would have to wait.
         """
         if self._turns and self._turns[-1].query():
             parts = zip(self._turns[::2], self._turns[1::2], strict=False)
@@ -169,10 +172,10 @@ class _Gpu:
 
 
 def make_step_timer(device: torch.device) -> ThroughputMeter:
-    """Return what notes the times of a training, where ``--monitor`` wants them.
+    """Return a timer that measures with ``--monitor``, and nothing otherwise.
 
     Args:
-        device: Of this rank.
+        device: The device of this rank.
     """
     marks = active_page()
     return StepTimer(marks, device) if marks else ThroughputMeter()

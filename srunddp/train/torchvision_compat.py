@@ -1,4 +1,4 @@
-"""torchvision's import, where its build does not match torch's."""
+"""Imports torchvision even if its build does not match torch's."""
 
 import importlib
 from types import ModuleType
@@ -9,15 +9,15 @@ _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also one built for CUDA beside a torch for the CPU.
+    """Import torchvision, even a build for CUDA with a torch for the CPU.
 
-    There its compiled part does not load, and its import then fails at ``torchvision::nms``, an
-    operator of that part. Its data sets, transforms and models do without: the operator is declared
-    here, by name only. What needs the part, as ``torchvision.ops.nms`` or
-    ``torchvision.io.read_image``, raises torchvision's RuntimeError.
+    In that case its compiled part does not load, and its import fails at ``torchvision::nms``, an
+    operator of that part. Data sets, transforms and models do not need the part, so the operator is
+    declared here, by name only. Functions that need the part, such as ``torchvision.ops.nms`` or
+    ``torchvision.io.read_image``, raise torchvision's RuntimeError.
 
-    Loader workers that start again (forkserver, spawn) need it too: call this at the top of the
-    script, which they run.
+    Loader workers that import the script (forkserver, spawn) need this too, so call it at the top
+    of the script.
 
     Raises:
         ImportError: torchvision is not installed.

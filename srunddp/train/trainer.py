@@ -1,4 +1,4 @@
-"""The order of a step, of an epoch and of a run."""
+"""The Trainer: what happens in a step, in an epoch and in a run, and in which order."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,17 +51,17 @@ _NOTHING = nullcontext()
 
 
 class Trainer:
-    """Trains one model on all ranks of a world. All arguments but ``loss_function`` and ``step``
-    are attributes, too.
+    """Trains one model on all ranks of a world. All arguments except ``loss_function`` and ``step``
+    are also attributes.
 
     Attributes:
-        model: the model itself, on ``world.device``; never the DistributedDataParallel wrap.
-        averaged: a copy of it with averaged weights, in evaluation mode, if ``config.ema_decay`` is
-            set; else None.
-        optimizer: as it was given; from ``fit()`` on with fused kernels and a scaled learning rate
-            if the configuration says so.
-        state: where training stands: ``state.epoch`` epochs are over, and ``state.step`` optimizer
-            steps done.
+        model: The model itself, on ``world.device``, not wrapped in DistributedDataParallel.
+        averaged: A copy of the model with averaged weights, in evaluation mode, if
+            ``config.ema_decay`` is set; else None.
+        optimizer: The optimizer as given; from ``fit()`` on with fused kernels and a scaled
+            learning rate if so configured.
+        state: The state of training: ``state.epoch`` epochs are over, and ``state.step`` optimizer
+            steps are done.
     """
 
     def __init__(
@@ -79,41 +79,41 @@ class Trainer:
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Move the model to the device; all ranks have rank 0's parameters.
+        """Move the model to the device, and give all ranks rank 0's parameters.
 
         There are three kinds of steps. With ``loss_function`` a batch is a pair: the loss is
-        ``loss_function(model(inputs), targets)``. With ``step`` it may be anything. With neither
-        the model returns its loss, as Hugging Face's models do: ``model(**batch).loss`` of a
-        mapping, ``model(batch).loss`` of a tensor.
+        ``loss_function(model(inputs), targets)``. With ``step`` a batch may be anything. With
+        neither, the model must return its loss, as Hugging Face's models do:
+        ``model(**batch).loss`` for a mapping, ``model(batch).loss`` for a tensor.
 
         Args:
-            model: not wrapped, on any device. Modules in evaluation mode stay in it, unless the
-                whole model is.
-            optimizer: of the model's parameters; or a list, each with parameters of its own,
-                stepped together.
-            loss_function: ``loss_function(outputs, targets)``, the mean over a batch, of no
-                dimension.
-            config: all other settings, the same on all ranks; None for the defaults.
-            world: from ``srunddp.init()``.
-            step: ``step(model, batch)``: the mean loss of the batch, or that and the outputs for
-                the metrics; called in training and evaluation.
-            weight: ``weight(batch)``: what the batch's mean counts among those of other batches and
-                ranks, such as its number of tokens; of the collated batch, on the host. None is its
-                number of samples.
-            metrics: by name, ``metric(outputs, targets)``: one value per sample, or a count; or
-                torchmetrics objects. The targets of a batch that is no pair are its ``labels``, or
-                the batch. Without outputs they get None.
-            val_metrics: the same, of evaluations alone, as where the targets of training are mixed
-                (MixUp), or where a metric takes long.
-            scheduler: of torch, or a function that makes one of the optimizer; of several
-                optimizers a list. Replaces ``schedule`` and ``warmup_steps``. Stepped after each
-                step, also one that fp16's overflow left out, or each epoch
-                (``scheduler_interval``); ReduceLROnPlateau after each evaluation, by
-                ``config.monitor``.
-            callbacks: called at their moments, in this order.
+            model: The model, not wrapped, on any device. Modules in evaluation mode stay in it,
+                unless the whole model is in it.
+            optimizer: An optimizer of the model's parameters; or a list of optimizers with
+                different parameters, which are stepped together.
+            loss_function: ``loss_function(outputs, targets)`` returns the mean loss over a batch, a
+                scalar.
+            config: All other settings, the same on all ranks; None for the defaults.
+            world: The return value of ``srunddp.init()``.
+            step: ``step(model, batch)`` returns the mean loss of the batch, or the loss and the
+                outputs for the metrics; called in training and evaluation.
+            weight: ``weight(batch)`` returns how much the mean loss of a batch counts among other
+                batches and ranks, such as its number of tokens; called with the collated batch, on
+                the host. None uses the number of samples.
+            metrics: Metrics by name: ``metric(outputs, targets)`` returns one value per sample, or
+                a count; or torchmetrics objects. If a batch is not a pair, the targets are its
+                ``labels``, or the batch itself. If the step returns no outputs, metrics get None.
+            val_metrics: The same for evaluations only, for example if training mixes targets
+                (MixUp), or if a metric takes long.
+            scheduler: A scheduler of torch, or a function that makes one for the optimizer; a list
+                for several optimizers. Replaces ``schedule`` and ``warmup_steps``. Stepped after
+                each step, even one that was skipped because of an fp16 overflow, or after each
+                epoch (``scheduler_interval``); ReduceLROnPlateau is stepped after each evaluation,
+                by ``config.monitor``.
+            callbacks: The callbacks, called in this order.
 
         Raises:
-            ConfigError: these do not fit together; the message says what to do.
+            ConfigError: The arguments do not fit together; the message says what to do.
         """
         config = with_expanded_paths(config or Config())
         self.config = config
@@ -131,7 +131,7 @@ class Trainer:
         self._world_sizes = world_sizes_of_run()
         config = self.config = with_batch_kept(config, self._world_sizes)
         if world.device.type == "cuda":
-            torch.cuda.set_device(world.device)  # events and random states are the current device's
+            torch.cuda.set_device(world.device)  # events and random states use the current device
         step = make_step(loss_function, step)
         self._ddp = DDPModel(model, step, loss_function, world, config)
         self.model = self._ddp.model
@@ -163,9 +163,9 @@ class Trainer:
         )
         self._run: FitLoop | None = None
         self._mean_watch: MeanWatch | None = None
-        # Parameters that require a gradient, and are in no optimizer: no zero_grad() clears theirs.
+        # Parameters that require a gradient but are in no optimizer, so no zero_grad() clears it.
         self._not_stepped: Sequence[nn.Parameter] = ()
-        # Optimizers that were given fused kernels, and have made no step with them yet.
+        # Optimizers with new fused kernels that have not made a step yet.
         self._newly_fused: list[Optimizer] = []
         self.callback_runner = CallbackRunner(self, self.state.step_rng)
 
@@ -180,25 +180,25 @@ class Trainer:
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole run.
+        """The number of optimizer steps of the whole run.
 
-        Known from the beginning of ``fit()`` on, so that a function for ``scheduler`` can use it.
-        None before, and if the data has no length, unless ``config.max_steps`` is set.
+        It is known from the beginning of ``fit()`` on, so a function for ``scheduler`` can use it.
+        None before, and if the data has no length and ``config.max_steps`` is not set.
         """
         return self.state.total_steps
 
     @property
     def all_metrics(self) -> dict[str, Metric]:
-        """Those of training and of evaluations alone."""
+        """The metrics of training, and those of evaluations only."""
         return self.metrics | self.val_metrics
 
     def log(self, figures: Mapping[str, float]) -> None:
         """Write rank 0's figures of this step to ``metrics.jsonl`` (kind ``log``) and TensorBoard.
 
-        Nothing happens outside of ``fit()``, on other ranks, and without an ``output_dir``.
+        This does nothing outside of ``fit()``, on other ranks, or without an ``output_dir``.
 
         Args:
-            figures: By name.
+            figures: The figures by name.
         """
         if self._run:
             self._run.log("log", figures)
@@ -213,41 +213,43 @@ class Trainer:
         val_collate: Callable[[list[Any]], Any] | None = None,
         sharded: bool = False,
     ) -> list[EpochRecord]:
-        """Train until ``config.epochs`` or ``config.max_steps`` are done, those before a resume
-        included.
+        """Train until ``config.epochs`` or ``config.max_steps`` are done, including those before a
+        resume.
 
         All ranks call this. Rank 0 prints a line for each epoch on standard output, and progress on
         standard error. ``srunddp.heartbeat()`` is called after each step of training and
         evaluation.
 
         Args:
-            train_data: the whole data set on every rank: with ``__len__`` and ``__getitem__`` (or
-                ``__getitems__``), or iterable; no DataLoader. Samples are what a step takes.
-                Workers call its ``set_epoch(epoch)``, if any.
-            val_data: the same, for evaluation, in its own order; it tells the best model, and when
-                to stop. Or several by name, whose figures are ``NAME/loss`` and so on; that of the
-                first counts, unless ``monitor`` names one. Before the first step one batch of each
-                is tried.
-            order: of the training samples in each epoch; None shuffles them by ``config.seed``.
-            collate: makes a batch of a list of samples; None for torch's way.
-            val_collate: the same of ``val_data``; needed with ``collate``, which may mix samples.
-            sharded: ``train_data``, and ``val_data`` if it is iterable, splits itself by rank and
-                worker.
+            train_data: The complete data set on every rank: with ``__len__`` and ``__getitem__``
+                (or ``__getitems__``), or iterable; not a DataLoader. Its samples must fit the step.
+                Workers call its ``set_epoch(epoch)``, if it has one.
+            val_data: The same for evaluation, in its own order; its figures decide which model is
+                best and when to stop. Or several data sets by name, whose figures are ``NAME/loss``
+                and so on; the first one decides, unless ``monitor`` names another. Before the first
+                step one batch of each is tried.
+            order: The order of the training samples in each epoch; None shuffles them by
+                ``config.seed``.
+            collate: Makes a batch from a list of samples; None for torch's ``default_collate``.
+            val_collate: The same for ``val_data``; required with ``collate``, which may mix
+                samples.
+            sharded: Whether ``train_data``, and ``val_data`` if it is iterable, splits itself by
+                rank and worker.
 
         Returns:
-            A record of each epoch, the same on all ranks but for the throughput.
+            A record of each epoch, the same on all ranks except for the throughput.
 
         Raises:
-            ConfigError: arguments do not fit together, or a data set is empty or differs between
-                ranks.
-            CheckpointError: there is no whole checkpoint where one was named, or the last one could
-                not be written.
-            Stopped: the job is preempted; a checkpoint is written.
+            ConfigError: The arguments do not fit together, or a data set is empty or differs
+                between ranks.
+            CheckpointError: A checkpoint that was named is missing or damaged, or the last one
+                could not be written.
+            Stopped: The job is preempted; a checkpoint is written.
         """
         train_as_a_whole(self._ddp.testing)
         self.callback_runner.refresh()
-        # Not with torch.compile, which compiles the model for the modes of torch that are active:
-        # it would compile a second time when the watch is over.
+        # Do not watch with torch.compile, which compiles the model for torch's active modes: it
+        # would compile again when the watch is over.
         if self.weight is None and not self.config.compile:
             self._mean_watch = MeanWatch()
         for optimizer in self._optimizers:
@@ -255,7 +257,7 @@ class Trainer:
                 self._newly_fused.append(optimizer)
             if self.config.scale_lr != "no":
                 scale_lr_once(optimizer, self.state.lr_factor)
-        # After the learning rates are scaled, as schedulers start from them.
+        # Create it after scaling the learning rates, from which schedulers start.
         self._run = FitLoop(
             self._loop_context(),
             FitData(
@@ -307,15 +309,15 @@ class Trainer:
         ``config.ema_decay``; all ranks call this.
 
         Args:
-            data: as ``val_data`` of ``fit()``.
-            collate: as ``val_collate`` of ``fit()``.
-            sharded: ``data`` splits itself by rank and worker.
+            data: A data set like ``val_data`` of ``fit()``.
+            collate: Like ``val_collate`` of ``fit()``.
+            sharded: Whether ``data`` splits itself by rank and worker.
 
         Returns:
-            Means over the samples of all ranks, the same on each.
+            The means over the samples of all ranks, by name; the same on all ranks.
 
         Raises:
-            ConfigError: the data is empty or differs between ranks, or a metric cannot be computed.
+            ConfigError: The data is empty or differs between ranks, or a metric cannot be computed.
         """
         validate.check_fit(self.world, {"data": data}, self.weight, self.config)
         with preserved_rng(self.world):
@@ -334,7 +336,7 @@ class Trainer:
 
     def _epoch(self, run: FitLoop) -> None:
         sums = run.start_epoch()
-        # A callback may have evaluated the model by itself, and left it so.
+        # A callback may have evaluated the model itself, and left it in evaluation mode.
         train_if_evaluated(self._ddp.testing)
         self._ddp.follow_requires_grad()
         if self._average:
@@ -343,15 +345,16 @@ class Trainer:
         trained = self.state.parameters.trained().values()
         self._not_stepped = [parameter for parameter in trained if id(parameter) not in stepped]
         self.state.optimizer_modes.set(True)
-        # A run that was preempted amid an evaluation saved the state of before it: the step is
-        # done, and its evaluation is not.
+        # A run that was preempted during an evaluation saved the state before it: the step is done,
+        # but not its evaluation.
         if run.evaluations.due:
             self._evaluate_and_checkpoint(run)
         with self.state.step_rng.steps():
             for step in run.steps():
                 run.after_step(step, self._step(step, sums, run.timer))
                 self._evaluate_and_checkpoint(run)
-        # Before the evaluation: means() is a collective, and waits for the GPU's last step.
+        # Compute this before the evaluation: means() is a collective, and waits for the GPU's last
+        # step.
         train = sums.means()
         val: Mapping[str, float] = {}
         if run.evaluations.due_at_epochs_end:
@@ -365,17 +368,18 @@ class Trainer:
         """Make one optimizer step.
 
         Args:
-            step: This rank's micro-batches of it.
-            sums: The epoch's figures, to which its own are added.
-            timer: Notes when this rank waits for others.
+            step: This rank's micro-batches of the step.
+            sums: The epoch's figures, to which those of the step are added.
+            timer: Measures how long this rank waits for others.
 
         Returns:
-            The loss of this rank's last micro-batch that had samples; None where none had.
+            The loss of this rank's last micro-batch that had samples; None if none had.
         """
         for optimizer in self._optimizers:
             zero_grad(optimizer)
         for parameter in self._not_stepped:
-            # zero_grad() of the optimizers does not reach it, and it would sum up over all steps.
+            # The optimizers' zero_grad() does not clear this gradient, which would add up over all
+            # steps.
             parameter.grad = None
         loss = None
         for batch in step.batches[:-1]:
@@ -384,8 +388,9 @@ class Trainer:
                     loss = self._forward_backward(batch, sums)
             else:
                 self._forward_without_weight(batch, sums)
-        # Only a step's last forward and backward share gradients between ranks: within no_sync()
-        # DistributedDataParallel adds to this rank's, and then sends the sums once.
+        # Only a step's last forward and backward pass shares gradients between ranks: within
+        # no_sync() DistributedDataParallel only adds to this rank's gradients, and then sends the
+        # sums once.
         last = self._forward_backward(step.batches[-1], sums, timer)
         if last is not None:
             loss = last
@@ -398,7 +403,7 @@ class Trainer:
         return loss
 
     def _tell_of_mean(self, watch: MeanWatch) -> None:
-        """Say once that the loss's mean is not over samples, if the first steps show it.
+        """Tell the user once that the loss's mean is not over samples, if the first steps show it.
 
         All ranks call this at the same steps: ``parts()`` is a collective.
         """
@@ -415,33 +420,33 @@ class Trainer:
     def _forward_backward(
         self, batch: Batch, sums: MetricAccumulator, shared: ThroughputMeter | None = None
     ) -> Tensor | None:
-        """Run a micro-batch, and add its gradients to the step's.
+        """Run a micro-batch, and add its gradients to those of the step.
 
         Args:
             batch: The micro-batch.
             sums: The epoch's figures.
-            shared: Notes the times at which this rank waits for others, where gradients are shared;
-                else None.
+            shared: Measures how long this rank waits for others, if gradients are shared; else
+                None.
 
         Returns:
-            The loss; None where the batch has no weight.
+            The loss; None if the batch has no weight.
         """
         # A rank without samples that count must still take part in the all-reduce of the gradients:
-        # it runs a loss of 0 through DistributedDataParallel, or the samples that stand in.
+        # it runs a loss of 0 through DistributedDataParallel, or a stand-in.
         runs = bool(batch.weight) or self._ddp.runs_always
         if shared:
             shared.start_wait()
             # The broadcast waits for rank 0. DistributedDataParallel would do it in its forward,
-            # where the wait could not be told from this rank's own work.
+            # where the wait could not be separated from this rank's own work.
             self._ddp.share_buffers()
             shared.end_wait()
         with self._precision(), self._ddp.collectives.watching(), self._mean_watch or _NOTHING:
             loss, outputs = self._ddp.training(batch.data if runs else None)
         if shared:
             shared.start_wait()
-        # DistributedDataParallel takes the mean over ranks: the scale makes it the mean over the
-        # weights of the step. One of 1 is left out, as each operation on a GPU costs microseconds
-        # in the forward and in the backward.
+        # DistributedDataParallel takes the mean over ranks: the scale makes it the weighted mean of
+        # the step. Skip a scale of 1, because each operation on a GPU costs microseconds in both
+        # passes.
         scaled = loss if batch.scale == 1 else loss * batch.scale
         self.state.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         if shared:
@@ -456,7 +461,8 @@ class Trainer:
     def _forward_without_weight(self, batch: Batch, sums: MetricAccumulator) -> None:
         """Run this rank's samples of a batch of weight 0 for the metrics.
 
-        Also where there are none, so that metrics change nothing in what a model draws or notes.
+        Do so even without metrics, so that metrics do not change the random numbers and statistics
+        of a model.
         """
         if batch.samples:
             with self._precision():
@@ -467,13 +473,13 @@ class Trainer:
         state = self.state
         optimizers = self._optimizers
         if state.scaler.is_enabled():
-            # GradScaler asserts that it has seen a gradient of each optimizer that it steps, and
-            # one whose parameters are all frozen has none.
+            # GradScaler asserts that each optimizer that it steps has a gradient; an optimizer
+            # whose parameters are all frozen has none.
             optimizers = tuple(filter(has_gradients, optimizers))
         if self.config.max_grad_norm is not None or self.callback_runner.read_gradients:
             for optimizer in optimizers:
                 state.scaler.unscale_(optimizer)
-        # After unscaling and before clipping: on_before_optimizer_step promises such gradients.
+        # Call this after unscaling and before clipping, as on_before_optimizer_step promises.
         if self.callback_runner.read_gradients:
             self.callback_runner.before_optimizer_step()
             self._ddp.check_requires_grad()
@@ -483,8 +489,8 @@ class Trainer:
         for optimizer in self._newly_fused:
             leave_fused_for_sparse(optimizer)
         self._newly_fused.clear()
-        # In fp16 a step whose gradients are infinite or NaN is left out. All ranks leave it out, as
-        # the all-reduce has given them the same gradients.
+        # In fp16 a step with infinite or NaN gradients is skipped. All ranks skip it, because after
+        # the all-reduce they have the same gradients.
         for optimizer in optimizers:
             state.scaler.step(optimizer)
         state.scaler.update()
@@ -506,9 +512,9 @@ class Trainer:
             }
 
     def _try_evaluation(self, run: FitLoop) -> None:
-        """Evaluate one batch, so that an error in it comes before an epoch of training.
+        """Evaluate one batch of each set, so that an error shows before an epoch of training.
 
-        Nothing is computed of the figures: a metric may need more than one batch.
+        Figures are not computed: a metric may need more than one batch.
         """
         with run.trial() as sets:
             for _, steps in sets:
@@ -523,17 +529,18 @@ class Trainer:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Put model and optimizers into their modes for an evaluation, and back afterwards."""
+        """Put model and optimizers into evaluation mode within the block."""
         modules = [self._ddp.testing]
         if self._average:
             modules.append(self._evaluated)
-        # A collective, to which all ranks come before their first batch.
+        # This is a collective; all ranks call it before their first batch.
         self._ddp.share_all_buffers(*modules)
         modes = [TrainingModes(module) for module in modules]
         for module in modules:
             module.eval()
         try:
-            # Not inference_mode: what a model caches in it could not be used in training again.
+            # Do not use inference_mode: tensors that a model caches in it could not be used in
+            # training.
             with self.state.optimizer_modes.evaluating(), torch.no_grad():
                 yield
         finally:
@@ -548,8 +555,8 @@ class Trainer:
             counts = batch.weight or sums.needs_outputs(batch.samples)
             if counts or self._ddp.evaluates_always:
                 with self._precision(), self._ddp.evaluation_collectives.watching():
-                    # Not the wrap: there are no gradients to share, and the buffers are shared
-                    # already.
+                    # Call the unwrapped model: there are no gradients to share, and buffers are
+                    # shared already.
                     loss, outputs = self._evaluated(batch.data)
             self._ddp.evaluation_collectives.agree()
             if counts:
@@ -560,10 +567,10 @@ class Trainer:
         return sums
 
     def _warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:
-        """Make a step without a consequence, but that DistributedDataParallel orders its buckets.
+        """Make a step that has no effect except that DistributedDataParallel orders its buckets.
 
         Args:
-            steps: Those of this epoch; the first of them is read.
+            steps: The steps of this epoch, the first of which is read.
         """
         if not self._ddp.rebuilds_buckets:
             return
@@ -579,7 +586,7 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
 
     def _precision(self) -> AbstractContextManager[Any]:
-        """Return the context for a forward pass, by the precision that is configured."""
+        """Return the context for a forward pass with the configured precision."""
         if self.config.precision == "fp32":
             return _NOTHING
         if self.config.precision == "bf16":
@@ -595,8 +602,8 @@ def _add(sums: MetricAccumulator, batch: Batch, loss: Tensor, outputs: Any) -> N
 
 
 def _with_states(loss_function: object, callbacks: Sequence[Callback]) -> dict[str, Any]:
-    """Return what has a state beside the model, by names that do not change where a callback is
-    added or taken away.
+    """Return the loss function and callbacks that have a state, by names that do not change if a
+    callback of another class is added or removed.
     """
     parts: dict[str, Any] = {}
     if isinstance(loss_function, nn.Module) and loss_function.state_dict():
@@ -607,6 +614,6 @@ def _with_states(loss_function: object, callbacks: Sequence[Callback]) -> dict[s
             continue
         name = type(callback).__name__
         numbers[name] += 1
-        # Of several of one class, the first keeps the plain name.
+        # If there are several of a class, the first one keeps the plain name.
         parts[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = callback
     return parts

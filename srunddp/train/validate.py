@@ -1,4 +1,4 @@
-"""A user's errors, found before they hang the ranks or make a figure wrong."""
+"""Checks that find mistakes of the user before they hang the ranks or falsify a figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -28,20 +28,20 @@ epochs max_steps batch_size gradient_accumulation_steps base_batch_size num_thre
 ddp.bucket_cap_mb dataloader.prefetch_factor checkpoint.keep_last
 """
 _LEAST = dict.fromkeys(_FROM_0.split(), 0) | dict.fromkeys(_FROM_1.split(), 1)
-# Epochs and ranks are added to it, and the sum is to be within int64.
+# Epochs and ranks are added to the seed, and the sum must fit an int64.
 _LARGEST_SEED = 2**62
-# The latter is KLDivLoss's mean over samples; its "mean" is over all numbers.
+# "batchmean" is KLDivLoss's mean over samples; its "mean" is over all elements.
 _MEANS = ("mean", "batchmean")
 
 
 def check_group(world: World) -> None:
-    """See that there is a process group for several ranks, as large as the world.
+    """Check that several ranks have a process group, as large as the world.
 
     Args:
         world: The ranks.
 
     Raises:
-        ConfigError: There is none, or another one.
+        ConfigError: There is no process group, or one of another size.
     """
     if world.world_size == 1:
         return
@@ -56,15 +56,15 @@ def check_group(world: World) -> None:
 
 
 def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function: object) -> None:
-    """See that the optimizers step parameters of this model and loss function, each but once.
+    """Check that optimizers step only parameters of this model and loss function, each only once.
 
     Args:
-        model: The user's.
-        optimizers: The user's.
-        loss_function: The user's; its parameters count if it is a module.
+        model: The user's model.
+        optimizers: The user's optimizers.
+        loss_function: The user's loss function; its parameters count if it is a module.
 
     Raises:
-        ConfigError: They do not, or the model is none that DistributedDataParallel can copy.
+        ConfigError: They do not, or DistributedDataParallel cannot copy the model.
     """
     if isinstance(model, DistributedDataParallel):
         raise ConfigError(
@@ -82,7 +82,7 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
             hint="unfreeze some of them",
         )
     stepped = [id(p) for each in optimizers for group in _groups(each) for p in group["params"]]
-    # An optimizer of a copy would train that copy, and the figures of this model would not move.
+    # An optimizer of a copy would train that copy, and the figures of this model would not change.
     foreign = len([parameter for parameter in stepped if parameter not in own])
     if foreign:
         raise ConfigError(
@@ -110,7 +110,7 @@ def _check_tensors(model: nn.Module) -> None:
             expected="tensors with values",
             hint="build the model on the CPU",
         )
-    # Recognised by an attribute of DTensor, since importing the class takes a second.
+    # Recognise DTensor by an attribute, because importing the class takes a second.
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
         raise ConfigError(
             "a model whose parameters are DTensors, as fully_shard() makes them",
@@ -154,19 +154,19 @@ def _check_loss_parameters(loss_function: nn.Module, stepped: set[int]) -> None:
 
 
 def check_loss_function(loss_function: object) -> None:
-    """See that the loss is a mean: the loop multiplies it by the batch's weight.
+    """Check that the loss is a mean, because the loop multiplies it by the batch's weight.
 
     Args:
-        loss_function: The user's; None where the step has it.
+        loss_function: The user's loss function; None if the step contains it.
 
     Raises:
-        ConfigError: It is a sum, or has one value per sample.
+        ConfigError: The loss is a sum, or has one value per sample.
     """
     if isinstance(loss_function, _Loss):
         reduction = getattr(loss_function, "reduction", "mean")
     else:
         reduction = "mean"
-    # cross_entropy and other functions get it by functools.partial.
+    # Functions such as cross_entropy get the reduction by functools.partial.
     reduction = getattr(loss_function, "keywords", {}).get("reduction", reduction)
     if reduction not in _MEANS:
         raise ConfigError(
@@ -179,15 +179,16 @@ def check_loss_function(loss_function: object) -> None:
 def check_metrics(
     metrics: Mapping[str, Metric], val_metrics: Mapping[str, Metric], config: Config
 ) -> None:
-    """See that metrics have names of their own, and that there is the one that is monitored.
+    """Check that metrics have unique names, and that the monitored one exists.
 
     Args:
-        metrics: Of training and of evaluations, by name.
-        val_metrics: Of evaluations alone, by name.
-        config: Its ``monitor`` may have the name of a validation set before the metric's.
+        metrics: The metrics of training and evaluations, by name.
+        val_metrics: The metrics of evaluations only, by name.
+        config: The settings, whose ``monitor`` may have the name of a validation set before the
+            metric's.
 
     Raises:
-        ConfigError: Two have one name, or there is none of the name that ``monitor`` has.
+        ConfigError: Two metrics have the same name, or no metric has the name in ``monitor``.
     """
     if both := metrics.keys() & val_metrics.keys():
         raise ConfigError(
@@ -214,23 +215,23 @@ def check_metrics(
 def check_fit(
     world: World, data: Mapping[str, Dataset[Any] | None], weight: object, config: Config
 ) -> None:
-    """See that there is something to read, and that all ranks were given the same; a collective.
+    """Check that data sets are not empty, and that all ranks were given the same; a collective.
 
-    Else one rank would wait in a collective that another never enters.
+    Otherwise one rank would wait in a collective that another never enters.
 
     Args:
-        world: All of its ranks call this.
+        world: The ranks, all of which call this.
         data: The data sets by the names of their parameters.
-        weight: The user's function; ranks are compared in whether there is one.
-        config: Of the training.
+        weight: The user's function; ranks compare whether there is one.
+        config: The settings of the training.
 
     Raises:
         ConfigError: Ranks differ, or a data set is empty.
     """
     sizes = {f"len({name})": _length(each) for name, each in data.items()}
     own = {name: value for name, value in leaves(config) if name.split(".")[0] in OWN_SETTINGS}
-    # First, as the ranks compare rows of numbers: with other names a row would have another length,
-    # and the collective would fail without saying why.
+    # Compare the names first: with other names, the rows of numbers compared next would differ in
+    # length, and the collective would fail without saying why.
     check_agreement(world, {"the names of the data sets": str([*data])})
     check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
@@ -241,15 +242,15 @@ def check_fit(
 
 
 def check_batch_norm(model: nn.Module, samples: int | None, world: World, config: Config) -> None:
-    """See that no rank has one sample alone in a micro-batch, with BatchNorm1d in the model.
+    """Check that with BatchNorm1d no rank has only one sample in a micro-batch.
 
-    That needs two samples, or one of several positions.
+    BatchNorm1d needs two samples, or one with several positions.
 
     Args:
-        model: The user's.
-        samples: Of an epoch, over all ranks; None where that is not known.
+        model: The user's model.
+        samples: The samples of an epoch, over all ranks; None if the number is not known.
         world: The ranks.
-        config: Of the training.
+        config: The settings of the training.
 
     Raises:
         ConfigError: The last micro-batch of an epoch gives a rank one sample.
@@ -259,7 +260,7 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
     else:
         last = samples % (world.world_size * config.batch_size)
     modules = list(model.modules())
-    # After a Conv1d a sample has several positions, and BatchNorm1d takes one sample.
+    # After a Conv1d a sample has several positions, so BatchNorm1d accepts a single sample.
     if not last or any(isinstance(module, nn.Conv1d) for module in modules):
         return
     # Rank r has the samples r, r + world_size and so on of the last micro-batch.
@@ -276,12 +277,12 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
 
 
 def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -> None:
-    """See that an epoch has as many steps as in the checkpoint.
+    """Check that an epoch has as many steps as in the checkpoint.
 
     Args:
-        before: In the checkpoint; None where that was not known.
-        now: In this run.
-        scheduler: The class of the user's, which is stepped after each.
+        before: The number in the checkpoint; None if it was not known.
+        now: The number in this run.
+        scheduler: The class of the user's scheduler, which is stepped after each step.
 
     Raises:
         ConfigError: The numbers differ.
@@ -298,7 +299,8 @@ def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -
 
 
 def _length(data: Dataset[Any] | None) -> int:
-    # As a number, for the comparison of ranks: no data set, and one of unknown length, differ, too.
+    # Return a number, for the comparison of ranks: a missing data set, and one of unknown length,
+    # must differ too.
     if data is None:
         return -1
     if (length := length_of(data)) is None:
@@ -310,13 +312,13 @@ def check_settings(config: Config) -> None:
     """Check each setting, and those that need another.
 
     Args:
-        config: Of the training.
+        config: The settings of the training.
 
     Raises:
-        ConfigError: One would fail later, hang, or be of no effect.
+        ConfigError: A setting would fail later, hang, or have no effect.
     """
     for name, value in leaves(config):
-        # Not `value < least`, which is False for NaN.
+        # `value < least` would be False for NaN.
         if name in _LEAST and value is not None and not value >= _LEAST[name]:
             raise _wrong(name, value, f"at least {_LEAST[name]}")
     if config.seed > _LARGEST_SEED:
@@ -327,8 +329,7 @@ def check_settings(config: Config) -> None:
         raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
     signals.numbers(config.preemption.signals)
-    # "Never" or an empty value would else be taken for the path of a checkpoint, which is not
-    # there.
+    # Otherwise "Never" or an empty value would be taken for the path of a checkpoint.
     if config.resume not in ("never", "auto") and config.resume.lower() in (
         "never",
         "auto",
@@ -345,14 +346,14 @@ def check_settings(config: Config) -> None:
 
 
 def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
-    """See that callbacks are instances, and not the class of one.
+    """Check that callbacks are instances, not classes.
 
     Args:
-        callbacks: The user's.
-        kind: ``Callback``.
+        callbacks: The user's callbacks.
+        kind: The class ``Callback``.
 
     Raises:
-        ConfigError: One is none.
+        ConfigError: One of them is not an instance of ``kind``.
     """
     if wrong := [callback for callback in callbacks if not isinstance(callback, kind)]:
         raise ConfigError(
@@ -363,14 +364,14 @@ def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
 
 
 def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimizer]) -> None:
-    """See that there is no scheduler, or one for each optimizer.
+    """Check that there is no scheduler, or one for each optimizer.
 
     Args:
-        schedulers: The user's.
-        optimizers: The user's.
+        schedulers: The user's schedulers.
+        optimizers: The user's optimizers.
 
     Raises:
-        ConfigError: There is another number of them.
+        ConfigError: There is another number of schedulers.
     """
     if schedulers and len(schedulers) != len(optimizers):
         raise ConfigError(
@@ -381,11 +382,11 @@ def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimize
 
 
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Return all settings by dotted name.
+    """Return all settings with their dotted names.
 
     Args:
-        config: A dataclass, with others in it.
-        prefix: Of the names.
+        config: A dataclass, which may contain others.
+        prefix: The beginning of the names.
     """
     found: list[tuple[str, Any]] = []
     for field in fields(config):
@@ -398,18 +399,18 @@ def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-# A script's own settings, in a class derived from Config, may differ from node to node.
+# Settings that a script adds in a subclass of Config may differ between nodes.
 OWN_SETTINGS = frozenset(field.name for field in fields(Config))
 
 
 def _check_words(config: Any, prefix: str = "") -> None:
-    """See that each setting of a few words has one of them.
+    """Check that each setting with a list of allowed words has one of them.
 
-    In Python nothing else checks a Literal: a misspelt word would count as the last of a chain of
-    ifs.
+    Nothing else in Python checks a Literal: a misspelt word would be treated like the last branch
+    of an if.
 
     Raises:
-        ConfigError: One has another word.
+        ConfigError: A setting has another word.
     """
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)

@@ -1,4 +1,4 @@
-"""What the loop needs to know of the ranks, and how they tell each other numbers and what rank 0
+"""The ranks as the loop sees them; and how they exchange numbers, and learn what rank 0
 has done.
 """
 
@@ -18,44 +18,44 @@ from srunddp.errors import ConfigError, PeerError
 from srunddp.telemetry import heartbeat
 from srunddp.util.hostlist import fold_ranks
 
-# Numbers the calls of on_rank_zero() and any_rank(), which all ranks make in one order: the same
-# call has the same key in the store on all of them.
+# Numbers the calls of on_rank_zero() and any_rank(), which all ranks make in the same order, so
+# that a call has the same key in the store on all ranks.
 _turns = itertools.count()
 T = TypeVar("T")
-# The default group beside which it was made, and the group itself: a script may leave its process
-# group and begin another.
+# The default group for which the host group was made, and the host group: a script may destroy its
+# process group and create another.
 _host_group: tuple[Any, Any] = (None, None)
 
 
 class World(Protocol):
-    """The ranks of one run, seen from one of them: what ``srunddp.init()`` gives, or any object
-    like it.
+    """The ranks of one run, as seen from one of them: the return value of ``srunddp.init()``, or
+    any object like it.
 
-    With a ``world_size`` above 1 torch's default process group must be initialised.
+    If ``world_size`` is above 1, torch's default process group must be initialised.
     """
 
     @property
     def rank(self) -> int:
-        """From 0 to ``world_size - 1``."""
+        """The number of this rank, from 0 to ``world_size - 1``."""
 
     @property
     def local_rank(self) -> int:
-        """Among the ranks of its node, from 0."""
+        """The number of this rank among those of its node, from 0."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks train together."""
+        """The number of ranks that train together."""
 
     @property
     def device(self) -> torch.device:
-        """The one device this rank computes on."""
+        """The device on which this rank computes."""
 
 
 def host_group() -> Any:
     """Return the process group for tensors in the host's memory, for ``group=`` of a collective.
 
-    The default group where it is Gloo's; else one of Gloo's beside it, made by the first call,
-    which is a collective.
+    This is the default group if its backend is Gloo; otherwise an additional Gloo group, which the
+    first call creates and which makes that call a collective.
     """
     global _host_group
     default = dist.group.WORLD
@@ -70,8 +70,8 @@ def all_gather_ints(world: World, own: Sequence[int]) -> list[list[int]]:
     """Return the numbers of all ranks, by rank; a collective of the default process group.
 
     Args:
-        world: All of its ranks call this.
-        own: Within int64; equally many on all ranks.
+        world: The ranks, all of which call this.
+        own: This rank's numbers, within int64; equally many on all ranks.
     """
     if world.world_size == 1:
         return [list(own)]
@@ -82,11 +82,11 @@ def all_gather_ints(world: World, own: Sequence[int]) -> list[list[int]]:
 
 
 def all_reduce_max(world: World, *values: float) -> list[float]:
-    """Return the greatest of each of the values over all ranks; a collective of the default group.
+    """Return the maximum of each value over all ranks; a collective of the default group.
 
     Args:
-        world: All of its ranks call this.
-        values: Equally many on all ranks.
+        world: The ranks, all of which call this.
+        values: This rank's values; equally many on all ranks.
     """
     if world.world_size == 1:
         return list(values)
@@ -96,25 +96,25 @@ def all_reduce_max(world: World, *values: float) -> list[float]:
 
 
 def on_rank_zero(world: World, action: Callable[[], T]) -> T:
-    """Call a function on rank 0 alone; all ranks call this.
+    """Call a function on rank 0 only; all ranks call this, and wait for the result.
 
-    Neither a time limit nor ``--stall-timeout`` counts meanwhile.
+    Meanwhile neither a timeout of the process group nor ``--stall-timeout`` applies.
 
     Args:
-        world: All of its ranks call this.
-        action: It may take any time.
+        world: The ranks, all of which call this.
+        action: The function, which may take any time.
 
     Returns:
-        What it returned there, on all ranks: what JSON has.
+        The function's result, on all ranks; it must be a value that JSON can express.
 
     Raises:
-        PeerError: It has failed; on rank 0 its own error.
+        PeerError: The function has failed on rank 0, which raises the original error.
     """
     heartbeat(last=True)
     if world.world_size == 1:
         return action()
-    # Over the store and not by a broadcast, which the other ranks would give up after the time
-    # limit of the process group: rank 0 may be at a slow file system.
+    # Use the store. In a broadcast the other ranks would give up after the timeout of the process
+    # group, but rank 0 may be waiting for a slow file system.
     store = _get_default_store()
     key = f"srunddp/rank_zero/{next(_turns)}"
     if world.rank:
@@ -125,7 +125,7 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
         return result
     try:
         result = action()
-    # Also a KeyboardInterrupt: the others would wait for an answer for ever.
+    # Catch a KeyboardInterrupt too: otherwise the other ranks would wait forever for an answer.
     except BaseException as error:
         failure = {
             "error": str(error) or type(error).__name__,
@@ -138,13 +138,13 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
 
 
 def any_rank(world: World, flag: bool) -> bool:
-    """Return whether a flag is set on one of the ranks; all call this.
+    """Return whether a flag is set on any rank; all ranks call this.
 
-    No time limit counts, so that they may come at different times.
+    There is no time limit, so ranks may call it at different times.
 
     Args:
-        world: All of its ranks call this.
-        flag: This rank's.
+        world: The ranks, all of which call this.
+        flag: This rank's flag.
     """
     if world.world_size == 1:
         return flag
@@ -156,41 +156,41 @@ def any_rank(world: World, flag: bool) -> bool:
 
 
 def absent_ranks(world: World, key: str, within: timedelta) -> list[int]:
-    """Wait for all ranks to come to the same place, over the store, where not all may come.
+    """Wait, over the store, for all ranks to reach the same place, which some may not reach.
 
-    A collective would meet another one of a rank that does not come here.
+    A collective would be matched with another collective of a rank that does not come here.
 
     Args:
-        world: Its ranks that come call this.
-        key: Of the place and time, in the store; used once.
+        world: The ranks; those that reach the place call this.
+        key: A key for this place and time, in the store; it can be used only once.
         within: How long to wait.
 
     Returns:
-        The ranks that have not come; none where all have.
+        The ranks that have not come; empty if all have.
     """
     store = _get_default_store()
     keys = [f"srunddp/{key}/{rank}" for rank in range(world.world_size)]
     store.set(keys[world.rank], "1")
-    # At the time limit the store raises DistStoreError, which is a RuntimeError.
+    # At the time limit the store raises DistStoreError, a RuntimeError.
     with suppress(RuntimeError):
         store.wait(keys, within)
         return []
-    # Asked again, one by one: wait() does not say which of them were missing.
+    # Check the keys one by one, because wait() does not say which of them are missing.
     return [rank for rank, each in enumerate(keys) if not store.check([each])]
 
 
 def check_all_leave(world: World, within: timedelta = timedelta(seconds=300)) -> None:
-    """See that all ranks leave a training, where this one does so with exit code 0.
+    """Check that all ranks leave a training if this one does so with exit code 0.
 
-    The others would wait for it in their next collective, up to its time limit, as the end of a
-    process is no failure.
+    Otherwise the others would wait for it in their next collective until the timeout, because a
+    process that ends with 0 has not failed.
 
     Args:
-        world: Its ranks that leave call this.
-        within: For the step that the others may still be in.
+        world: The ranks; those that leave call this.
+        within: How long to wait for the others, which may still be in a step.
 
     Raises:
-        ConfigError: Others stay.
+        ConfigError: Other ranks stay.
     """
     if world.world_size == 1:
         return

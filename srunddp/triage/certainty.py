@@ -1,4 +1,4 @@
-"""Whether a diagnosis is certain.
+"""Decides whether a diagnosis is certain.
 
 The source of the first failure decides which objections are checked; if one applies, the diagnosis
 is not certain. Guesses and ordinary lines never make a diagnosis certain; srunddp's own line always
@@ -20,11 +20,11 @@ _UNSPECIFIC = ("unknown", "script-error")
 
 
 class Teller(Enum):
-    """Who or what told of the first failure.
+    """The source that reported the first failure.
 
     Attributes:
         GUESS: A line that may mean something else.
-        END_FROM_OUTSIDE: Somebody or something that ended the run from outside.
+        END_FROM_OUTSIDE: Slurm or a person, who ended the run from outside.
         SRUNDDP: srunddp itself, which knows which rank failed first.
         AUTHORITY: The kernel, Slurm or mpirun.
         UNCAUGHT_EXCEPTION: A traceback that begins with the program's first frame.
@@ -41,14 +41,14 @@ class Teller(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """What an objection is checked against.
+    """The facts against which objections are checked.
 
     Attributes:
         found: The diagnosis.
         first: The event that shows the first failure.
         events: All events that may contradict it, including ``first`` and those that a rule sets
             aside.
-        evidence: Everything else that the logs tell.
+        evidence: Everything else in the logs.
     """
 
     found: Diagnosis
@@ -67,7 +67,7 @@ def is_certain(case: Case) -> bool:
 
 
 def teller(case: Case) -> Teller:
-    """Find out which source told of the first failure."""
+    """Find out which source reported the first failure."""
     first = case.first
     if first.reason and not first.rule and first.kind is Kind.PRIMARY and first.cause != "unknown":
         return Teller.SRUNDDP
@@ -75,7 +75,7 @@ def teller(case: Case) -> Teller:
     if first.rule or not first.sure or first.cause == "cancelled":
         return Teller.GUESS
     if case.evidence.observed.ones > 1:
-        # Several processes that each form a world of one collide in many ways at once.
+        # Several processes that each form a world of one rank collide in many ways at once.
         return Teller.GUESS
     if first.kind is Kind.ENDING:
         return Teller.END_FROM_OUTSIDE
@@ -106,7 +106,8 @@ def a_rank_ended_by_itself(case: Case) -> bool:
 
 
 def stood_still_before(case: Case) -> bool:
-    """The run had written no time for so long that it had already stopped, for an unknown reason.
+    """The run had written no line with a time for so long that it must have stopped before, for an
+    unknown reason.
 
     ``open/stuck-until-limit``: the last step was a day before the time limit.
     """
@@ -135,9 +136,9 @@ def another_end_is_told(case: Case) -> bool:
 
 
 def wrote_on_until_stopped(case: Case) -> bool:
-    """The rank wrote on after its traceback until somebody cancelled the job.
+    """The rank went on writing after its traceback until somebody cancelled the job.
 
-    So the script has caught the exception without saying so.
+    So the script has caught the exception without reporting that.
     """
     first = case.first
     return (
@@ -148,7 +149,7 @@ def wrote_on_until_stopped(case: Case) -> bool:
 
 
 def is_of_an_unknown_rank(case: Case) -> bool:
-    """Several ranks wrote lines, and nothing tells which of them failed.
+    """Several ranks wrote lines, and no line shows which of them failed.
 
     ``open/nccl-error-after-gpu-lost``: the kernel names a node but no rank. If several ranks write
     the same line, they failed in the same way, and it does not matter which was first.
@@ -177,11 +178,11 @@ def another_cause_may_be_first(case: Case) -> bool:
 
 
 def launcher_tells_otherwise(case: Case) -> bool:
-    """Whether the launcher's first report is about another rank, is about a signal, or does not say
-    how a rank ended.
+    """The launcher's first report is about another rank, is about a signal, or does not say how a
+    rank ended.
 
-    An example is the tests' log ``frozen/root-cause-box-names-a-victim``: torchrun's box shows
-    SIGABRT, and nothing tells whether the traceback is the reason for it.
+    ``frozen/root-cause-box-names-a-victim``: torchrun's box shows SIGABRT, and nothing shows
+    whether the traceback is the reason for it.
     """
     report = case.evidence.report
     if not report:

@@ -1,4 +1,4 @@
-"""The command ``srunddp triage``: diagnose a job from its logs, for example on a login node."""
+"""Provides ``srunddp triage``, which diagnoses a job from its logs, for example on a login node."""
 
 import click
 
@@ -20,10 +20,10 @@ def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
     srunddp triage 4711
     srunddp triage slurm-4711.out
 
-    Without an argument, the newest job in logs is judged. The logs may be of any launcher: Slurm's
-    output, torchrun's, mpirun's, or a file for each rank. If there are logs of several jobs, the
-    newest is judged, and the others are named. Exit code 0 whatever is found, 78 if there is
-    nothing to read.
+    Without an argument, the newest job in logs is diagnosed. The logs may be of any launcher:
+    Slurm's output, torchrun's, mpirun's, or a file for each rank. If there are logs of several
+    jobs, the newest is diagnosed, and the others are named. Exit code 0 whatever is found, 78 if
+    there is nothing to read.
     """
     job = jobs.find(what, log_dir)
     evidence = collect(job.logs)

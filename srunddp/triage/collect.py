@@ -1,4 +1,4 @@
-"""Turn lines of logs into events: signs of a cause, exceptions, and reports of launchers."""
+"""Turns lines of logs into events: signs of a cause, exceptions, and reports of launchers."""
 
 import functools
 import itertools
@@ -48,8 +48,9 @@ _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 class Progress:
     """How much work one stream of lines shows.
 
-    ``count`` is the number of different steps reported, ``lines`` the number of lines without a
-    sign of an end.
+    Attributes:
+        count: The number of different steps reported.
+        lines: The number of lines without a sign of an end.
     """
 
     count: int = 0
@@ -64,7 +65,7 @@ class Progress:
 
 
 class Authority(IntEnum):
-    """Who says that the run ended well; of two, the greater one counts."""
+    """The source of a line by which the run ended well. Of several, the greatest counts."""
 
     JOB_SCRIPT = 0  # its words may be about a part of the run
     RUN = 1
@@ -73,7 +74,7 @@ class Authority(IntEnum):
 
 
 class GoodEnd(NamedTuple):
-    """The line by which a log says that the run ended well: its number, and who says it."""
+    """The line by which a log says that the run ended well: its number, and its source."""
 
     number: int
     by: Authority
@@ -81,7 +82,7 @@ class GoodEnd(NamedTuple):
 
 @dataclass
 class Evidence:
-    """Everything that the logs tell.
+    """Everything that was found in the logs.
 
     Attributes:
         names: The names of the logs.
@@ -96,8 +97,8 @@ class Evidence:
         met: Whether srunddp's ranks completed their rendezvous.
         cut: Whether the last line of a log has no line end.
         runs: Whether Slurm says that the job has not ended.
-        own: What srunddp's own files tell, by the folder of the run.
-        stacks: Where each rank was when somebody last asked.
+        own: The facts in srunddp's own files, by the folder of the run.
+        stacks: The stack that each rank printed last, when somebody asked for it.
     """
 
     names: list[str]
@@ -122,13 +123,13 @@ class Evidence:
 
     @property
     def ended_well(self) -> bool:
-        """Whether srunddp's files tell that each run has ended with exit code 0."""
+        """Whether each run has ended with exit code 0 according to srunddp's files."""
         told = [each for each in self.own.values() if each.ended_well]
         return bool(told) and not any(each.has_failed or each.why for each in self.own.values())
 
     @property
     def why(self) -> str:
-        """How a run ended according to srunddp's files; empty if none tells of a bad end."""
+        """How a run ended according to srunddp's files; empty if none reports a bad end."""
         return next((each.why for each in self.own.values() if each.why), "")
 
     def is_stopped_after(self, event: Event) -> bool:
@@ -214,7 +215,7 @@ def _read_own_file(kind: OwnFile, log: Log, index: int, evidence: Evidence) -> N
 
 
 def _take_over(own: OwnWords, evidence: Evidence) -> None:
-    """Add what srunddp's files tell to what the lines tell."""
+    """Add the facts in srunddp's files to those in the lines."""
     evidence.events[:0] = own.events  # they come before all lines
     evidence.observed.add_world_size(own.world_size)
     for rank, node in own.nodes.items():
@@ -257,8 +258,8 @@ class _Sighting:
 
 
 def _add_look(rank: int, stack: PrintedStack, stacks: dict[int, PrintedStack]) -> None:
-    """Add where a rank was. The job's output and the rank's own log may both tell it; what follows
-    in either of them counts.
+    """Add the stack of a rank. The job's output and the rank's own log may both have it. Progress
+    after it counts in either of them.
     """
     known = stacks.setdefault(rank, stack).event
     known.overall = max(known.overall, stack.event.overall)
@@ -279,7 +280,7 @@ class _LogReader:
         index: The log's position in the list of logs.
         log: The log.
         evidence: Receives what is found.
-        rank: The rank that the file's name tells, if any.
+        rank: The rank in the file's name; None if there is none.
         dull: Forms of lines (digits replaced) that say nothing about an end, shared by all logs.
             The set grows and saves most of the time, because nearly all lines of a log have one of
             a few forms.
@@ -294,7 +295,8 @@ class _LogReader:
         self._rank = rank
         self._dull = dull
         self._node = node_of_name(log.name)
-        # Only of ranks with a line that has to be read closely: a number behind "rank" may be any.
+        # Only ranks with a line that has to be read closely have a stream, because any number may
+        # follow the word "rank".
         self._streams: dict[int | None, _Stream] = {}
         self._labelled = set[int]()
         self._sightings: list[_Sighting] = []
@@ -306,7 +308,7 @@ class _LogReader:
         self._reports = Reports()
         self._stacks = StackReader()
         self._looks: dict[int, tuple[_Sighting, PrintedStack]] = {}
-        self._own: Event | None = None  # srunddp's last word of a failure
+        self._own: Event | None = None  # the last failure that srunddp has reported
 
     def read(self) -> None:
         """Read all lines, and add the events to the evidence."""
@@ -344,7 +346,7 @@ class _LogReader:
         # Files whose names differ only by the rank belong to one job.
         job = self._index if self._rank is None else "ranks"
         observed.add_line(text, job, rank, self._overall.count)
-        # In a rank's log its supervisor tells where another start begins, which is no output.
+        # In a rank's log its supervisor notes where another start begins, which is no output.
         if not text.startswith("srunddp: "):
             observed.add_rank(owner, node)
         self._read(number, text, rank, owner, node)
@@ -367,8 +369,8 @@ class _LogReader:
             self._looks[rank] = (sighting, stack)
 
     def _forget_local_ranks(self) -> None:
-        """Forget ranks that come from labels with local ranks: on several nodes these are other
-        ranks.
+        """Forget ranks that come from labels with local ranks: on several nodes, local ranks differ
+        from the ranks of the world.
         """
         self._evidence.observed.seen -= self._labelled
         for sighting in self._sightings:
@@ -418,7 +420,7 @@ class _LogReader:
             self._dull.add(form)
 
     def _new_stream(self, rank: int | None) -> _Stream:
-        """Make the stream of a rank, from whose lines so far only the last one counts."""
+        """Make the stream of a rank, and feed it the rank's last line. Older ones do not matter."""
         if len(self._streams) >= _MOST_STREAMS:
             return self._streams.setdefault(_OTHERS, _Stream())
         stream = self._streams[rank] = _Stream()
@@ -482,7 +484,9 @@ class _LogReader:
     def _exception(self, stream: _Stream, is_handed_on: bool) -> Event:
         """Return the event of the exception that was just read.
 
-        ``is_handed_on`` means that it repeats or follows from the previous exception.
+        Args:
+            stream: The lines of the rank.
+            is_handed_on: Whether the exception repeats or follows from the previous one.
         """
         # The new event contains the whole chain. The previous event would count the failure twice,
         # so make it noise.
@@ -495,8 +499,8 @@ class _LogReader:
         """Make the event of a line outside of tracebacks; None if the line says nothing about an
         end.
         """
-        # Check this before the signs: they would take a cause quoted by srunddp for a line of the
-        # script.
+        # Check this before the signs, by which a cause that srunddp quotes would look like a line
+        # of the script.
         if text.startswith(("srunddp: ", "FAIL  ")):
             event = ours(self._index, number, text)
             if event:
@@ -523,7 +527,7 @@ class _LogReader:
         return Event(sign.id, sign.kind, sign.sure, self._index, number, text)
 
     def _is_its_message(self, raised: Event, sign: Signature, number: int, text: str) -> bool:
-        """Tell whether a line continues the message of the exception before it, which named no
+        """Tell whether a line continues the message of the preceding exception, which named no
         cause.
         """
         return (
@@ -566,7 +570,7 @@ class _LogReader:
             self._sightings[-1] = sighting
 
     def _progress_after(self, event: Event, stream: _Stream) -> Progress:
-        """Choose whose later steps would show that the event did not end the run."""
+        """Choose the progress by whose later steps an event would not have ended the run."""
         if event.ours:
             return self._overall  # srunddp speaks for all ranks
         if event.end:

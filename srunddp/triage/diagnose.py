@@ -1,4 +1,4 @@
-"""Find which of all events was the first failure, and what followed from it."""
+"""Finds which of all events was the first failure, and what followed from it."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """Find what failed first, and which ranks have no output.
 
     Args:
-        evidence: What the logs tell. The name of a rule that sets an event aside is written into
-            the event.
+        evidence: What was found in the logs. The name of a rule that sets an event aside is written
+            into the event.
     """
     remaining = set_aside(evidence)
     aside = [event for event in evidence.events if event.rule]
@@ -52,7 +52,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _by_stacks(found: Diagnosis, evidence: Evidence) -> Diagnosis | None:
-    """Name the rank that the others wait for, if nothing but an end from outside is told."""
+    """Name the rank that the others wait for, if the logs report only an end from outside."""
     is_told = found.first and found.first.kind is not Kind.ENDING and found.cause != "unknown"
     # A rank that ended is no longer where it was when somebody asked.
     if is_told or found.cause is None or evidence.report:
@@ -65,7 +65,7 @@ def _tell_world(found: Diagnosis, evidence: Evidence) -> None:
     observed = evidence.observed
     found.world_size = observed.world_size
     found.seen = sorted(observed.seen)
-    # Otherwise no line names its rank, so missing ranks mean nothing.
+    # If no line and no file names its rank, missing ranks mean nothing.
     if found.seen or observed.of_files:
         everybody = range(found.world_size or 0)
         found.silent = [rank for rank in everybody if rank not in observed.seen]
@@ -91,7 +91,7 @@ def _tell_others(found: Diagnosis, evidence: Evidence) -> None:
 
 
 def _frame(found: Diagnosis, evidence: Evidence) -> str:
-    """Return the last place in the script's code at which the first failure was told."""
+    """Return the last place in the script's code that a traceback of the first failure shows."""
     if not found.first:
         return ""
     own = found.own
@@ -138,7 +138,7 @@ def _doubt_of_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
         return ""
     for each in words:
         if each.file in finished and finished[each.file].number < each.number:
-            return f"after a word of a good end: {each.text!r}"
+            return f"after a line that reports a good end: {each.text!r}"
     most = max((evidence.steps.get(file, 0) for file in finished), default=0)
     for file, steps in evidence.steps.items():
         if 0 < steps < most and file not in finished:

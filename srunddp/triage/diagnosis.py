@@ -1,4 +1,4 @@
-"""The result of ``srunddp triage``."""
+"""Defines the result of ``srunddp triage``."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,13 +16,13 @@ class Certainty(StrEnum):
 
 @dataclass
 class Diagnosis:
-    """What failed first.
+    """The diagnosis of a job: what failed first.
 
     Attributes:
         cause: An id from signatures.yaml; None if nothing failed.
         certainty: How reliable the cause is.
-        first: The event from which the failure is known; None if there is none.
-        own: What srunddp itself has told of it; None if nothing.
+        first: The event that shows the failure; None if there is none.
+        own: The event by which srunddp itself has reported the failure; None if there is none.
         followed: Events that the failure has caused.
         set_aside: Events that are no failure by themselves, according to a rule.
         rank: The rank that failed first; None if unknown.
@@ -30,9 +30,9 @@ class Diagnosis:
         world_size: How many ranks there should be; None if unknown.
         seen: The ranks with output.
         silent: The expected ranks without output.
-        why: The reason in words, if no line tells it.
+        why: The reason in words, if no line gives it.
         frame: The last place in the script's code, for example ``train.py:15 in load``.
-        victim: Whether ``first`` only tells how another rank's end was noticed.
+        victim: Whether ``first`` only shows that a peer noticed the end of the failed rank.
     """
 
     cause: str | None

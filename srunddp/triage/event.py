@@ -1,4 +1,4 @@
-"""One thing that a log says about a failure or an end, and which of several came first."""
+"""Defines an event: a statement in a log about a failure or an end. Finds the first of several."""
 
 import functools
 from collections.abc import Iterable
@@ -54,11 +54,11 @@ class End:
 
 @dataclass
 class Event:
-    """One thing that was written about a failure or an end.
+    """A statement in a log about a failure or an end.
 
     Attributes:
         cause: An id from signatures.yaml.
-        kind: What part it can play in the end of the run.
+        kind: The part that it can play in the end of the run.
         sure: Whether the line can have no other meaning than ``cause``.
         file: The position of its log in the list of logs.
         number: The number of the line.
@@ -102,10 +102,11 @@ class Event:
 
 
 def is_same(own: Event, other: Event) -> bool:
-    """Tell whether two events are one failure, which srunddp and a log or two files have told.
+    """Tell whether two events are one failure, reported both by srunddp and by a log, or by two
+    files.
 
     Args:
-        own: An event that srunddp has told.
+        own: An event that srunddp has reported.
         other: Any event.
     """
     if not own.reason:

@@ -1,4 +1,4 @@
-"""Find which event shows the first failure."""
+"""Finds the event that shows the first failure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from srunddp.triage.signatures import Kind, says, table
 # Causes that a rank reports about missing peers; they do not say why the peers are missing.
 OF_PEERS = ("collective-timeout", "network-unreachable", "ranks-missing", "nccl-internal")
 _UNSPECIFIC = (*OF_PEERS, "rank-killed", "unknown", "script-error")
-# The ways in which several processes collide if each takes itself for the whole world.
+# The causes of errors when several processes collide because each forms a world of one rank.
 _COLLISIONS = {
     "address-in-use",
     "checkpoint-mismatch",
@@ -28,7 +28,7 @@ def first_failure(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
 
     Args:
         remaining: Those events. At least one is not merely a ``WORD``.
-        evidence: Everything else that the logs tell.
+        evidence: Everything else in the logs.
 
     Returns:
         A diagnosis. Its rank is set only if the failure was inferred from the reports of peers.
@@ -38,7 +38,7 @@ def first_failure(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
             "world-of-one",
             Certainty.LIKELY,
             earliest(_of_kind(Kind.PRIMARY, remaining)),
-            why="each process took itself for rank 0 of 1",
+            why="each process ran as rank 0 of 1",
         )
     first = _by_signs(remaining, evidence)
     if not first:
@@ -81,10 +81,10 @@ def _by_signs(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
 
 
 def _knowing_best(primary: list[Event]) -> list[Event]:
-    """Keep the primary events that are most reliable about which rank was first.
+    """Keep the primary events that are most reliable about which rank failed first.
 
-    That is srunddp's own event. If it only says how the rank ended, other events of that rank (or
-    of no rank) replace it.
+    The most reliable one is srunddp's own event. If it only says how the rank ended, other events
+    of that rank (or of no rank) replace it.
     """
     own = told_by_srunddp(primary)
     if not own:
@@ -101,7 +101,9 @@ def _knowing_best(primary: list[Event]) -> list[Event]:
 
 
 def told_by_srunddp(remaining: Iterable[Event]) -> Event | None:
-    """Return the root cause in srunddp's own words: a file's, else a line's; None without any."""
+    """Return the event of the root cause that srunddp itself has named, from a file or else from a
+    line; None without any.
+    """
     told = [event for event in remaining if event.ours and event.kind is Kind.PRIMARY]
     return next((event for event in told if event.rank is not None), next(iter(told), None))
 
@@ -160,7 +162,7 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
 
 
 def _ended_untold(victims: set[int], evidence: Evidence) -> set[int]:
-    """Find the ranks with output about whose end neither they nor a launcher says anything."""
+    """Find the ranks with output whose end neither they nor a launcher has reported."""
     reported = {rank for event in evidence.events if event.end for rank in event.end.ranks}
     return evidence.observed.seen - victims - reported
 
@@ -197,12 +199,14 @@ def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
 
 
 def explained_by_gpu(events: Iterable[Event], found: Diagnosis) -> Diagnosis:
-    """Return the diagnosis with the cause that srunddp has found in a GPU at the failure, if it has
-    told of both.
+    """Add the cause that srunddp has found in a GPU to the failure that srunddp has reported.
 
     Args:
-        events: All events that count.
+        events: The events that no rule sets aside.
         found: The diagnosis so far.
+
+    Returns:
+        The diagnosis, unchanged if srunddp has reported no such cause or no failure.
     """
     if not found.own:
         return found

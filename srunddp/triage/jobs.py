@@ -1,4 +1,4 @@
-"""Choose the files to judge: those of one job, and of its newest start (see :mod:`.starts`)."""
+"""Chooses the files to read: those of one job, and of its newest start (see :mod:`.starts`)."""
 
 import functools
 import math
@@ -61,13 +61,13 @@ Groups = dict[str, list[Log]]
 
 @dataclass(frozen=True)
 class OtherJob:
-    """A job whose logs are found beside the judged ones.
+    """A job whose logs are found beside those of the diagnosed job.
 
     Attributes:
         job: Its number, as in :data:`Groups`.
         folder: Where its logs are.
         last: When the newest of them was last written, in seconds since the epoch.
-        command: The command that judges this job; None if its number is unknown.
+        command: The command that diagnoses this job; None if its number is unknown.
     """
 
     job: str
@@ -76,7 +76,7 @@ class OtherJob:
     command: str | None
 
     def line(self) -> str:
-        """Describe the job and the command that judges it in one line, for a terminal."""
+        """Describe the job and the command that diagnoses it in one line, for a terminal."""
         said = f"also in {self.folder}/: {_title(self.job, self.last)}"
         return f"{said} -> {self.command}" if self.command else said
 
@@ -111,7 +111,7 @@ class JobLogs:
     notes: list[str]
 
     def lines(self) -> list[str]:
-        """Say for a terminal which job was judged, and list the first eight of the other jobs."""
+        """Return lines for a terminal: the diagnosed job, and the first eight of the other jobs."""
         said = [f"judged: {_title(self.job, _last(self.logs))}"]
         said += [each.line() for each in self.others[:_LISTED]]
         if len(self.others) > _LISTED:
@@ -119,7 +119,7 @@ class JobLogs:
         return [one_line(line) for line in said]
 
     def record(self) -> dict[str, Any]:
-        """Return the judged job, its files and the other jobs, for the ``--json`` output."""
+        """Return the diagnosed job, its files and the other jobs, for the ``--json`` output."""
         return {
             "job": self.job or None,
             "start": self.start,
@@ -128,9 +128,7 @@ class JobLogs:
         }
 
     def add_to(self, evidence: Evidence) -> None:
-        """Add the notes, and the job's end according to Slurm, which becomes a file with
-        one line.
-        """
+        """Add the notes, and the job's end according to Slurm as if it was a log with one line."""
         evidence.notes += self.notes
         if not self.slurm:
             return
@@ -160,7 +158,7 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
     Args:
         what: A job's number (``4711``, ``4711.0`` or ``4711_3``), or files and folders; empty for
             the newest job.
-        log_dir: Where logs of jobs are searched, besides the working directory.
+        log_dir: Where logs of jobs are searched, in addition to the working directory.
 
     Raises:
         ConfigError: There is nothing to read.
@@ -354,10 +352,12 @@ def _choose(
 
 
 def _is_of(known: slurm_command.Job, last: float) -> bool:
-    """Tell whether logs fit the times of the job that Slurm knows.
+    """Tell whether logs fit the times of the job that Slurm knows. Otherwise they belong to a job
+    with the same number on another cluster.
 
-    They may be of a job with the same number on another cluster. ``last`` is the time of their last
-    line.
+    Args:
+        known: The job as Slurm knows it.
+        last: When the logs were last written, in seconds since the epoch.
     """
     begin = (known.started or math.inf) - SLACK
     end = (known.ended or time.time()) + SLACK

@@ -1,5 +1,5 @@
-"""Log files and their lines. Other files are ignored and large ones read in part, to bound
-memory.
+"""Finds log files and reads their lines. Other files are ignored, and of large ones only a part is
+read, to bound memory.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _NO_LOG = re.compile(
     r"^(?!(?:(?:failure|preflight)(?:\.\w+)?|error|result)\.json$).*\.json$",
     re.IGNORECASE,
 )
-# The folder of --monitor, and which of its files tell of the run's end; see own_files.py.
+# The folder of --monitor, and its files about the run's end; see own_files.py.
 _MONITOR = re.compile(r"monitor\.\d{1,9}(?:\.\d{1,9})?")
 _OF_MONITOR = re.compile(r"run\.json|.+\.marks\.csv")
 # Folders that may contain very many files, but no logs of ranks.

@@ -1,5 +1,5 @@
-"""The files that srunddp itself writes about a run. What they say is certain: which rank failed and
-why, how each rank ended, and which ranks there were. Lines of logs only add to it.
+"""Reads the files that srunddp itself writes about a run. They are certain about which rank failed
+and why, how each rank ended, and which ranks there were. Lines of logs only add to this.
 """
 
 import json
@@ -25,7 +25,7 @@ PROCESS = "process"  # the first mark, with the time at which the kernel started
 
 
 class OwnFile(Enum):
-    """What a file of srunddp is about; each value matches the file's path.
+    """The kinds of srunddp's files. Each value is a pattern that matches the file's path.
 
     Attributes:
         FAILURE: The root cause of a run that failed.
@@ -47,7 +47,7 @@ class OwnFile(Enum):
 
 @dataclass
 class OwnWords:
-    """What srunddp's files tell of the newest start of one run.
+    """The facts in srunddp's files about the newest start of one run.
 
     Attributes:
         events: Failures.
@@ -67,7 +67,7 @@ class OwnWords:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a file tells of a failure of the run; a check before it may have been wrong."""
+        """Whether a file reports a failure of the run. A failed check before it does not count."""
         return any(each.cause != "check-failed" for each in self.events)
 
     @property
@@ -82,7 +82,7 @@ class OwnWords:
 
     @property
     def why(self) -> str:
-        """How the run ended, in words; empty if no file tells that it did not end well."""
+        """How the run ended, in words; empty if no file reports a bad end."""
         if self.exit_code:
             return f"srunddp ended with exit code {self.exit_code}"
         failed = [rank for rank, code in sorted(self.ends.items()) if code]
@@ -95,7 +95,7 @@ class OwnWords:
 
 
 def kind_of(log: Log) -> OwnFile | None:
-    """Return what a file is about; None if srunddp has not written it."""
+    """Return the kind of a file; None if srunddp has not written it."""
     for kind in OwnFile:
         if kind.value.fullmatch(str(log.path.absolute())):
             return kind
@@ -112,13 +112,13 @@ def run_of(kind: OwnFile, log: Log) -> Path:
 
 
 def read(kind: OwnFile, log: Log, file: int, own: OwnWords) -> None:
-    """Add to ``own`` what a file tells.
+    """Add the facts in a file to ``own``.
 
     Args:
-        kind: What the file is about.
+        kind: The kind of the file.
         log: The file.
         file: Its position in the list of logs.
-        own: What the files tell; it is changed.
+        own: The facts in the files so far; it is changed.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError: srunddp

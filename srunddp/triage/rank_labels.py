@@ -1,5 +1,5 @@
-"""Which rank a line belongs to: from labels that launchers put before lines, from file names, and
-from what lines say about ranks and the world.
+"""Finds out which rank a line belongs to: by labels that launchers put before lines, by file names,
+and by the text of lines about ranks and the world.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _DOUBTFUL = {
     # pdsh: "node02: ". Other words stand before a colon too, so four of five lines must have it.
     "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
-# What slurmstepd puts before its own lines since Slurm 25.05, in each LogTimeFormat but clock and
-# thread_id; before that, "slurmstepd-node01: ".
+# The time that slurmstepd puts before its own lines since Slurm 25.05, in each LogTimeFormat but
+# clock and thread_id. Earlier versions put "slurmstepd-node01: " there.
 _STEPD = re.compile(
     r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\] (?=(?:error|fatal): )"
@@ -93,7 +93,7 @@ class RankLabels:
                 match[match.lastindex or 0] for line in lines if (match := pattern.match(line))
             ]
             many = len(found) >= 3 and len(found) * 5 >= len(lines) * (1 if kind != "host" else 4)
-            # The numbers of a list only go up, but ranks come again and again.
+            # The numbers of a list only go up, but ranks occur repeatedly.
             if many and (len(found) <= 12 or len(set(found)) * 2 <= len(found)):
                 return cls(kind)
         return cls()
@@ -102,8 +102,8 @@ class RankLabels:
         """Remove the labels from a line.
 
         Returns:
-            The rest of the line, its rank and its node; each of the two is None if no label tells
-            it.
+            The rest of the line, its rank and its node. Rank and node are None if no label gives
+            them.
         """
         rank: int | None = None
         node: str | None = None
@@ -137,7 +137,7 @@ def named_stepd(text: str) -> str:
     match = _STEPD.match(text)
     if not match:
         return text
-    time = match[1].replace(" ", "_")  # which tells the order, and is no part of the message
+    time = match[1].replace(" ", "_")  # kept for the order of lines; it is no part of the message
     return f"slurmstepd[{time}]: {text[match.end() :]}"
 
 
@@ -210,7 +210,7 @@ class ObservedRanks:
     Attributes:
         seen: Ranks with a line of their own.
         of_files: Ranks with a file of their own, even if it is empty.
-        nodes: The node of each rank, as far as lines tell.
+        nodes: The node of each rank, as far as lines name it.
         stated: The largest world size that a line states.
         ones: How many processes state, in the same words, that they are alone.
     """
@@ -243,7 +243,7 @@ class ObservedRanks:
 
         Args:
             text: The line.
-            job: Tells apart the files of different jobs.
+            job: A key that differs between the files of different jobs.
             rank: The line's rank according to its label or file; None if unknown.
             steps: How many steps the file has reported so far.
         """

@@ -1,4 +1,4 @@
-"""The diagnosis as text for a terminal, and as JSON."""
+"""Writes the diagnosis as text for a terminal, and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -141,7 +141,7 @@ def _world(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.world_size is not None:
         expected = f"{diagnosis.world_size} ranks expected"
     else:
-        expected = "world size not told"
+        expected = "world size unknown"
     if diagnosis.silent:
         silent = f"; without output: {_ranges(diagnosis.silent)}"
     else:

@@ -1,5 +1,5 @@
-"""Reports of launchers (srun, torchrun, mpirun, Lightning, DeepSpeed, srunddp) on how ranks
-ended.
+"""Reads the reports of launchers (srun, torchrun, mpirun, Lightning, DeepSpeed, srunddp) on how
+ranks ended.
 """
 
 import re
@@ -167,7 +167,7 @@ def failed_check(
         text: The line.
         rank: The only rank that it is about; None for several.
         node: The only node that it is about; None for several.
-        reason: What was found, without the name of the check where that is known apart.
+        reason: The finding, without the name of the check if that is known separately.
     """
     return Event(
         "check-failed",
@@ -199,11 +199,12 @@ def add_note(event: Event, note: str) -> None:
 
 
 def of_cause(cause: str, said: str, event: Event) -> Event:
-    """Add srunddp's diagnosis: the rank is certain, the cause as far as the words tell.
+    """Add srunddp's own diagnosis to an event. The rank is certain; the cause is read from the
+    words.
 
     Args:
         cause: The reason in srunddp's words, without rank and exit code.
-        said: The line that srunddp prints of it.
+        said: The line that srunddp prints about it.
         event: The event of a line or of a file; it is changed.
     """
     event.reason = cause

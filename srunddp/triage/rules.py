@@ -1,4 +1,4 @@
-"""Why an event is not the first failure: named rules, checked in this order.
+"""Defines the rules by which an event is not the first failure. They are checked in this order.
 
 The events that a rule sets aside are kept. The output names them with their rule, and some of them
 explain a later failure that says nothing about its cause.
@@ -18,7 +18,7 @@ class Rule:
 
     Attributes:
         name: The rule's name in the output.
-        sentence: What the rule says about the events that it sets aside.
+        sentence: The explanation in the output, about the events that the rule sets aside.
         fits: Tells whether the rule applies to an event.
     """
 
@@ -74,13 +74,13 @@ def _was_survived(event: Event, evidence: Evidence) -> bool:
         return True
     if event.end or not evidence.is_stopped_after(event):
         return False
-    # The run was ended from outside later, so the event need not have ended it: fewer signs are
+    # The run was ended from outside later, so the event probably did not end it: fewer signs are
     # enough.
     return _worked_on(event, evidence) or _others_worked_on(event, evidence)
 
 
 def _worked_on(event: Event, evidence: Evidence) -> bool:
-    """Tell whether the rank wrote on, provided that its lines can be told from those of others."""
+    """Tell whether the rank went on writing, provided that its lines can be distinguished."""
     observed = evidence.observed
     is_alone = max(observed.world_size or 0, len(observed.seen)) < 2
     return (event.rank is not None or is_alone) and event.lines >= MANY_LINES
@@ -101,7 +101,7 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     if evidence.is_outlived(event):
         return True
     if event.cause == "check-failed" and evidence.ended_well:
-        return True  # srunddp check asks before the run, and the run has ended well in spite of it
+        return True  # the check was made before the run, which has ended well in spite of it
     if evidence.ended_well and _is_of_a_rank(event, evidence):
         return True
     if evidence.report or event.ours or event.kind is Kind.ENDING:
@@ -119,7 +119,7 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
 def _is_of_a_rank(event: Event, evidence: Evidence) -> bool:
     """Tell whether a rank wrote an event, and not another command of the same job.
 
-    The job's output has what a rank's own log has, and lines of other commands too.
+    The job's output has the lines of a rank's own log, and also those of other commands.
     """
     if event.file in evidence.files_of_ranks:
         return True
@@ -137,29 +137,31 @@ def _is_secondary(event: Event, _: Evidence) -> bool:
 
 
 # This rule is checked only for events that were not chosen as the first failure.
-PEER = Rule("peer-error", "another rank's end, or the run's, reached it", _is_secondary)
+PEER = Rule("peer-error", "the end of another rank or of the run caused it", _is_secondary)
 RULES = (
     Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
     Rule("ignored", "Python or a logger says it was ignored", _is_ignored),
     Rule(
         "handled",
-        "a line beside it says that it was handled: retry, skip, fall back",
+        "a line next to it says that it was handled: retry, skip, fall back",
         _is_handled,
     ),
     Rule(
         "launcher-notice",
-        "the launcher's own logger wrote it of the node, and went on",
+        "the launcher's own logger wrote it about the node, and went on",
         _is_launchers,
     ),
-    Rule("warning", "a line of a level below error", _is_warning),
-    Rule("ended-by-launcher", "the launcher ended this rank, because of another", _is_of_launcher),
+    Rule("warning", "its level is below error", _is_warning),
+    Rule(
+        "ended-by-launcher", "the launcher ended this rank because of another rank", _is_of_launcher
+    ),
     Rule(
         "survived",
         "at least three further steps followed; before an end from outside, steps of other ranks or"
         " ten lines of work",
         _was_survived,
     ),
-    Rule("shutdown", "the run came to a good end, which this did not stop", _is_of_shutdown),
+    Rule("shutdown", "the run ended well in spite of it", _is_of_shutdown),
 )
 SENTENCES = {rule.name: rule.sentence for rule in (*RULES, PEER)}
 

@@ -1,4 +1,4 @@
-"""The table of signs from which a line's cause is recognised; see signatures.yaml."""
+"""Reads signatures.yaml, the table of signs by which the cause of a line is recognised."""
 
 import functools
 import re
@@ -8,14 +8,14 @@ from importlib import resources
 
 from srunddp.util.xid import XidKind, pattern
 
-# What stands before a fault in srunddp's own lines.
+# The text before a fault in srunddp's own lines.
 _FAULT = r"GPU \d+ \([^)]*\) of \S+: "
-# What stands before the number of an Xid: in the kernel's log, and in srunddp's own lines.
+# The text before the number of an Xid, in the kernel's log and in srunddp's own lines.
 _XID = rf"(?:Xid \(PCI:[^)]*\): |{_FAULT}Xid )"
 
 
 class Kind(StrEnum):
-    """What part a line plays in an end; all values but the last two are explained in
+    """The part that a line plays in the end of a run. All values but the last two are explained in
     signatures.yaml.
 
     WORD and REPORT come from no sign: WORD is a line about a failure that no sign matches, REPORT
@@ -54,7 +54,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Cause:
-    """What the id of a cause stands for: its explanation and a hint."""
+    """The explanation of a cause and a hint, for its id."""
 
     cause: str
     hint: str
@@ -83,9 +83,11 @@ class SignatureTable:
 
 
 def weight(sign: Signature) -> int:
-    """Return a sign's place among those that match the same line: the lowest counts."""
+    """Return a sign's weight among the signs that match one line: the sign with the lowest number
+    counts.
+    """
     # A line known to be harmless is harmless, whatever else matches. The bare type of an exception
-    # says least.
+    # says least about the cause.
     if sign.kind is Kind.NOISE:
         return -1
     if sign.id == "script-error":
@@ -123,8 +125,8 @@ def table() -> SignatureTable:
 
 @functools.cache
 def _placeholders() -> dict[str, str]:
-    """Return what stands in signatures.yaml for what srunddp says of GPUs, and for its one list of
-    Xids.
+    """Return the placeholders in signatures.yaml with the patterns that replace them: for srunddp's
+    lines about GPUs, and for its one list of Xids.
     """
     return {
         "{XID}": _XID,

@@ -1,4 +1,4 @@
-"""Which rank the others wait for, by the stacks that srunddp prints on SIGURG."""
+"""Finds the rank that the others wait for, by the stacks that srunddp prints on SIGURG."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _HEADING = "Stack (most recent call last):"
 
 @dataclass
 class PrintedStack:
-    """Where a rank was when somebody asked.
+    """The stack that a rank printed when somebody asked for it.
 
     Attributes:
         event: The line that names the rank and its place.
@@ -71,8 +71,8 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
         world_size: The number of ranks.
 
     Returns:
-        None if the stacks do not tell: the run went on afterwards, all ranks are at the same place,
-            all of them wait, or more than one has given no stack.
+        None if the stacks do not show it: the run went on afterwards, all ranks are at the same
+            place, all of them wait, or more than one has given no stack.
     """
     if not stacks or any(_went_on(each.event) for each in stacks.values()):
         return None
@@ -106,9 +106,9 @@ def _went_on(look: Event) -> bool:
 
 
 def _stands_out(rank: int, places: Mapping[int, Stack]) -> bool:
-    """Tell whether a rank is where it does not wait, or is the only one without a stack.
+    """Tell whether a rank is not waiting, or is the only one without a stack.
 
-    If several have none, perhaps only some ranks were asked.
+    If several ranks have no stack, perhaps only some were asked.
     """
     if places[rank]:
         return not is_waiting(places[rank])

@@ -1,7 +1,8 @@
-"""The newest start of a job: which files belong to it, and at which line of a file it begins.
+"""Finds the newest start of a job: the files that belong to it, and the line of a file at which it
+begins.
 
 Slurm starts a job again when it is requeued; srunddp and torchrun start the ranks again when one
-failed. All may go on writing to the same file.
+has failed. All starts may write to the same file.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class NewestStart:
     Attributes:
         logs: The logs; each ``begin`` is the line at which the start begins.
         number: The number of the start, from 0.
-        earlier: Descriptions of what is left out.
+        earlier: Descriptions of the files and lines that are left out.
     """
 
     logs: list[Log] = field(default_factory=list)
@@ -110,8 +111,8 @@ def _last_attempts(found: Collection[Log]) -> dict[str, _Start]:
 def _last(starts: dict[_Start, list[Log]]) -> _Start:
     """Return the start with the highest number that is not of an earlier run.
 
-    A run outside Slurm may use the folder of an earlier one that had more restarts. Those are over
-    before the later run's processes begin, which no restart of the same run is.
+    A run outside Slurm may use the folder of an earlier run that had more restarts. These restarts
+    ended before the processes of the later run began. That is never so for restarts of one run.
     """
     *lower, last = sorted(starts)
     if not lower:
@@ -136,7 +137,7 @@ class _Span:
 def _span(logs: Collection[Log]) -> _Span:
     marks = [each for log in logs for each in marks_of(log)]
     began = [each.time for each in marks if each.name == PROCESS]
-    # A restart has the processes of the previous start, so their beginning tells nothing about it.
+    # A restart has the processes of the previous start, so their start says nothing about it.
     later = [each.time for each in marks if each.name != PROCESS]
     return _Span(min(began, default=math.nan), max(later, default=math.nan))
 
@@ -178,7 +179,7 @@ def begins_of_starts(log: Log, started: float) -> list[int]:
 
 
 class _Job(Enum):
-    """Whether the job is being requeued.
+    """States of a job that Slurm may requeue.
 
     Attributes:
         RUNS: Nothing says that the job was requeued, or another start has begun since.
@@ -227,7 +228,7 @@ def _stamp(unix: float) -> str:
 
 
 class _Ranks(Enum):
-    """What torchrun's ranks wrote last.
+    """States of torchrun's ranks, by the lines that they wrote last.
 
     Attributes:
         RUN: No failure yet, or the ranks have begun again since the last one.

@@ -1,5 +1,5 @@
-"""Python tracebacks in a stream of lines, several of which may be open at a time: exception type,
-message, the user's last frame, and the chain.
+"""Reads Python tracebacks in a stream of lines, of which several may be open at a time: exception
+type, message, the user's last frame, and the chain.
 """
 
 import re
@@ -28,7 +28,7 @@ _MOST_STRAY = 30
 
 @dataclass
 class PythonException:
-    """An exception that ended a script, or might have.
+    """An exception that ended a script, or may have ended it.
 
     Attributes:
         chain: Number and text of its line, then of the exceptions that followed from it.

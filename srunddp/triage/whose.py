@@ -1,4 +1,4 @@
-"""Which rank and node the first failure belongs to."""
+"""Finds the rank and the node of the first failure."""
 
 from collections.abc import Sequence
 
@@ -22,11 +22,11 @@ def tell_whose(
         found: The diagnosis; it is changed.
         first: The event that shows the failure.
         remaining: The events that no rule sets aside.
-        evidence: Everything else that the logs tell.
+        evidence: Everything else in the logs.
     """
     observed = evidence.observed
     if first.cause == "collective-timeout":
-        # All ranks wait for the collective but the one that did not come.
+        # All ranks wait for the collective, except the one that did not join it.
         waited = {each.rank for each in remaining if each.cause == first.cause}
         found.rank = the_only_other(waited, observed)
         found.victim = found.rank is not None and found.rank != first.rank
@@ -56,10 +56,11 @@ def tell_whose(
 
 
 def _is_whose(own: Event, first: Event) -> bool:
-    """Tell whether srunddp's word of rank and node is also about the first failure.
+    """Tell whether the rank and node that srunddp has named are also those of the first failure.
 
-    It is if both are one failure, or if the first failure is what srunddp's rank died of. Slurm's
-    word about the whole job or a node is not: srunddp then tells which rank the end reached first.
+    They are if both are one failure, or if the first failure is the cause of that rank's end. They
+    are not if the first failure is Slurm's line about the whole job or a node: srunddp then names
+    the rank that the end reached first.
     """
     if own.rank is None and not own.node:
         return False

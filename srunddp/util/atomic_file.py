@@ -66,7 +66,7 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def _write_to(path: Path, content: bytes) -> None:
-    if not content:  # to a pipe's reader, an open and a close would be the end
+    if not content:  # the reader of a pipe would see an end of file
         return
     # O_NONBLOCK: an open of a pipe that nobody reads fails instead of waiting. O_APPEND: if the
     # path is standard output and that is a file, its content so far stays.

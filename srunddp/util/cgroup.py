@@ -104,12 +104,13 @@ def oom_kills() -> int:
 
 
 def kills_whole_step(variables: Mapping[str, str]) -> bool:
-    """Whether the kernel kills all of a step's processes on a node, and not only the largest, when
-    their memory runs out. Slurm has ``--oom-kill-step`` and ``OOMKillStep`` for this since 24.11.
+    """Return whether the kernel kills all of a step's processes on a node, and not only the
+    largest, when their memory runs out. Slurm has ``--oom-kill-step`` and ``OOMKillStep`` for this
+    since 24.11.
 
     Args:
-        variables: The variables of a process of the step, in which Slurm says so whoever asked for
-            it.
+        variables: The environment of a process of the step. Slurm sets the variable there, whether
+            the option or the site's configuration asked for it.
     """
     return variables.get("SLURM_OOM_KILL_STEP") == "1"
 

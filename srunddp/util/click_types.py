@@ -25,7 +25,7 @@ LOST_LEAST = 2.0  # seconds; the kernel measures parts of this in whole seconds
 _LONGEST = 1e6  # seconds, about 11.6 days
 _UNITS = (3600, 60, 1)  # seconds per h, m and s, as in 1h30m5s
 _CANNOT_PRINT = 74  # sysexits' EX_IOERR
-# What the kernel says of a write to a full disk, a closed descriptor or a broken device.
+# Errors of a write to a full disk, a closed descriptor or a broken device.
 _WRITE_ERRORS = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
 
 
@@ -138,8 +138,8 @@ monitor_option = click.option(
     show_envvar=True,
     shell_complete=FILE.shell_complete,  # the next word is SCRIPT
     help=(
-        "Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless"
-        " given."
+        "Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s by"
+        " default."
     ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -156,7 +156,7 @@ def json_text(*values: Any, indent: int | None = 2) -> str:
 
 
 class MonitoredCommand(GroupedCommand):
-    """Reads ``--monitor`` as ``--monitor=5``: click would take the script's name as its value."""
+    """Command that reads ``--monitor`` as ``--monitor=5``; click would take SCRIPT as its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite ``--monitor``, then let click read the words."""
@@ -169,8 +169,8 @@ class MonitoredCommand(GroupedCommand):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
-                # "--monitor 5" means the duration to its user, but would run a script named 5. An
-                # existing file of that name is taken as the script. While a shell asks for
+                # A user who writes "--monitor 5" means the duration, but a script named 5 would
+                # run. An existing file of that name is taken as the script. While a shell asks for
                 # completions there is no error.
                 word = "".join(args[place + 1 : place + 2])
                 if (
@@ -194,11 +194,11 @@ class MonitoredCommand(GroupedCommand):
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Wrap what a command does and prints, its ``--help`` too.
+    """Handle errors of standard output while a command runs, also while it prints its ``--help``.
 
-    If the output cannot be written, the command ends with one line and exit code 74. If its reader
-    has closed the pipe, as ``head`` does, it ends without a word by SIGPIPE, which a shell shows as
-    141, like any other command.
+    If the output cannot be written, the command ends with one line and exit code 74. If the reader
+    has closed the pipe, as ``head`` does, the command ends silently by SIGPIPE, like any other
+    command; a shell shows this as 141.
     """
     try:
         yield

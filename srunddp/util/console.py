@@ -91,7 +91,7 @@ SAY_EVERY = 30.0
 
 @contextlib.contextmanager
 def periodically(say: Callable[[str], None], line: str, every: float) -> Iterator[None]:
-    """Say a line again and again while the block runs.
+    """Print a line repeatedly while the block runs.
 
     Args:
         say: Prints the line.

@@ -12,10 +12,10 @@ _ROOM = 16  # numbers that stay free below a small limit of open files
 def move_high(descriptor: int) -> int:
     """Give a descriptor a high number, and return it; close-on-exec is set.
 
-    Scripts that close the descriptors they may have inherited, as daemons do, then leave it open.
-    And if a script closes it after all, no file of the script soon gets its number, so that srunddp
-    does not write to that file. If the limit of open files is too small, the descriptor keeps its
-    number.
+    A script that closes the low descriptors it may have inherited, as daemons do, then leaves this
+    one open. If a script closes it after all, it takes long until one of the script's own files
+    gets the same number, so srunddp does not write to such a file. If the limit of open files is
+    too small, the descriptor keeps its number.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -33,8 +33,9 @@ def move_high(descriptor: int) -> int:
 def fill_standard() -> list[int]:
     """Open ``/dev/null`` for each closed descriptor among 0, 1 and 2, and return their numbers.
 
-    Otherwise the next file or socket would get that number, and with it what a process prints. The
-    descriptors are closed on exec, so programs that the process starts find them closed.
+    Otherwise the next file or socket would get one of these numbers, and with it the output of the
+    process. The descriptors are closed on exec, so programs that the process starts find them
+    closed.
     """
     filled: list[int] = []
     for number in (0, 1, 2):

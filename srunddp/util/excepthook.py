@@ -8,13 +8,13 @@ from types import TracebackType
 
 from srunddp.errors import SrunddpError
 
-_below_srunddp = False
+_under_srunddp = False
 
 
 def leave_to_srunddp() -> None:
     """Note that this process is a rank under ``srunddp``, which prints uncaught errors itself."""
-    global _below_srunddp
-    _below_srunddp = True
+    global _under_srunddp
+    _under_srunddp = True
 
 
 def install_excepthook() -> None:
@@ -23,7 +23,7 @@ def install_excepthook() -> None:
 
     This does nothing under ``srunddp``, or in an interactive Python, which goes on after an error.
     """
-    if not (_below_srunddp or sys.flags.interactive or hasattr(sys, "ps1")):
+    if not (_under_srunddp or sys.flags.interactive or hasattr(sys, "ps1")):
         _set_hook()
 
 

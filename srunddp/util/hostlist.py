@@ -44,7 +44,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def fold_in_order(names: Iterable[str]) -> str:
-    """Write names as :func:`fold` does, but in their order, for who counts the nodes of a list."""
+    """Write names as :func:`fold` does, but keep their order, for lists in which it matters."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _comes_after(name, runs[-1][-1]):
@@ -136,7 +136,7 @@ def count(host_list: str, *, where: str = "") -> int:
 
 
 def _items(host_list: str, where: str) -> list[_Item]:
-    """Read the items of a list, between commas, and count the names before any is made."""
+    """Split a list into its items, and refuse too many names before making any."""
     items: list[_Item] = []
     names = 0
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", host_list):
@@ -171,7 +171,7 @@ class _Item:
 
     @property
     def size(self) -> int:
-        """How many names it stands for: more than len() may return, in a list of many brackets."""
+        """The number of names; no ``__len__``, because len() fails above ``sys.maxsize``."""
         return math.prod(sum(map(len, bracket)) for bracket in self.brackets)
 
     def names(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Do something around the import of a module, whenever the script imports it."""
+"""Run code around the import of a module, whenever the script imports it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def surround_import(
     """Enter a context when the script begins to import a module, and leave it after the import.
 
     Args:
-        name: the module's name; if the module is already imported, the context is entered and left
+        name: The module's name. If the module is already imported, the context is entered and left
             now.
-        around: is called with the module, and returns the context.
+        around: A function that takes the module and returns the context.
     """
     if name in sys.modules:
         with around(sys.modules[name]):

@@ -36,11 +36,11 @@ class Device:
 
 
 def no_interface(name: str, interfaces: Sequence[str] = ()) -> str:
-    """Return a hint if a name, or a pattern of names, that is given for a network interface is like
-    that of an InfiniBand or RoCE device; else an empty text.
+    """Return a hint for a name that was given as a network interface but looks like the name of an
+    InfiniBand or RoCE device; empty for any other name.
 
     Args:
-        name: The name, as the user wrote it.
+        name: The name or pattern of names, as the user wrote it.
         interfaces: The interfaces of the device; empty if they are not known.
     """
     if not _DEVICE.match(name):

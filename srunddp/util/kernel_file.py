@@ -1,7 +1,7 @@
-"""Files of the kernel, read once or again and again, and files in memory.
+"""Files of the kernel, read once or repeatedly, and files in memory.
 
-A file that is read again and again stays open, so each read is one system call. For one process
-this takes about 10 us; psutil needs 30 to 60 us.
+A file that is read repeatedly stays open, so each read is one system call. For one process this
+takes about 10 us; psutil needs 30 to 60 us.
 """
 
 import contextlib

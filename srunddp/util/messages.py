@@ -33,7 +33,7 @@ _PLAIN = (int, float, bool, str, types.NoneType)
 
 
 class Message:
-    """Base class of what one process sends to another.
+    """Base class of the messages that one process sends to another.
 
     :meth:`decode` checks the values against the fields' annotations. These may be ``int``,
     ``float``, ``bool``, ``str``, ``object`` (any JSON), another dataclass of such fields, and

@@ -1,4 +1,4 @@
-"""The GPUs of this node, asked through NVML, which needs no CUDA context."""
+"""The GPUs of this node, as NVML describes them. NVML needs no CUDA context."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -56,7 +56,7 @@ def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
     known = {
         name: each for each in context.command.params for name in each.opts if name.startswith("--")
     }
-    # After a "--" the user has marked the arguments as the script's.
+    # By a "--" the user marks the arguments after it as the script's.
     ending = arguments.index("--") if "--" in arguments else len(arguments)
     notes = []
     for argument in arguments[:ending]:
@@ -64,8 +64,8 @@ def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
         option = known.get(name.replace("_", "-"))
         if option and (not given or _takes(option, value, context)):
             notes.append(
-                f"{argument} stands after SCRIPT and goes to it -> put it before SCRIPT if it is"
-                " srunddp's"
+                f"{argument} comes after SCRIPT, so the script gets it -> put it before SCRIPT"
+                " if it is meant for srunddp"
             )
     return notes
 

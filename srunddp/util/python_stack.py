@@ -1,4 +1,4 @@
-"""Python stacks as text: where each rank is, and which rank, by its stack, blocks the others."""
+"""Python stacks as text: where each rank is, and which rank most likely blocks the others."""
 
 import os
 import re
@@ -28,7 +28,7 @@ _SAVING = ("torch/serialization.py", "safetensors/", "numpy/lib/")
 def main_stack(text: str) -> Stack:
     """Return the stack of the thread that took the signal, or that has crashed; empty for none.
 
-    Before the stack of a crash faulthandler calls it the current thread, and an empty line ends it.
+    For a crash, faulthandler calls it the current thread and writes an empty line after its stack.
     """
     headings = list(_HEADING.finditer(text))
     if not headings:
@@ -56,8 +56,8 @@ def format_stack(stack: Stack) -> str:
 
 
 def dump_of_printed(lines: Sequence[str]) -> str:
-    """Return the dump of a stack whose lines :func:`format_stack` has returned; empty if they are
-    no stack.
+    """Return the dump of a stack whose lines :func:`format_stack` has returned; empty if the lines
+    are not a stack.
     """
     frames = [match for match in map(_PRINTED.fullmatch, lines) if match]
     if not frames:
@@ -81,7 +81,7 @@ def is_waiting(stack: Stack) -> bool:
 
 
 def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks by the place where they are, with the largest group first.
+    """Group the ranks by the place where they are, with the largest group first.
 
     Args:
         texts: The dump of each rank.
@@ -95,9 +95,9 @@ def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
 def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> int:
     """Return the rank that the others most likely wait for.
 
-    Only ranks that were seen elsewhere than in a wait are considered; if there are none, those that
-    have given no stack; if there are none of these either, all. Of these, the ranks with the fewest
-    steps count; of those, the ones in the smallest group at one place; of those, the lowest rank.
+    Candidates are the ranks whose stack shows no wait; if there are none, the ranks without a
+    stack; if there are none of these either, all ranks. Among the candidates with the fewest steps,
+    the one in the smallest group at one place is returned; of several, the lowest rank.
 
     Args:
         texts: The dump of each rank.

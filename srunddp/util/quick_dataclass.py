@@ -1,4 +1,4 @@
-"""``dataclass`` for the modules that each rank loads at its start: the same classes, sooner defined
+"""``dataclass`` for the modules that each rank loads at its start: same classes, defined faster.
 
 The standard library compiles six methods for each frozen dataclass, which takes more than half a
 millisecond before Python 3.13. A rank defines over a hundred of them before its script begins. Here
@@ -79,7 +79,7 @@ def _set_once(self: Any, name: str, value: object) -> None:
     """Set a field of a frozen instance, which only its ``__init__`` may do.
 
     The ``__init__`` of a class that is not frozen assigns to each field, so a field may be set as
-    long as it has no value of the instance.
+    long as the instance has no value for it.
     """
     if name in self.__dict__ or name not in self.__dataclass_fields__:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

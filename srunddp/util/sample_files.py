@@ -104,7 +104,8 @@ LINKS = SampleFile(
         "sent_bytes": Use.COUNTER,
     }
 )
-# The reasons, joined as in thermal+power_cap; as a gauge, whether heat is among them.
+# This column has the reasons, joined as in thermal+power_cap. Used as a gauge, it says whether heat
+# is one of them.
 THROTTLED = "throttled"
 # The values sampled for each GPU, in the order of the columns.
 GPU_FIELDS = {

@@ -23,7 +23,7 @@ def open_plain(path: Path) -> BinaryIO:
         NotPlainError: The path does not lead to a plain file.
         OSError: The file cannot be read.
     """
-    # O_NONBLOCK: to open a named pipe would wait for a writer, for ever.
+    # O_NONBLOCK: without it, opening a named pipe would wait for a writer, maybe forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")

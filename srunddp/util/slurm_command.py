@@ -174,7 +174,7 @@ def job(what: str) -> Job | None:
     limit = seconds(own["TimeLimit"])
     lasted = seconds(own["RunTime"])
     started = figure(own["StartTime"])
-    # For a running job Slurm reports the end that its time limit gives.
+    # For a running job, Slurm computes EndTime from the time limit.
     ended = None if state in RUNNING else figure(own["EndTime"])
     return Job(
         own["JobId"],

@@ -4,13 +4,13 @@ import re
 
 
 def tres_count(text: str, resource: str) -> int:
-    """Return how many of a resource a list of TRES names, all its types together.
+    """Sum the counts of a resource, over all its types, in a list of TRES.
 
     Slurm has written the list in several ways: ``gres:gpu:2`` in 23.02, ``gres/gpu=2`` and
     ``gres/gpu:a100=2`` since; the option takes ``gres/gpu:a100:2`` as well.
 
     Args:
-        text: such as ``cpu=4,gres/gpu:a100=2``.
+        text: The list, such as ``cpu=4,gres/gpu:a100=2``.
         resource: ``cpu`` or ``gres/gpu``.
 
     Returns:

@@ -2,7 +2,7 @@
 
 import socket
 
-_PROBES = 6  # within the time limit
+_PROBES = 6  # keepalive probes within the time limit
 # Linux's TCP_THIN_LINEAR_TIMEOUTS: lost data is sent again about every second, not after 1, 3, 7
 # and 15 s. Otherwise a network that loses one packet in twenty could now and then look dead.
 _THIN_LINEAR_TIMEOUTS = 16

@@ -1,4 +1,6 @@
-"""click's usage errors in the form of all errors: found; expected -> hint. Imported when needed."""
+"""click's usage errors in the form of all errors: found; expected -> hint. Imported only when
+needed.
+"""
 
 import re
 from pathlib import Path
@@ -61,7 +63,7 @@ def _no_such_command(message: str, known: list[str], see: str) -> UsageError:
 
 
 def foreign(option: str) -> tuple[str, str] | None:
-    """Find the launcher that has a given option, and a hint what to write for srunddp instead.
+    """Find the launcher that has an option, and the hint that says what srunddp has instead.
 
     Returns:
         None if no known launcher has the option.
@@ -83,7 +85,7 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
     command = see.removeprefix("see ").removesuffix(" --help")
     if context.info_name == "run":
         known.append("--version")
-        if name == "-V":  # as python has it
+        if name == "-V":  # as in python
             return UsageError(
                 f"no option {name}",
                 expected=f"an option of {command}",

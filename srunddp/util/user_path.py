@@ -29,7 +29,7 @@ def expanded(path: str | os.PathLike[str], name: str) -> str:
     if found.startswith("~"):
         raise ConfigError(
             f"{name} is {os.fspath(path)}, and there is no such user",
-            expected="~ for one's own home, or ~NAME for that of a user of this node",
+            expected="~ for your own home, or ~NAME for the home of a user of this node",
             hint="write the absolute path of a folder of this name",
         )
     return found

@@ -1,13 +1,13 @@
-"""NVIDIA's Xid numbers: what the driver says of a GPU's error, and whose fault each one is.
+"""NVIDIA's Xid numbers, by which the driver reports errors of GPUs, and whose fault each one is.
 
 The numbers and what NVIDIA asks to be done after each are in its Xid catalogue
-(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Those of the program are the
-ones that NVIDIA's device plugin for Kubernetes skips as errors of applications
-(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go), except two. Xid 45 follows any
-abrupt end of a program, and other Xids of its GPU. For Xid 109 the catalogue asks for a reset. So
-these two do not tell whose fault they are. The words are our own.
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). The Xids of kind ``PROGRAM``
+are those that NVIDIA's device plugin for Kubernetes skips as errors of applications
+(https://github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go), except two: Xid 45 follows any
+abrupt end of a program and other Xids of its GPU, and for Xid 109 the catalogue asks for a reset,
+so these two do not tell whose fault they are. The texts are ours, not NVIDIA's.
 
-A run, ``srunddp check`` and ``srunddp triage`` go by this one list.
+``srunddp run``, ``srunddp check`` and ``srunddp triage`` all use this list.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,11 +20,11 @@ class XidKind(Enum):
     """Whose fault an Xid is.
 
     Attributes:
-        PROGRAM: Most likely the program's own: it would happen on any GPU.
-        HARDWARE: The GPU's. The catalogue asks for a reset of the GPU or a restart of the machine,
-            so the GPU is of no use before.
-        LINK: Of an NVLink. The GPU at its other end may be at fault.
-        OTHER: Neither is known.
+        PROGRAM: Most likely the program's fault: it would happen on any GPU.
+        HARDWARE: The GPU's fault. The catalogue asks for a reset of the GPU or a restart of the
+            machine; until then the GPU cannot be used.
+        LINK: A fault of an NVLink. The GPU at the other end may be to blame.
+        OTHER: Not known.
     """
 
     PROGRAM = "program"
@@ -107,7 +107,7 @@ def pattern(kinds: Iterable[XidKind]) -> str:
     """Return a regular expression, in brackets, that matches the numbers of some kinds.
 
     Args:
-        kinds: The kinds.
+        kinds: The kinds whose numbers are to match.
     """
     wanted = set(kinds)
     return f"(?:{'|'.join(str(each.number) for each in XIDS.values() if each.kind in wanted)})"

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-DEEPEST = 50  # levels; PyYAML calls itself for each, and Python ends that at about a thousand calls
+DEEPEST = 50  # levels; PyYAML recurses for each, and Python allows about a thousand nested calls
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Refuses a file with more than :data:`DEEPEST` nested levels, and names the place."""
+    """Loader that refuses more than :data:`DEEPEST` nested levels, and names the position."""
 
     def __init__(self, stream: bytes) -> None:
         super().__init__(stream)
@@ -22,7 +22,7 @@ class BoundedLoader(yaml.SafeLoader):
         """Return the next node, with all that is in it.
 
         Raises:
-            yaml.MarkedYAMLError: It is nested too deeply.
+            yaml.MarkedYAMLError: The node is nested too deeply.
         """
         self._depth += 1
         if self._depth > DEEPEST:

@@ -1,4 +1,4 @@
-"""Parse a YAML file, and tell where in the file something stands."""
+"""Parse a YAML file, and name the position of a part of it."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_pattern_is_covered_by_one_that_takes_all_its_names() -> None:
             IfacesEntry(nodes, ("ib0",), where=f"x:{at}:3")
             for at, nodes in enumerate((outer, inner))
         ]
-        covered = any("never counts" in finding.found for finding in evaluate(entries, (), "x")[0])
+        covered = any("never applies" in finding.found for finding in evaluate(entries, (), "x")[0])
         assert covered <= (fits[inner] <= fits[outer]), (inner, outer)
         assert covered == (fits[inner] <= fits[outer]) or {*"?*"} <= {*outer}, (inner, outer)
 
@@ -143,7 +143,7 @@ def test_entries_that_overlap_are_found(
 ) -> None:
     finding = only(checked(conf, entry("x") + entry(first) + entry(second)))
     assert (finding.level, finding.nodes) == (Severity.WARN, taken)
-    assert tells(finding.found, f"{conf}:5:3", "does not count", "line 3")
+    assert tells(finding.found, f"{conf}:5:3", "does not apply", "line 3")
     assert tells(finding.hint, "line 3")
 
 
@@ -347,7 +347,7 @@ def test_without_slurm_the_file_is_checked_against_itself(
     monkeypatch.setattr(lint, "_WITHIN", 0.5)
     write(conf, entry("*") + entry("n1"))
     report = check_file(str(conf), sinfo(tmp_path, body) if body else {"PATH": str(tmp_path)})
-    assert "never counts" in only(report).found
+    assert "never applies" in only(report).found
     (note,) = report.notes
     assert tells(note, "not compared", "sinfo")
     assert tells(report.summary, "not available", "sinfo")

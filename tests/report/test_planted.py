@@ -81,8 +81,8 @@ def test_a_healthy_run_has_no_note(name: str, tmp_path: Path) -> None:
 HOT_GPU = replace(ON_GPUS, hot=((0, 3),))
 HEATED = "GPU 3 on node01 throttled (thermal or power brake) for 9"
 SLOW_AND_HOT = (
-    "°C at most; rank 3 on node01: 99.9 ms more of its own in each step than the others, 33 % of"
-    " the step"
+    "°C at most; rank 3 on node01: 99.9 ms longer for its part of each step than the others,"
+    " 33 % of the step"
 )
 # Its rule; what is planted; words of the finding; words of the hint.
 PLANTED = [
@@ -95,7 +95,12 @@ PLANTED = [
         "node02",
     ),
     ("slow rank", MadeUp(slow={2: 0.1}), "its own work, not the wait for data", "node02"),
-    ("slow rank", MadeUp(slow_data={2: 0.1}), "it is its wait for data", "storage as node02"),
+    (
+        "slow rank",
+        MadeUp(slow_data={2: 0.1}),
+        "the extra time is its wait for data",
+        "how fast node02",
+    ),
     ("slow rank", MadeUp(slow={0: 0.1}), "rank 0", "see what rank 0 alone does in each step"),
     (
         "slow rank",

@@ -127,4 +127,6 @@ def test_a_node_that_is_cut_off_says_so_and_waits_for_srun(
         assert (ended.value.code, printed(capfd), awaited) == (78, "", [])
         return
     assert (ended.value.code, awaited) == (69, [True])
-    assert printed(capfd).startswith("srunddp: error: node03 has not met the others again: no file")
+    assert printed(capfd).startswith(
+        "srunddp: error: node03 did not rejoin the other ranks: no file"
+    )

@@ -182,7 +182,7 @@ def test_processes_that_cannot_be_killed_end_the_run() -> None:
             remaining=[child.pid], environ={}, folder="/", cpus={0}, files=(1024, 1024)
         )
         with pytest.raises(
-            ConfigError, match=f"processes {child.pid} of the start before cannot be killed"
+            ConfigError, match=f"processes {child.pid} of the previous start cannot be killed"
         ):
             start.check()
         child.kill()

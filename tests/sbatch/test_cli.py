@@ -370,7 +370,7 @@ def test_a_conversion_checks_the_options_of_run(
 
 
 def test_an_option_after_the_script_is_noted(called: Callable[..., Result]) -> None:
-    assert "--submit stands after SCRIPT" in called("train.py", "--submit").stderr
+    assert "--submit comes after SCRIPT" in called("train.py", "--submit").stderr
     assert "after SCRIPT" not in called("train.py", "--lr=1").stderr
 
 

@@ -74,7 +74,7 @@ def test_the_launch_is_replaced_and_every_other_byte_stays(
     rest = " --lr 1e-3 \\\n  --name \"a b\"  # it's done\r\necho 'end'"
     text, notes = converted(tmp_path, HEAD + BODY + launch + rest)
     assert text == HEAD + BODY + made + rest
-    said = " torchrun or accelerate, too; this line is left as it is"
+    said = " torchrun or accelerate as well; this line is left as it is"
     left = [
         number
         for number, line in enumerate(BODY.splitlines(), 1)

@@ -59,8 +59,8 @@ from tests.support.starting import write
         ),
         (
             {"sbatch_arg": ("--oom-kill-step",), "restarts": 3},
-            "--oom-kill-step with --restarts: when memory runs out Slurm ends srunddp, too, and no"
-            " restart follows",
+            "--oom-kill-step with --restarts: when memory runs out Slurm ends srunddp as well, and"
+            " no restart follows",
         ),
         ({}, "SBATCH_PARTITION=debug is exported, which wins over the script's own line at sbatch"),
     ],
@@ -272,7 +272,7 @@ SPARED = {"nodes": 2, "ntasks_per_node": 2, "restarts": 1, "spare_nodes": 1}
         ({"min_nodes": 2}, "--min-nodes 2 of 1 nodes with ranks; expected 1 at most"),
         (
             {"srun_arg": ("--min-nodes=2",)},
-            "--srun-arg '--min-nodes=2'; expected --min-nodes, which srunddp sbatch has, too",
+            "--srun-arg '--min-nodes=2'; expected --min-nodes, which srunddp sbatch has as well",
         ),
     ],
     ids=str,

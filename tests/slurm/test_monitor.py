@@ -125,7 +125,7 @@ def test_what_is_wrong_gets_its_note_and_only_that(
     summary = summed(folder)
     found = notes(summary)
     assert ([note.rule for note in found], too_short(summary)) == (rules, ""), found
-    lines = re.findall(r"^srunddp: (.* in each step than the others.*)$", done.errors, re.MULTILINE)
+    lines = re.findall(r"^srunddp: (.* of each step than the others.*)$", done.errors, re.MULTILINE)
     assert len(lines) == case.startswith("slow"), done.errors
     if case.startswith("slow"):
         assert "rank 1 on node02" in found[0].found

@@ -168,7 +168,7 @@ def test_out_of_memory_the_job_ends_with_the_code_of_srunddp(
     (log,) = folder.glob("*.out")
     text = log.read_text()
     assert "killed by SIGKILL, out of memory" in text
-    assert "srunddp: ended with 0 after 1 restart; srun's own exit code is another" in text
+    assert "srunddp: ended with 0 after 1 restart; srun's own exit code differs" in text
     assert set(re.findall(r'"weights": "(\w+)"', text)) == {whole(2)}
     assert (job.code, job.state) == (0, "COMPLETED"), text
 

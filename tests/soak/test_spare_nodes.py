@@ -37,7 +37,7 @@ CAMPAIGNS = 60
 # A folder; campaigns that are in it are not run again.
 RESULTS = os.environ.get("SRUNDDP_SOAK_RESULTS")
 ENDS_WITHIN = 60.0
-SRUN_MAY_WAIT = "srun may wait until Slurm has set the lost node down"
+SRUN_MAY_WAIT = "srun may wait until Slurm has marked the lost node down"
 HARMS = ("lose", "cut", "step", "supervisor", "worker", "cancel")
 
 

@@ -426,8 +426,8 @@ def test_no_log_is_written_into_a_copy(copies: Copies, log_dir: str) -> None:
     write(copies.of(PROJECT) / "train.py", "")
     code, _, errors = run(copies, "--log-dir", log_dir, "train.py")
     found = (
-        f"srunddp: error: --log-dir leads to {PROJECT}/logs/run/{NODE}.rank0.log, which this node"
-        " has as a copy alone"
+        f"srunddp: error: --log-dir leads to {PROJECT}/logs/run/{NODE}.rank0.log, of which"
+        " this node has only a copy"
     )
     assert (code, errors.partition(";")[0]) == (78, found)
     assert not (copies.of(PROJECT) / "logs").exists()

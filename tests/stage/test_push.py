@@ -84,8 +84,8 @@ def test_path_is_as_users_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("environ", "found"),
     [
-        ({}, "this is no Slurm job"),
-        ({"SLURM_JOB_ID": "1;x", "SLURM_JOB_NUM_NODES": "2"}, "this is no Slurm job"),
+        ({}, "this is not a Slurm job"),
+        ({"SLURM_JOB_ID": "1;x", "SLURM_JOB_NUM_NODES": "2"}, "this is not a Slurm job"),
         (
             {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_HET_SIZE": "2"},
             "a heterogeneous job",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from pathlib import Path
@@ -37,13 +36,10 @@ rest()
 def test_a_skew_of_sigterm_between_nodes_blames_nobody(skew: float, tmp_path: Path) -> None:
     """Whether it is less than the time that a failure waits for its cause, or more."""
     with world(tmp_path, PEERS, size=3, limits={"secondary_waits": 0.2}) as it:
-        workers = it.workers()
         until((tmp_path / "met.1").exists)
         for rank in (1, 0, 2):
             time.sleep(skew if rank != 1 else 0.0)
-            for pid in (it.ranks[rank].pid, workers[rank]):
-                with contextlib.suppress(ProcessLookupError):
-                    it.send(signal.SIGTERM, pid)
+            it.launcher_sends(signal.SIGTERM, rank)
         ended = it.wait()
     assert ended.codes == [143] * 3, ended.text
     assert ended.verdicts == []
@@ -66,7 +62,7 @@ def test_a_skew_of_sigkill_between_nodes_ends_no_rank_early(first: int, tmp_path
     with world(tmp_path, f"{handlers}say('waits')\nrest()", size=2) as it:
         workers = it.workers()
         until(lambda: all((tmp_path / f"waits.{rank}").exists() for rank in range(2)))
-        it.send(signal.SIGINT, *(rank.pid for rank in it.ranks), *workers)
+        it.launcher_sends(signal.SIGINT)
         until(lambda: all((tmp_path / f"asked.{rank}").exists() for rank in range(2)))
         it.ranks[first].kill()
         it.ranks[first].wait()

@@ -122,8 +122,7 @@ def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) 
     script += f"    say('saving')\n    if RANK == {late}: wait_for('go')\n"
     with world(tmp_path, script, size=FEW, limits={"kill_after": 0.1}) as it:
         workers = at_work(it)
-        # As a launcher does, which we are.
-        it.send(signal.SIGTERM, *(rank.pid for rank in it.ranks), *workers)
+        it.launcher_sends(signal.SIGTERM)
         until(lambda: all(it.has_said(f"saving.{rank}") for rank in range(FEW)))
         time.sleep(0.5)  # longer than one that is to end has time for
         assert not any(map(is_gone, workers))

@@ -66,7 +66,7 @@ def main(folder: str, script: str, *options: str) -> None:
         workers = it.workers()
         print(json.dumps({"supervisors": supervisors, "workers": workers}), flush=True)
         if number := sys.stdin.readline():
-            it.send(int(number), *supervisors, *workers)
+            it.launcher_sends(int(number))
         print(json.dumps(asdict(it.wait())), flush=True)
 
 

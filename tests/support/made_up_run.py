@@ -40,9 +40,9 @@ class MadeUp:
         seconds: for which it trains; interval: between samples; start: Unix time.
         step_s, own: a step, and which share of it is not the backward pass; data: which share is
             waiting for data.
-        slow: seconds that a rank needs more of its own in each step; slow_data: the same, waiting
-            for data; stall, data_stall: seconds of its own, or for which all wait for data, once,
-            in the middle.
+        slow: seconds that a rank takes longer for its part of each step; slow_data: the same,
+            waiting for data; stall, data_stall: seconds of its own, or for which all wait for
+            data, once, in the middle.
         epoch_s, evaluation_s, checkpoint_s: how long those last; 0 for none.
         utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are
             throttled.

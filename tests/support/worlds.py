@@ -4,6 +4,7 @@ others are.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -115,6 +116,13 @@ class World:
     def send(self, number: int, *pids: int) -> None:
         for pid in pids:
             os.kill(pid, number)
+
+    def launcher_sends(self, number: int, *ranks: int) -> None:
+        """Send a signal to all processes of some ranks, or of all ranks, as a launcher does."""
+        for rank in ranks or range(len(self.ranks)):
+            # Each has a session of its own. A process that has ended gets nothing.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.ranks[rank].pid, number)
 
     def wait_until_handled(self, rank: int) -> None:
         """Until a supervisor has handled all that has come to it, as the end of a connection.

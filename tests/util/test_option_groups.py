@@ -27,7 +27,10 @@ from srunddp.util.option_groups import after_script
 def test_options_of_run_after_the_script_are_noted(words: str, noted: list[str]) -> None:
     context = run.make_context("run", words.split())
     notes = after_script(context, context.params["arguments"])
-    hint = " stands after SCRIPT and goes to it -> put it before SCRIPT if it is srunddp's"
+    hint = (
+        " comes after SCRIPT, so the script gets it -> put it before SCRIPT if it is meant for"
+        " srunddp"
+    )
     assert notes == [each + hint for each in noted]
 
 

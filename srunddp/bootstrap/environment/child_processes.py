@@ -38,8 +38,7 @@ def prepare_processes(util: ModuleType) -> None:
     the script may intend to start MPI in one of them.
     """
     global _plain_start
-    # If this were done twice, _plain_start would be our own function, which would call itself
-    # endlessly.
+    # If this was done twice, _plain_start would be _start, which would call itself endlessly.
     if _plain_start is None:
         _plain_start = util.spawnv_passfds
         util.spawnv_passfds = _start  # type: ignore[attr-defined]  # not known of a module
@@ -99,7 +98,7 @@ def _prepared(word: Any) -> Any:
         first += _fork_server_calls
     if not first:
         return word
-    # The default sys.path of `python -c` may not lead to srunddp. So set this process's own path,
+    # The default sys.path of `python -c` may not contain srunddp. So set this process's own path,
     # which multiprocessing would set a moment later anyway.
     path = [str(folder) for folder in sys.path]
     return "; ".join(["import sys", f"sys.path[:] = {path}", *first, word])

@@ -53,7 +53,7 @@ def detect(
     Args:
         variables: the environment variables of the process.
         channel: one of ``CHANNELS``, to use only that way to rank 0; None for all usable ways.
-        pid: the id of the process, by which one that srun itself started is recognised; 0 for a
+        pid: the id of the process, which shows whether srun itself started the process; 0 for a
             process of another machine, None for this process.
 
     Raises:
@@ -238,7 +238,10 @@ def _single(variables: Mapping[str, str]) -> Identity:
 
 def _single_notes(where: str) -> tuple[str, ...]:
     """Return the note for a process that runs alone although the user may have wanted several
-    ranks; ``where`` says what kind of process it is.
+    ranks.
+
+    Args:
+        where: What kind of process it is.
     """
     return (
         f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task",
@@ -383,8 +386,8 @@ def _note_on_master(identity: Identity, variables: Mapping[str, str]) -> tuple[s
 def _others_that_name_a_rank(
     identity: Identity, variables: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the variables that also give the launcher or one of its numbers, but did not decide;
-    by ``launcher`` and the names of the numbers.
+    """Return the variables that also name a launcher or give one of its numbers, but did not
+    decide. The keys are ``launcher`` and the names of the numbers.
     """
     not_chosen = {
         "launcher": tuple(

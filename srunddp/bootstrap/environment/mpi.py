@@ -1,7 +1,7 @@
-"""MPI launchers: the variables that they set in their processes, and one broadcast over MPI itself.
+"""Knows the variables that MPI launchers set in their processes, and makes one broadcast over MPI.
 
-Only functions import mpi4py.MPI: the import starts MPI, which ends a process if it has no world
-there.
+mpi4py.MPI is imported only inside functions: the import starts MPI, and MPI ends a process in which
+it has no world.
 """
 
 import contextlib
@@ -53,13 +53,13 @@ def is_installed() -> bool:
 
 
 # Under srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash if a
-# message reaches them there (open-mpi/ompi#12495). Nothing tells when all ranks have left MPI_Init,
-# so each waits for this time, and longer if MPI_Init was slow.
+# message reaches them there (open-mpi/ompi#12495). A rank cannot find out when all have left
+# MPI_Init, so each waits for this time, and longer if its own MPI_Init was slow.
 _PAUSE = 0.5  # seconds; twice the time of MPI_Init is added
 
 
 class MpiNotLaunchedError(Exception):
-    """This MPI library has no world of its own here, so it must not be initialised."""
+    """This MPI library has no world in this process, so it must not be initialised."""
 
 
 def broadcast(message: str | None, world_size: int, interface: str | None) -> str:
@@ -159,8 +159,8 @@ def is_running() -> bool:
 
 
 def was_started() -> bool:
-    """Whether mpi4py has initialised MPI in this process, even if MPI is finalised by now; it
-    cannot start again.
+    """Whether mpi4py has initialised MPI in this process, so that MPI cannot start again. MPI may
+    be finalised by now.
     """
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
@@ -193,9 +193,9 @@ def finalize_on_exec() -> None:
     def finalizing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         @functools.wraps(execute)
         def finalize_and_execute(path: Any, *arguments: Any, **named: Any) -> NoReturn:
-            # A process that the script has forked has inherited this function, but is no process of
-            # MPI's. os.execvp tries a path in each folder of PATH; only a file that can be executed
-            # ends this process.
+            # A process that the script has forked inherits this function, but MPI does not know it.
+            # os.execvp tries a path in each folder of PATH; only an executable file replaces this
+            # process.
             if os.getpid() == process and (isinstance(path, int) or os.access(path, os.X_OK)):
                 finalize()
             execute(path, *arguments, **named)
@@ -234,7 +234,7 @@ def is_blocked() -> bool:
 
 
 def reject_prterun(variables: Mapping[str, str]) -> None:
-    """Refuse a rank that prterun or prun started: these tell a process its rank and nothing else.
+    """Refuse a rank that prterun or prun started: they give a process its rank, but no world size.
 
     Args:
         variables: the rank's environment variables.

@@ -1,4 +1,5 @@
-"""The mark that a rank exports, so that the processes it starts are not taken for ranks.
+"""Makes and recognises the mark that a rank exports, so that the processes which it starts are not
+taken for ranks.
 
 Such processes inherit the launcher's variables, but they are not the rank. If a rank starts another
 launcher, that launcher's processes are ranks again.

@@ -1,5 +1,5 @@
-"""How the ranks learn where rank 0 listens: one class for each way, the preferred one first in
-``DISCOVERIES``.
+"""Defines the ways by which the ranks learn where rank 0 listens: one class for each. The list
+``DISCOVERIES`` has the preferred way first.
 
 Over PMI-1 and MPI, rank 0 publishes its address. From ``SLURM_*`` or explicit variables, each rank
 works the address out. To add a way, write a class like these and put it into that list.
@@ -48,9 +48,8 @@ class PmiDiscovery(Discovery):
     def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
         if identity.master:
             return "explicit variables decide"
-        # In a step of Slurm all three variables must be set, so that detect() could compare PMI's
-        # rank and size with Slurm's. Another launcher may have other names for rank and size, as
-        # Flux has.
+        # In a job step all three variables must be set, because detect() compares PMI's rank and
+        # size with Slurm's. Other launchers, such as Flux, may have other names for rank and size.
         if missing := [
             name for name in (PMI if identity.step else PMI[:1]) if name not in variables
         ]:
@@ -112,7 +111,7 @@ class SlurmDiscovery(Discovery):
         within = allowed or _DERIVED_PORTS
         # Not hash(), which differs from process to process: all ranks must arrive at the same
         # ports. Two steps on one node most likely begin at different ports. If they begin at the
-        # same one, the later rank 0 takes the next port, and the token tells the steps apart.
+        # same one, the later rank 0 takes the next port, and the token distinguishes the steps.
         start = zlib.crc32(environment.step.id.encode()) % len(within)
         return reserved + [
             within[(start + more) % len(within)] for more in range(min(len(within), _MOST_PORTS))

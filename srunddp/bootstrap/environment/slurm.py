@@ -78,8 +78,8 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
 
 
 def gpus_here(variables: Mapping[str, str]) -> int:
-    """Return how many GPUs of this node Slurm has given to the job or step, as far as this process
-    may use them; 0 if Slurm tells of none.
+    """Return how many of the GPUs that Slurm has allocated on this node this process may use; 0 if
+    Slurm's variables name none.
 
     Args:
         variables: the rank's environment variables.
@@ -101,11 +101,11 @@ def gpus_here(variables: Mapping[str, str]) -> int:
 
 
 def _gpus_per_task(variables: Mapping[str, str]) -> Iterator[int]:
-    """Yield each number of GPUs per task that a variable tells.
+    """Yield each number of GPUs per task that a variable gives.
 
-    Up to Slurm 23.02, ``SLURM_GPUS_PER_TASK`` has the option of sbatch and salloc. Since 23.11,
-    ``SLURM_TRES_PER_TASK`` has that of srun as well. In all versions ``SLURMD_TRES_BIND`` has what
-    srun made of the option.
+    Up to Slurm 23.02, ``SLURM_GPUS_PER_TASK`` has the option's value from sbatch and salloc. Since
+    23.11, ``SLURM_TRES_PER_TASK`` also has the value from srun. In all versions,
+    ``SLURMD_TRES_BIND`` has the binding that srun derived from the option.
     """
     asked = variables.get("SLURM_GPUS_PER_TASK", "")
     yield tres_count(",".join(f"gres/gpu:{part}" for part in asked.split(",") if part), "gres/gpu")
@@ -179,8 +179,8 @@ def _in_one_component(variables: Mapping[str, str], nodes: tuple[str, ...]) -> b
         for name, value in variables.items()
         if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")
     }
-    # If several components have all nodes, or none has (or no list is set), nothing proves that the
-    # step is within one component.
+    # The step is within one component if exactly one list contains all its nodes. If several do, or
+    # none does, or no list is set, nothing proves it.
     return [{*nodes} <= {*expand(value, where=name)} for name, value in lists.items()].count(
         True
     ) == 1

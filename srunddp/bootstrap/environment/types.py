@@ -19,7 +19,9 @@ NO_LAUNCHER = "none"
 
 @dataclass(frozen=True)
 class LauncherVariables:
-    """The names of the variables by which one launcher tells a process its rank and the like."""
+    """The names of the variables by which one launcher tells a process its rank, its local rank
+    and their counts.
+    """
 
     name: str
     rank: str
@@ -33,11 +35,16 @@ class SlurmStep:
     """One task of a running job step, as Slurm's variables describe it.
 
     Attributes:
-        job: ``SLURM_JOB_ID``; step: ``SLURM_STEP_ID``; restarts: ``SLURM_RESTART_COUNT``.
+        job: the job id, ``SLURM_JOB_ID``.
+        step: the step id, ``SLURM_STEP_ID``.
+        restarts: how often Slurm has requeued the job, ``SLURM_RESTART_COUNT``.
+        rank: the number of the task, ``SLURM_PROCID``.
+        world_size: the number of tasks of the step, ``SLURM_STEP_NUM_TASKS``.
         nodes: the step's nodes in Slurm's order, expanded from ``SLURM_STEP_NODELIST``.
         tasks_per_node: how many tasks each of these nodes runs, ``SLURM_STEP_TASKS_PER_NODE``.
-        ranks_here: the ranks on this node, ``SLURM_GTIDS``; empty if Slurm does not say.
-        distribution: ``SLURM_DISTRIBUTION``; reserved_ports: ``SLURM_STEP_RESV_PORTS``, expanded.
+        ranks_here: the ranks on this node, ``SLURM_GTIDS``; empty if Slurm does not set it.
+        distribution: how Slurm distributes tasks over nodes, ``SLURM_DISTRIBUTION``.
+        reserved_ports: the ports in ``SLURM_STEP_RESV_PORTS``.
         heterogeneous: whether the step spans components of a heterogeneous job.
         direct: whether srun itself started this process, so that ``SLURM_TASK_PID`` is its process
             id; False if a program in between, such as mpirun's daemon, started it.
@@ -109,8 +116,8 @@ class Identity:
         rank: this process's number among all ranks, from 0.
         local_rank: its number among the ranks of this node, from 0.
         world_size: the number of ranks.
-        local_world_size: the number of ranks on this node; None if the launcher does not tell it,
-            so that only the rendezvous will.
+        local_world_size: the number of ranks on this node; None if the launcher does not give it,
+            so that it is known only after the rendezvous.
         node: this node's name, ``SLURMD_NODENAME`` or the hostname.
         sources: what decided ``launcher``, ``rank``, ``local_rank``, ``world_size``, ``node`` and,
             if known, ``local_world_size``: the variable with its value, or a sentence if no
@@ -151,15 +158,15 @@ class Environment(Identity):
         not_chosen: for each key of :attr:`sources`, and for ``master``, what else gave a value, and
             the reason why it does not count unless that is obvious.
         notes: lines for the user, such as what was ignored and why.
-        node_sizes: if the ranks' nodes may change during the run, the number of ranks on each of
-            them, in their order; else empty.
-        spares: the number of tasks without a rank; they have the numbers from ``world_size`` on.
-            After a node was lost without a spare one in its place, some of these have no task.
-        min_nodes: down to how many nodes the run goes on when no spare node is left; 0 if it goes
-            on with all only.
-        first_world_size: if the ranks' nodes may change, the number of ranks in the first start;
+        node_sizes: the number of ranks on each node, in the order of the nodes, if ranks may move
+            to other nodes during the run; else empty.
+        spares: how many task numbers from ``world_size`` on have no rank. After a node was lost and
+            no spare node has replaced it, some of these numbers have no task either.
+        min_nodes: the fewest nodes with which the run goes on when no spare node is left; 0 if it
+            needs all nodes.
+        first_world_size: the number of ranks in the first start, if ranks may move to other nodes;
             else 0.
-        layout: how often the ranks have been numbered anew in this run.
+        layout: how often the ranks have been renumbered in this run.
     """
 
     discoveries: tuple[Discovery, ...] = ()
@@ -173,7 +180,7 @@ class Environment(Identity):
 
     @property
     def nodes_may_change(self) -> bool:
-        """Whether a restart may move ranks to other nodes, or go on with fewer of them."""
+        """Whether a restart may move ranks to other nodes, or go on with fewer nodes."""
         return bool(self.node_sizes)
 
     @property
@@ -188,8 +195,8 @@ class Environment(Identity):
 
     @property
     def leads_node(self) -> bool:
-        """Whether this is the first rank of its node, rank 0 apart."""
-        # On rank 0's node that is most often rank 1; with other layouts there may be none.
+        """Whether this is the first rank of its node other than rank 0."""
+        # On rank 0's node that is most often rank 1. In some layouts that node has no such rank.
         return self.rank == 1 or (self.rank > 0 and self.local_rank == 0)
 
     @property
@@ -207,7 +214,7 @@ class Environment(Identity):
         # A restart may move ranks to another node, and they must reach rank 0 from there.
         if self.nodes_may_change:
             return False
-        # A loopback address leads to rank 0 only from rank 0's own node.
+        # Through a loopback address, rank 0 can be reached only from its own node.
         if self.master and self.master[0].startswith(("127.", "localhost", "::1")):
             return True
         return self.world_size in (1, self.local_world_size)
@@ -227,7 +234,7 @@ class Environment(Identity):
 
 @dataclass(frozen=True)
 class RankZero:
-    """The host of rank 0, as every rank works it out for itself.
+    """The host of rank 0, as each rank derives it from its own variables.
 
     Attributes:
         name: the name of rank 0's node, or the host in ``MASTER_ADDR``.
@@ -336,7 +343,7 @@ class Discovery(ABC):
 
 
 class NoDiscovery(Discovery):
-    """The way of a single process, which has no other rank to find."""
+    """Stands for no way: a single process has no other rank to find."""
 
     name = "none"
 

@@ -1,7 +1,7 @@
-"""Find, parse and check ifaces.conf, the site's file that says which network interface each node
+"""Finds, parses and checks ifaces.conf, the site's file that says which network interface each node
 uses.
 
-The file is YAML, a list of entries. For a node, the first entry whose ``nodes`` match it counts.
+The file is YAML, a list of entries. The first entry whose ``nodes`` match a node applies to it.
 """
 
 import os
@@ -35,7 +35,7 @@ class IfacesConfig:
 
 
 def load(named: str | None, variables: Mapping[str, str], option: str = "--ifaces") -> IfacesConfig:
-    """Read the entries of the first file that has any, and say why it is that one.
+    """Read the entries of the first file that has any, and record why this file was chosen.
 
     Args:
         named: the file that the option names, which comes before ``$SRUNDDP_IFACES`` and the
@@ -121,7 +121,7 @@ def _check_owner(path: Path) -> None:
             code of srunddp.
         OSError: the owner of the file or of its folder cannot be read.
     """
-    # In a user namespace root may have another number, which is that of the owner of "/".
+    # In a user namespace, root may have another user id: that of the owner of "/".
     trusted = {os.geteuid(), *(os.stat(place).st_uid for place in ("/", __file__))}
     code = os.stat(os.path.dirname(__file__))
     # Check the folder too: a user who may write there can replace the file.

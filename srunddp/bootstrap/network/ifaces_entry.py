@@ -1,4 +1,4 @@
-"""One entry of ifaces.conf as data, and which entry counts for a node."""
+"""Defines one entry of ifaces.conf, and finds the entry that applies to a node."""
 
 import fnmatch
 import re
@@ -105,8 +105,8 @@ Entries = tuple[IfacesEntry, ...]
 
 
 class EntryIndex:
-    """Tells for many nodes which entry counts, without asking each entry: the first added entry
-    whose :meth:`IfacesEntry.matches` is true.
+    """Finds the entry that applies to a node: the first added entry whose
+    :meth:`IfacesEntry.matches` is true. For many nodes this is faster than asking each entry.
     """
 
     def __init__(self) -> None:
@@ -187,13 +187,13 @@ def entry_for(
 
 
 def later_entries(entries: Entries, chosen: IfacesEntry | None, node: str) -> list[str]:
-    """Return a line for the user about each further entry that matches a node but does not count.
+    """Return a line for the user about each further entry that matches a node but does not apply.
 
-    A start does not call this, because it would have to expand every host list of the file.
+    This expands every host list of the file, so the start of a run does not call it.
 
     Args:
         entries: the entries of ifaces.conf.
-        chosen: the entry that counts; None if none does.
+        chosen: the entry that applies; None if none does.
         node: the node's name.
     """
     return [

@@ -25,8 +25,8 @@ from srunddp.util.yaml_source import shown, yaml_position
 
 _ENTRY = "write `- nodes: …` and `interface: …`"
 _ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
-# The most names of nodes in a whole file: four times as many as in one list. Every rank reads them
-# all.
+# The most node names in a whole file, four times as many as in one list. There is a limit because
+# every rank reads all of them.
 LONGEST_FILE = 4 * LONGEST_LIST
 # The tags that YAML 1.1 gives to values without one of their own.
 _TAG = "tag:yaml.org,2002:"
@@ -283,10 +283,9 @@ class Reader:
         return variables
 
     def _check_type(self, name: str, node: yaml.Node) -> None:
-        """Refuse a variable's value that means one thing in YAML, and another to a program that
-        gets it as text.
+        """Refuse a value that YAML reads in one way, but a program that gets it as text in another.
 
-        NCCL reads `yes` as 0, and `1_000` as 1.
+        For example, NCCL reads ``yes`` as 0, and ``1_000`` as 1.
 
         Raises:
             ConfigError: the value is a boolean, or a number in a notation that C does not read.

@@ -79,7 +79,7 @@ class NetworkInterface:
 
 Links = tuple[NetworkInterface, ...]
 UNKNOWN = "?"
-"""The address of an interface that cannot be looked at."""
+"""The address of an interface on a node that this process cannot inspect."""
 
 
 class _Choice(NamedTuple):
@@ -108,9 +108,9 @@ class SelectedInterface:
             entry's ``env``.
         source: the line of ifaces.conf, the variable or the rule that decided the interface.
         kept: the names among ``exports`` whose values are the user's own.
-        passed_over: what else names an interface, and the other candidates, each with the reason
-            why it was not taken.
-        export_sources: for each name in ``exports``, what decided its value.
+        passed_over: the other settings that name an interface, and the other candidates, each with
+            the reason why it was not chosen.
+        export_sources: what decided the value of each name in ``exports``.
     """
 
     name: str
@@ -177,8 +177,8 @@ def select_interface(
 def select_elsewhere(
     entry: IfacesEntry, environment: Environment, variables: Mapping[str, str]
 ) -> SelectedInterface | None:
-    """Choose a rank's interface for a node that cannot be looked at, as if each interface that an
-    entry or a variable names was up, with the address :data:`UNKNOWN`.
+    """Choose a rank's interface for a node that this process cannot inspect. Each interface that
+    the entry or a variable names is taken to be up, with the address :data:`UNKNOWN`.
 
     Args:
         entry: the node's entry of ifaces.conf.
@@ -366,8 +366,8 @@ def env_sources(entry: IfacesEntry, variables: Mapping[str, str]) -> dict[str, s
 
 
 def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
-    """Choose the interface's address to which the node's name (or ``MASTER_ADDR``) leads; if there
-    is none, the first one of the same family as the addresses to which the name leads.
+    """Choose one address of the interface: one to which the node's name (or ``MASTER_ADDR``)
+    resolves, or else the first of the same family as the addresses of that name.
     """
     if len(link.addresses) == 1:
         return link.addresses[0]
@@ -383,7 +383,7 @@ def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environmen
         name = entry.address.format(node=environment.node)
     known = addresses_of(name or environment.node)
     families = {":" in host for host in known if not is_loopback(host)}
-    # First an address to which the name leads, then one of the same family. Among equals min()
+    # Prefer an address to which the name resolves, then one of the same family. Among equals min()
     # takes the first, which is an IPv4 address if there is one.
     return min(own, key=lambda host: (host not in known, (":" in host) not in families))
 
@@ -448,9 +448,7 @@ def _kind(link: NetworkInterface) -> tuple[bool, int]:
 
 
 def why_unusable(link: NetworkInterface) -> str:
-    """Return why an interface of this node cannot be the one to choose; empty if it may reach other
-    nodes.
-    """
+    """Return why an interface of this node cannot be chosen; empty if it may reach other nodes."""
     # The kernel has this folder for each bridge, whatever its name is.
     if link.name.startswith(_VIRTUAL) or Path("/sys/class/net", link.name, "bridge").exists():
         return "loopback, a bridge or a container's"
@@ -475,7 +473,7 @@ def shown_speed(speed: int) -> str:
 
 
 def addresses_of(name: str) -> set[str]:
-    """Look up the numeric addresses to which a name leads; none if it does not resolve."""
+    """Return the numeric addresses to which a name resolves; none if it does not resolve."""
     try:
         return {
             str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)

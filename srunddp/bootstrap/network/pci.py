@@ -1,4 +1,4 @@
-"""How far a network interface is from a rank's GPU on the PCI bus, as the kernel shows it in
+"""Measures how far a network interface is from a rank's GPU on the PCI bus, by the kernel's
 sysfs.
 """
 

@@ -1,4 +1,4 @@
-"""Find out by trying whether TCP connects an address of this node to an address of another node."""
+"""Tests whether TCP connects an address of this node to an address of another node."""
 
 import contextlib
 import os
@@ -125,8 +125,8 @@ class Prober:
 
 
 def half_open(listeners: Iterable[socket.socket]) -> list[str]:
-    """Return the addresses whose packets reach these sockets, but which the answers do not reach,
-    by the kernel's table of connections.
+    """Return the addresses from which packets reach these sockets, but which do not get the
+    answers, according to the kernel's table of connections.
     """
     import psutil
 

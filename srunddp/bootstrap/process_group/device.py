@@ -1,6 +1,7 @@
-"""Choose the device of a rank.
+"""Chooses the device of a rank.
 
-torch counts the visible devices; ``CUDA_VISIBLE_DEVICES`` is not parsed, because it may have UUIDs.
+torch counts the visible devices. ``CUDA_VISIBLE_DEVICES`` is not parsed, because it may contain
+UUIDs.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def device_index(local_rank: int, local_world_size: int, visible: int, *, own: b
 
 
 def identity(index: int) -> str:
-    """Return the UUID of a CUDA device, by which to check that only one rank uses it.
+    """Return the UUID of a CUDA device, for the check that only one rank uses it.
 
-    It is empty if several ranks may use a device (``NCCL_MULTI_RANK_GPU_ENABLE=1``), or if another
-    device has the same UUID, as on ROCm or with MIG instances.
+    The result is empty if several ranks may use one device (``NCCL_MULTI_RANK_GPU_ENABLE=1``), or
+    if another device has the same UUID, as on ROCm or with MIG instances.
     """
     import torch
 
@@ -64,8 +65,8 @@ def identity(index: int) -> str:
 
 
 def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
-    """Check that no other rank uses this rank's GPU; NCCL would refuse that later, in less clear
-    words.
+    """Check that no other rank uses this rank's GPU. NCCL would refuse it later, with a less clear
+    message.
 
     Args:
         store: the store that all ranks share.
@@ -91,8 +92,7 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
 
 
 def unused_devices(local_world_size: int, visible: int, *, own: bool = False) -> str:
-    """Return a warning if a rank sees several GPUs of which no other rank uses any; else an empty
-    text.
+    """Return a warning if a rank sees several GPUs that no other rank uses; else an empty text.
 
     Args:
         local_world_size: the number of ranks on the rank's node.

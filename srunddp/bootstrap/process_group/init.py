@@ -1,4 +1,4 @@
-"""``srunddp.init()``: join the world from within a script, under a supervisor or without one."""
+"""Provides ``srunddp.init()``, which joins the world from a script, supervised or not."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def init(
     number ``local_rank``, or the first if each rank sees its own, as with ``--gpus-per-task=2``.
 
     Args:
-        backend: ``nccl``, ``gloo`` or ``auto``; None for what ``--backend`` said, else ``auto``.
-        timeout: of collectives and of the store, as in ``init_process_group``; None for torch's
-            default.
-        device_id: with NCCL, hand the device to ``init_process_group``: the communicator is made at
-            once, and those of subgroups are split from it. All ranks have to take part in making
-            each, Gloo's as well, or it hangs.
+        backend: ``nccl``, ``gloo`` or ``auto``; None for the value of ``--backend``, else ``auto``.
+        timeout: the time limit of collectives and of the store, as in ``init_process_group``; None
+            for torch's default.
+        device_id: with NCCL, pass the device to ``init_process_group``. The communicator is then
+            made at once, and those of subgroups are split from it. All ranks must take part in
+            making each subgroup, also one of Gloo, or the call hangs.
 
     Returns:
         The world, a context manager that destroys the group at its end.
 
     Raises:
         SrunddpError: the environment or configuration is wrong, there are too few GPUs, two ranks
-            of NCCL have the same GPU (allowed by ``NCCL_MULTI_RANK_GPU_ENABLE=1``), or the ranks
-            did not meet.
+            of NCCL have the same GPU (allowed by ``NCCL_MULTI_RANK_GPU_ENABLE=1``), or the
+            rendezvous failed.
     """
     if multiprocessing.parent_process() is not None:
         raise ConfigError(
@@ -95,7 +95,8 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     if mpi.is_running() and (
         over_mpi := [each for each in environment.discoveries if each.starts_mpi]
     ):
-        # MPI has already used up PMI's socket, but can itself tell where rank 0 is.
+        # MPI has already used the PMI socket, which can be used only once. But MPI itself can tell
+        # where rank 0 is.
         environment = replace(environment, discoveries=tuple(over_mpi))
     if environment.rank == 0:
         for note in environment.notes:
@@ -127,8 +128,8 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
 def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:
     """End a rank that has no supervisor: destroy its process group, and say goodbye to rank 0.
 
-    Rank 0 has the store, so it waits for the goodbyes of the others. It waits only after it has
-    destroyed its group, and not for ever, so that the others notice if it ends early.
+    Rank 0 has the store, so it waits for the goodbyes of the others. It does so after it has
+    destroyed its group, and for a limited time, so that the others notice if it ends early.
     """
     import torch.distributed as dist
 

@@ -1,8 +1,8 @@
-"""The agent store's address, and whether a script means it.
+"""Decides whether a script that joins a process group means the agent store, by its address.
 
 A process that joins at ``MASTER_ADDR`` and ``MASTER_PORT`` of the run connects to the agent store,
-because of ``TORCHELASTIC_USE_AGENT_STORE``. One that joins at another address has to serve a store
-there itself, so that variable is hidden from torch meanwhile.
+because of ``TORCHELASTIC_USE_AGENT_STORE``. A process that joins at another address has to serve a
+store there itself, so this variable is hidden from torch meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a process group, in the terms of torch's variables."""
+    """A rank's place in a process group, as torch's environment variables describe it."""
 
     rank: str
     world_size: str
@@ -46,7 +46,7 @@ class Place:
 
 
 def has_address(name: str, address: str) -> bool:
-    """Tell whether a host's name, or address, stands for a numeric address."""
+    """Tell whether a host's name or address resolves to a numeric address."""
     if name == address:
         return True
     try:
@@ -98,8 +98,8 @@ def asked_for(url: str, variables: Mapping[str, str]) -> Place:
 def join(
     master: MasterAddress, asked: Place, rendezvous: Iterator[Any]
 ) -> Iterator[tuple[Store, int, int]]:
-    """Yield what torch's handler yields, with the agent store's variable hidden if another store is
-    meant.
+    """Yield what torch's handler yields. If the script means another store, hide the variable of
+    the agent store from torch meanwhile.
 
     Args:
         master: the address of the agent store.
@@ -115,8 +115,8 @@ def join(
 
 @contextlib.contextmanager
 def _without_agent_store(master: MasterAddress) -> Iterator[None]:
-    """Hide the variable of the agent store from torch, unless another launcher has set it, which
-    serves a store of its own.
+    """Hide the variable of the agent store from torch, unless another launcher has set it: that
+    launcher serves its own store.
     """
     is_from_us = os.environ.get(RUN_ID) == master.run
     value = os.environ.pop(USE_AGENT_STORE, None) if is_from_us else None

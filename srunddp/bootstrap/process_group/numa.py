@@ -1,4 +1,4 @@
-"""Choose a rank's CPUs for ``--bind=auto``: cores of the NUMA node that its GPU is on."""
+"""Chooses a rank's CPUs for ``--bind=auto``: cores of the NUMA node that its GPU is on."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ def plan(
     beside = text_of(sysfs / "bus/pci/devices" / gpu.device["address"] / "local_cpulist")
     near = mask & numbers_of(beside)
     numa_node = gpu.device["numa"]
-    # The kernel says -1 if the firmware does not tell it, often on machines with one NUMA node.
+    # The kernel shows -1 if the firmware does not give the NUMA node, often on machines with one.
     if numa_node < 0 or not near:
         return Binding(f"{gpu}: its NUMA node is unknown, or has none of this rank's CPUs")
     share = _share(near, gpu.peers, environment.local_rank, sysfs)

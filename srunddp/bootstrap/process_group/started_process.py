@@ -1,6 +1,6 @@
-"""Tell the processes that a rank starts by ``multiprocessing`` about the agent store.
+"""Prepares the processes that a rank starts by ``multiprocessing`` for the agent store.
 
-Every such process imports this module before the script, so it imports little itself.
+Every such process imports this module before the script, so the module itself imports little.
 """
 
 from __future__ import annotations

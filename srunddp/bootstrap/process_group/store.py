@@ -1,11 +1,12 @@
-"""Give torch the result of the rendezvous: environment variables, and a store on rank 0's socket.
+"""Gives torch the result of the rendezvous: environment variables, and a store on rank 0's socket.
 
-A script written for torchrun calls ``init_process_group()`` and gets our store, because torch's
-handlers for ``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has
-a prefix of its own in that store. In any other case the handlers do what torch's own do:
+A script written for torchrun calls ``init_process_group()`` and gets srunddp's store, because
+torch's handlers for ``env://`` and ``tcp://`` are replaced when torch is imported. Each
+initialisation has its own prefix in that store. In any other case the handlers do what torch's own
+handlers do:
 
-- If the address is ours, but rank or world size are not, as in a group of some ranks, they connect
-  to the agent store, see :mod:`srunddp.supervisor.agent_store`.
+- If the address is srunddp's, but rank or world size differ, as in a group of some ranks, they
+  connect to the agent store, see :mod:`srunddp.supervisor.agent_store`.
 - If the address is the script's own, they serve a store there. Under torchrun they would connect to
   a store that nobody serves, because of ``TORCHELASTIC_USE_AGENT_STORE``.
 """
@@ -53,7 +54,8 @@ from srunddp.util.quick_dataclass import dataclass
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-# The files that rank 0 opens for each rank: NCCL's threads have their own connections to the store.
+# How many descriptors rank 0 needs for each rank: NCCL's threads have their own connections to the
+# store.
 _FILES_PER_RANK = 4
 _OTHER_FILES = 256
 # The position of nscount in glibc's struct __res_state, counted in ints: two ints and a long (as
@@ -61,7 +63,7 @@ _OTHER_FILES = 256
 _NAME_SERVERS = 4
 # c10d's levels: 0 is info, 1 warning, 2 error.
 _ERRORS_ONLY = 2
-# What Slurm sets for the job and for the step, and some of it under an older name.
+# The variables that Slurm sets for the job and for the step, some also under an older name.
 _SLURM_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
 _SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
 _SLURM_TASKS_PER_NODE = ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE")
@@ -73,8 +75,8 @@ class ProcessGroupContext:
     """This process's place in the world after the rendezvous, and the store once it is made.
 
     Attributes:
-        store_fd: the descriptor of rank 0's listening socket, which the ranks' store then owns;
-            None on the other ranks.
+        store_fd: the descriptor of rank 0's listening socket for the ranks' store, which later owns
+            the socket; None on the other ranks.
         timeout: seconds for which the store waits for a key or a connection.
         backend: the backend of ``srunddp.init()`` if the script does not choose one.
         generation: how many restarts this run has had so far.
@@ -99,7 +101,7 @@ class ProcessGroupContext:
         """
         environment = self.environment
         meeting = self.meeting
-        # Without --restarts a requeue is the only way in which a run starts again.
+        # Without --restarts, only Slurm's requeue restarts a run.
         requeues = os.environ.get("SLURM_RESTART_COUNT") or "0"
         return {
             "RANK": str(environment.rank),
@@ -117,15 +119,17 @@ class ProcessGroupContext:
             RUN_ID: meeting.run,
             "TORCHELASTIC_RESTART_COUNT": str(self.generation) if self.max_restarts else requeues,
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
-            # Without an agent store torch has to serve a store itself, or say why it cannot.
+            # Without an agent store torch has to serve a store itself, or report why it cannot.
             **({USE_AGENT_STORE: "True"} if meeting.store_port else {}),
             **self.interface.exports,
             **(self._slurm_variables() if environment.nodes_may_change else {}),
         }
 
     def _slurm_variables(self) -> dict[str, str]:
-        """Return Slurm's variables for scripts that read these: if the ranks' nodes may change,
-        Slurm's own values are those of all tasks of the step, spare and lost ones too.
+        """Return Slurm's variables with the values of this start, for scripts that read them.
+
+        If the ranks' nodes may change, Slurm's own values count all tasks of the step, also spare
+        and lost ones.
         """
         environment = self.environment
         meeting = self.meeting
@@ -139,7 +143,8 @@ class ProcessGroupContext:
             **dict.fromkeys(_SLURM_NODES, str(meeting.nnodes)),
             **dict.fromkeys(_SLURM_TASKS_PER_NODE, fold_counts(environment.node_sizes)),
         }
-        # Of very many nodes in disorder the list is too long for a message.
+        # The list is empty if it would be too long for a message, as with very many nodes whose
+        # names do not form ranges.
         if meeting.node_list:
             values |= dict.fromkeys(_SLURM_NODE_LISTS, meeting.node_list)
         return values
@@ -181,8 +186,8 @@ class ProcessGroupContext:
     def _listening(self) -> int | None:
         """Return the descriptor of the socket for the store; None on the other ranks.
 
-        If the script has closed the socket, as daemons close all descriptors, this listens again:
-        the port is free, because no other process has the socket.
+        If the script has closed the socket, for example by closing all descriptors as daemons do,
+        listen again. The port is free, because no other process has the socket.
         """
         if self.store_fd is None or _is_socket(self.store_fd):
             return self.store_fd
@@ -234,7 +239,8 @@ def restart_count() -> int:
 
 
 def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
-    """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on.
+    """Export the variables, and make torch's ``env://`` and ``tcp://`` use srunddp's store from now
+    on.
 
     Args:
         place: this process's place in the world.
@@ -244,8 +250,8 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     _joined = place
     _joined_by = os.getpid()
     leave_to_srunddp()
-    # A torchrun around us may have set this. Without an agent store, every rank would become a
-    # client of a store that no process serves.
+    # If srunddp runs under torchrun, torchrun has set this. Without an agent store, every rank
+    # would become a client of a store that no process serves.
     os.environ.pop(USE_AGENT_STORE, None)
     os.environ.update(place.variables())
     # OpenMP reads OMP_NUM_THREADS when it is loaded, so setting it has no effect if the script has
@@ -270,11 +276,11 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
 
 @contextlib.contextmanager
 def gc_frozen(_: object = None) -> Iterator[None]:
-    """Keep the objects of an import out of Python's garbage collection, now and later: torch's
-    modules never become garbage.
+    """Exclude the objects of an import from Python's garbage collection, now and later, because
+    torch's modules never become garbage.
     """
     # An import makes many objects and hardly any garbage, so the collector would scan them again
-    # and again in vain.
+    # and again for nothing.
     enabled = gc.isenabled()
     gc.disable()
     event("import")
@@ -313,8 +319,16 @@ def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
 def _handle(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Replace ``stock``, a rendezvous handler of torch: yield our store if the url means our world,
-    else do what ``stock`` does.
+    """Replace a rendezvous handler of torch.
+
+    Args:
+        stock: torch's handler.
+        url: the URL of the script's ``init_process_group``.
+        options: further arguments of torch's handler.
+
+    Yields:
+        srunddp's store with this rank and the world size, if the URL means the world of this run;
+        else the result of ``stock``.
     """
     place = current_context()
     asked = asked_for(url, os.environ)
@@ -341,7 +355,7 @@ def _handle(
 def _handle_file(
     stock: Callable[..., Iterator[Any]], url: str, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Replace torch's handler of ``file://``: do the same, and print what that means."""
+    """Replace torch's handler of ``file://``: call it, and print that srunddp is bypassed."""
     _tell(
         Bypass.FILE,
         f"the script joins by {url.partition('?')[0]}, and not by srunddp; if its ranks do not"
@@ -352,7 +366,7 @@ def _handle_file(
 
 
 def _tell(bypass: Bypass, line: str) -> None:
-    """Say a line about the script, once, if this process is rank 0."""
+    """Print a line about the script, once for each kind of bypass, if this process is rank 0."""
     is_rank_zero = _joined is not None and _joined.environment.rank == 0 and not is_fork_of_rank()
     if is_rank_zero and bypass not in _told:
         _told.add(bypass)
@@ -392,18 +406,18 @@ def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> Proce
 
 @contextlib.contextmanager
 def without_reverse_dns() -> Iterator[None]:
-    """Let reverse look-ups of this thread use only /etc/hosts, and keep c10d from warning if they
+    """Make reverse lookups of this thread use only /etc/hosts, and keep c10d from warning if they
     find no name.
 
     TCPStore looks up the name of the address to which it connects, for a log line. If reverse DNS
-    does not answer, this takes up to ten seconds and prints a warning that users take for the cause
-    of other trouble.
+    does not answer, this takes up to ten seconds and prints a warning, which users mistake for the
+    cause of other problems.
 
     torch has no option against this. glibc's own settings, ``RES_OPTIONS`` and ``resolv.conf``,
-    apply to the whole process and are read only once. So this changes the resolver's state, which
-    each thread has for itself: without a name server in it, only /etc/hosts is asked. Its layout is
-    part of glibc's ABI, see resolv.h. With another C library, on a 32-bit machine, or if the user
-    has set ``TORCH_CPP_LOG_LEVEL``, nothing is changed.
+    apply to the whole process and are read only once. So this changes the resolver's state, of
+    which each thread has its own: without a name server, the resolver asks only /etc/hosts. The
+    layout of the state is part of glibc's ABI, see resolv.h. With another C library, on a 32-bit
+    machine, or if the user has set ``TORCH_CPP_LOG_LEVEL``, nothing is changed.
     """
     import platform
 

@@ -1,4 +1,4 @@
-"""The process that serves the agent store, see :mod:`srunddp.supervisor.agent_store`."""
+"""Runs the process that serves the agent store; :mod:`srunddp.supervisor.agent_store` starts it."""
 
 import signal
 import sys
@@ -17,7 +17,7 @@ def main(descriptor: int, host: str, port: int) -> NoReturn:
     """Serve torch's ``TCPStore`` on a listening socket until this process is killed.
 
     Args:
-        descriptor: The socket's.
+        descriptor: The file descriptor of the socket.
         host, port: Where the socket listens.
     """
     raise_open_files_limit()

@@ -1,4 +1,4 @@
-"""The world as a script sees it: this rank's place in it, its device, and the default process
+"""Defines the world as a script sees it: this rank's numbers, its device, and the default process
 group.
 """
 
@@ -28,10 +28,10 @@ _LOOK_SELDOM = 1.0
 
 
 def wait_for_gloo_threads() -> None:
-    """Wait until Gloo's threads rest, at most 2 seconds; call before Python ends.
+    """Wait until Gloo's threads are idle, for at most 2 seconds. Call this before Python exits.
 
     Such a thread releases the Python objects of a finished collective a moment after the script
-    has seen its result. If Python is already ending then, the process aborts, and a successful run
+    has seen its result. If Python is already exiting then, the process aborts, and a successful run
     has the exit code 134.
     """
     deadline = time.monotonic() + 2.0
@@ -127,21 +127,22 @@ class World:
 
     @contextlib.contextmanager
     def rank_zero_first(self, *, per_node: bool = False) -> Iterator[None]:
-        """``with world.rank_zero_first():`` runs its body on rank 0 first, then on all others at
-        once; for downloads.
+        """Run the ``with`` block on rank 0 first, then on all other ranks at the same time; for
+        downloads.
 
-        All ranks must call it, and equally often. No time limit counts meanwhile.
+        All ranks must call this, and equally often. The limit of ``--stall-timeout`` is suspended
+        meanwhile.
 
         Args:
-            per_node: run the body first on local rank 0 of each node, for folders that nodes do not
-                share.
+            per_node: run the block first on local rank 0 of each node, for folders that nodes do
+                not share.
 
         Raises:
-            PeerError: the body failed on the rank that ran it first. On that rank itself, the
-                body's own error is raised.
+            PeerError: the block failed on the rank that ran it first. On that rank itself, the
+                block's own error is raised.
         """
-        # The number of the call tells two calls apart, because all ranks make equally many. The
-        # node's number gives each node a key of its own.
+        # The number of the call distinguishes calls, because all ranks make equally many. The
+        # node's number gives each node its own key.
         key = f"rank_zero_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
         # A download may take longer than --stall-timeout, and no rank makes a step meanwhile.
         heartbeat(last=True)
@@ -169,7 +170,7 @@ class World:
 
     def close(self) -> None:
         """Destroy the process group unless the script has already done so, and wait until Gloo's
-        threads rest.
+        threads are idle.
         """
         import torch.distributed as dist
 
@@ -181,14 +182,14 @@ class World:
 def open_world(
     place: ProcessGroupContext, backend: str, timeout: timedelta | None, *, device_id: bool = False
 ) -> tuple[World, str]:
-    """Initialise the default process group on our store.
+    """Initialise the default process group on srunddp's store.
 
     Args:
         place: this rank's place in the world after the rendezvous, with the store.
         backend: ``nccl``, ``gloo`` or ``auto``.
         timeout: the limit of collectives and of the store, as in ``init_process_group``; None for
             torch's default.
-        device_id: whether to hand the device to ``init_process_group``; this counts only with NCCL.
+        device_id: whether to pass the device to ``init_process_group``; only NCCL uses it.
 
     Returns:
         The world, and a warning about GPUs that stay idle; the warning is empty if none does.
@@ -207,8 +208,8 @@ def open_world(
     # Check this before NCCL compares the GPUs itself, which it does at the first collective.
     if backend == "nccl" and (gpu := device.identity(chosen.index)):
         device.claim_gpu(store, environment.node, gpu, environment.rank)
-    # init_process_group sets this timeout in a store that it makes itself. Without it, our store
-    # would keep the timeout of the rendezvous.
+    # init_process_group sets this timeout only in a store that it makes itself. Without this line,
+    # srunddp's store would keep the timeout of the rendezvous.
     store.set_timeout(
         timeout or (backend == "nccl" and default_pg_nccl_timeout) or default_pg_timeout
     )

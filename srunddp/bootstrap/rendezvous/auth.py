@@ -1,5 +1,5 @@
-"""Proof that both ends of a connection belong to one world. The token of a hello only prevents
-mix-ups.
+"""Makes and checks proofs that both ends of a connection belong to one run. The token of a hello
+only prevents mix-ups.
 
 A rank's kind of proof is ``secret`` if PMI or MPI has carried a secret to it; else ``munge`` if
 Slurm's authentication service works on its node; else ``none``. Both ends need the same kind.
@@ -50,13 +50,13 @@ def mismatches(kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Challenge:
-    """What a proof on one connection has to contain; both ends know all of it.
+    """The values that a proof on one connection has to contain. Both ends know all of them.
 
     Attributes:
         token: the run's token.
         rank: the rank that says hello.
         server_address: rank 0's address of this connection, so that a process in between cannot
-            pass a proof on from another port.
+            relay a proof from another port.
         client_nonce, server_nonce: the random numbers of the rank and of rank 0.
     """
 
@@ -231,11 +231,11 @@ def _munge_here() -> MungeAuthenticator | None:
         library = ctypes.CDLL("libmunge.so.2")
     except OSError:
         return None
-    # By default ctypes takes a result for an int, and would cut a pointer to 32 bits.
+    # By default ctypes assumes that a result is an int, and would truncate a pointer to 32 bits.
     library.munge_ctx_create.restype = ctypes.c_void_p
     library.munge_strerror.restype = ctypes.c_char_p
     munge = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, ""))
-    # Try it: the library may be installed although munged does not run, or refuses us.
+    # Try it: the library may be installed although munged does not run, or refuses this user.
     trial = b"srunddp"
     with contextlib.suppress(ProofError):
         return None if munge.why_invalid(munge.sign(trial), trial) else munge

@@ -1,9 +1,9 @@
-"""The side of the other ranks in the rendezvous: each says hello to rank 0, and is told the store's
-address when the last rank has come.
+"""Runs the rendezvous on every rank but 0: the rank says hello to rank 0, and gets the store's
+address when all ranks have said hello.
 
-A hello carries the run's token, so that a socket of a stranger, or of another step's rank 0, is
-recognised and ignored. Then both ends prove that they belong to this world. The connection stays
-open afterwards. Rank 0's side is in ``server``.
+A hello carries the run's token, so that the rank recognises and ignores the socket of another
+program or of another step's rank 0. Then both ends prove that they belong to this run. The
+connection stays open afterwards. Rank 0's side is in ``server``.
 """
 
 import contextlib
@@ -51,31 +51,33 @@ _LONGEST_PATIENCE = 8.0
 # The number of ranks that rank 0 answers per second at least, if all come at once; munged makes
 # 4,000 proofs per second.
 ANSWERED_PER_SECOND = 2000
-# Linux queues this many connections until they are accepted. It drops more; these try again after
-# 1 s, and then after 2 s. So higher ranks come later, at this rate.
+# Linux queues this many connections until they are accepted, and drops further ones, which try
+# again after 1 s and after 2 s. So higher ranks connect later, at this rate.
 _AT_ONCE = 4096
 _LATER_PER_SECOND = 16000
 # Seconds for which a rank waits for rank 0's answer beyond its own deadline: rank 0 ends the
 # rendezvous at its deadline, which may be later.
 _RANK_ZERO_LATER = 60.0
-# The most letters of a refusal that our error quotes: the process that refuses has proven nothing.
+# The most letters of a refusal that the error quotes, because the process that refuses has not
+# proven that it is rank 0.
 _LONGEST_REASON = 400
-# Seconds without rank 0 after which a rank says so. Where all goes well, ranks start within less.
+# Seconds after which a rank that has not found rank 0 says so. Normally all ranks start within
+# less.
 _SAYS_AFTER = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchReport:
-    """What a rank that does not find rank 0 tells the user of its search.
+    """How a rank that does not find rank 0 reports on its search to the user.
 
     Attributes:
         interface: the name of the rank's network interface; empty if it is not known.
         network_hint: how to find a network over which the nodes reach each other; empty if that
             cannot help.
-        say: takes a line while the search lasts; None for a rank that says nothing, because others
-            see the same.
-        after: seconds without rank 0 after which the rank says so for the first time.
-        every: seconds after which it says so again if the reason has changed.
+        say: prints a line while the search lasts; None for a rank that prints nothing, because
+            other ranks print the same.
+        after: seconds until the first line.
+        every: seconds until the next line, which is printed only if the reason has changed.
     """
 
     interface: str = ""
@@ -96,9 +98,9 @@ def join(
 ) -> tuple[socket.socket, RendezvousInfo]:
     """Find rank 0 among the candidates, say hello, and wait for the answer.
 
-    An address is passed over if the process there refuses this rank, does not answer, answers
-    something else or proves nothing. Rank 0 may come later than this rank, so the candidates are
-    tried again until the deadline.
+    An address is passed over if the process there refuses this rank, does not answer, sends another
+    answer, or does not prove that it is rank 0. Rank 0 may start later than this rank, so the
+    candidates are tried again until the deadline.
 
     Args:
         candidates: addresses at which rank 0 may be, the likeliest first.
@@ -108,16 +110,16 @@ def join(
         interrupt: ends the search when this rank fails; rank 0 is then told of the failure.
         lost_after: seconds without an answer of rank 0's node after which rank 0 is lost; None for
             no limit.
-        report: what to tell the user of the search; None to say nothing before it ends.
+        report: how to report on the search to the user; None to print nothing before it ends.
 
     Returns:
         The connection to rank 0, and what rank 0 has told this rank.
 
     Raises:
         RendezvousError: rank 0 was not found in time, refused this rank, was lost, or has only
-            addresses of another family; or the ranks did not meet.
+            addresses of another family; or rank 0 has ended the rendezvous with an error.
         PeerError: a rank failed during the rendezvous, perhaps this one.
-        ReassignedError: this task has been given another number.
+        ReassignedError: this task has been given another rank.
     """
     own = own or Authenticator()
     cancel = interrupt or CancelToken()
@@ -138,7 +140,7 @@ def join(
 def report_failure(
     candidates: list[Address], hello: Hello, own: Authenticator, what: AbortReason, deadline: float
 ) -> bool:
-    """Tell rank 0 that this rank has failed before it could meet the others.
+    """Tell rank 0 that this rank has failed before the rendezvous.
 
     Args:
         candidates: addresses at which rank 0 may be, the likeliest first.
@@ -191,17 +193,17 @@ def comes_later(rank: int) -> float:
 class _Kind(Enum):
     """Why an address was passed over: rank 0 is not there, or not yet.
 
-    The later a reason in this list, the more it tells the user: if there are several, the last one
-    counts.
+    The reasons are ordered by how much they tell the user: of several, the last one is printed as
+    the cause.
     """
 
     NOT_LISTENING = auto()  # the node answers, and no process listens there
-    UNREACHABLE = auto()  # this node or a router says that no way leads there
-    NO_ANSWER = auto()  # nothing comes back: the node is down, or a firewall drops what is sent
-    MUTE = auto()  # a process has got the connection, and does not answer
+    UNREACHABLE = auto()  # this node or a router has no route there
+    NO_ANSWER = auto()  # nothing comes back: the node is down, or a firewall drops the packets
+    MUTE = auto()  # a process has accepted the connection, and does not answer
     STRANGER = auto()  # a process of another run, or another program, has answered
-    REFUSED = auto()  # a process with our token has another kind of proof
-    IMPOSTOR = auto()  # a process with our token does not prove that it is rank 0
+    REFUSED = auto()  # a process with this run's token has another kind of proof
+    IMPOSTOR = auto()  # a process with this run's token does not prove that it is rank 0
 
 
 class _NotRankZeroError(Exception):
@@ -213,7 +215,8 @@ class _NotRankZeroError(Exception):
         self.why = why
 
 
-# Reasons that come from a process with our token. They count even after that process has ended.
+# Reasons that come from a process with this run's token. They are kept even if later tries at the
+# same address fail for another reason.
 _LASTING = (_Kind.REFUSED, _Kind.IMPOSTOR)
 # What each kind may mean to the user, while the search lasts.
 _MEANINGS = {
@@ -244,7 +247,7 @@ class _Greeted:
     Attributes:
         connection: the connection to rank 0.
         address: where rank 0 listens.
-        proof: our own proof, which we have not yet sent to rank 0.
+        proof: this rank's proof, which has not been sent to rank 0 yet.
     """
 
     connection: socket.socket
@@ -301,7 +304,7 @@ class RendezvousClient:
                 if greeted := self._try(address, patience, deadline):
                     return greeted.connection, self._await_others(greeted, deadline)
             # If rank 0 answers late, it may be busy with proofs. A rank that gives up and says
-            # hello again costs it one more proof, so wait longer the next time.
+            # hello again costs rank 0 one more proof, so wait longer the next time.
             patience = min(2 * patience, _LONGEST_PATIENCE)
             # If no process listens yet, the kernel refuses at once. Without this pause the loop
             # would then keep a CPU busy.
@@ -350,7 +353,7 @@ class RendezvousClient:
         except _NotRankZeroError as error:
             self._pass_over(address, _PassedOver(error.kind, error.why))
         except BaseException:
-            # This rank has failed, or the user interrupts it: the connection is not handed on.
+            # This rank has failed, or the user interrupts it: the connection is not used further.
             connection.close()
             raise
         else:
@@ -375,10 +378,11 @@ class RendezvousClient:
             deadline: a time of :func:`time.monotonic`.
 
         Returns:
-            Our proof for rank 0.
+            This rank's proof for rank 0.
 
         Raises:
-            _NotRankZeroError: no process answers, or one that is not rank 0 or refuses us.
+            _NotRankZeroError: no process answers, or the one that answers is not rank 0 or refuses
+                this rank.
         """
         try:
             self._connect(connection, address, patience, deadline)
@@ -393,7 +397,7 @@ class RendezvousClient:
     def _connect(
         self, connection: socket.socket, address: Address, patience: float, deadline: float
     ) -> None:
-        # A timeout of 0 would mean a socket that does not block.
+        # A timeout of 0 would make the socket non-blocking.
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
         # Between two subnets let the kernel's routes choose the interface: a strict reverse-path
         # filter drops packets that arrive over another one.
@@ -402,7 +406,7 @@ class RendezvousClient:
         connection.connect((address.host, address.port))
 
     def _introduce(self, connection: socket.socket, patience: float, deadline: float) -> str:
-        """Say hello over a connection, check rank 0's answer, and return our proof for rank 0."""
+        """Say hello over a connection, check rank 0's answer, and return this rank's proof."""
         # Each connection has a new nonce, so that a proof for another connection is not valid here.
         nonce = auth.nonce()
         send(connection, replace(self.hello, nonce=nonce, proof_kind=self.own.kind))
@@ -419,14 +423,14 @@ class RendezvousClient:
     def _prove(
         self, connection: socket.socket, nonce: str, greeting: RendezvousMessage | None
     ) -> str:
-        """Check rank 0's proof, and return ours."""
+        """Check rank 0's proof, and return this rank's proof."""
         if isinstance(greeting, Refused):
             if greeting.why in auth.mismatches(self.own.kind):
                 if self.own.kind == "none":
                     # This rank cannot verify any answer, so it believes this one like all others.
                     raise self._refusal(f"rank 0 refused it: {greeting.why}")
                 raise _NotRankZeroError(_Kind.REFUSED, f"refused it: {greeting.why}")
-            # Whoever holds the port may say anything, so these words are not repeated.
+            # Any process may have this port and send any text, so do not quote it.
             raise _NotRankZeroError(_Kind.IMPOSTOR, "refused it without a proof that it is rank 0")
         if not isinstance(greeting, Seen) or not auth.is_nonce(greeting.nonce):
             raise _NotRankZeroError(_Kind.STRANGER, "belongs to somebody else")
@@ -453,7 +457,8 @@ class RendezvousClient:
     def _not_found(self) -> RendezvousError:
         """Return the error for a search that has reached its deadline.
 
-        A process that has our token explains most; else the error names all that was tried.
+        If a process had this run's token, the error names it, because that explains most. Otherwise
+        the error names all addresses that were tried.
         """
         if refused := self._last(_Kind.REFUSED):
             return self._refusal(refused)
@@ -482,8 +487,8 @@ class RendezvousClient:
         return found[-1] if found else ""
 
     def _tried(self) -> str:
-        """Return the addresses that were tried, by the reason why each was passed over; the reason
-        that tells most comes last.
+        """Return the addresses that were tried, grouped by the reason why each was passed over; the
+        reason that tells the user most comes last.
         """
         by_reason: dict[_PassedOver, list[Address]] = {}
         for address in self.candidates:
@@ -519,7 +524,7 @@ class RendezvousClient:
         )
 
     def _await_others(self, greeted: _Greeted, deadline: float) -> RendezvousInfo:
-        """Send our proof to rank 0, and wait until the last rank has come."""
+        """Send this rank's proof to rank 0, and wait until the last rank has come."""
         connection = greeted.connection
         send(connection, Here(greeted.proof))
         # From here on rank 0 may send nothing for long, because it waits for others. Only the
@@ -594,9 +599,9 @@ def _tell(connection: socket.socket, failure: AbortReason | CannotCome) -> Rende
 
 
 def _is_known(answer: RendezvousMessage | None) -> bool:
-    """Whether rank 0's answer shows that it knows of a failure: it has read of it, or is failing
-    itself.
+    """Whether rank 0's answer shows that it knows of this rank's failure, or that it is ending the
+    rendezvous for another one.
 
-    If rank 0 reports a failure itself, it prints that one, and this rank does not add its own.
+    In both cases rank 0 prints an error, and this rank does not add its own.
     """
     return isinstance(answer, Told | AbortReason | NotMet)

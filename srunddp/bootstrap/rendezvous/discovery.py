@@ -1,5 +1,5 @@
-"""Find out where rank 0 is: from the text that it published, or by working out the addresses and
-ports at which the other ranks look for it.
+"""Finds out where rank 0 listens: from the text that rank 0 has published, or by deriving from the
+environment the addresses and ports at which the ranks look for it.
 """
 
 import os
@@ -38,8 +38,8 @@ def network_hint(environment: Environment) -> str:
     """
     if environment.one_node:
         return ""
-    # The ranks of a scan would not meet over the broken network either. Over PMI, rank 0 publishes
-    # all addresses of its node.
+    # Over the broken network, the ranks of a scan could not find rank 0 either. Over PMI, the
+    # scan's rank 0 publishes all addresses of its node.
     if environment.step and not environment.discovery.publishes:
         scan = f"`srun --mpi=pmi2 {_SCAN}`"
     else:
@@ -51,9 +51,9 @@ def token(environment: Environment) -> str:
     """Return the text by which the ranks of one run recognise each other.
 
     It prevents mix-ups between jobs and steps; it is not secret and stops no attacker. In a job
-    step all ranks know it before they meet, and it differs after each requeue. With explicit
+    step all ranks know it before the rendezvous, and it differs after each requeue. With explicit
     variables they know it too, but it is the same in each start. Otherwise each process draws a
-    random one, and rank 0 publishes its own together with its address.
+    random token, and rank 0 publishes its own together with its address.
     """
     if environment.step:
         return environment.step.id
@@ -63,17 +63,19 @@ def token(environment: Environment) -> str:
 
 
 def token_source(environment: Environment) -> str:
-    """Return for messages what the token of a step, or of explicit variables, is made of."""
+    """Describe, for messages, from which variables the token of a step, or of explicit variables,
+    is made.
+    """
     if environment.step:
         return "job, step and restart count; TORCHELASTIC_RUN_ID"
     return "MASTER_ADDR:MASTER_PORT"
 
 
 class Introduction(NamedTuple):
-    """What a rank needs to greet rank 0, or rank 0 to receive the other ranks.
+    """The values with which a rank greets rank 0, or rank 0 receives the other ranks.
 
     Attributes:
-        hello: what this rank says of itself.
+        hello: the hello of this rank.
         trust: this rank's kind of proof.
         addresses: where rank 0 listens, as it has published; empty if it publishes nothing, so that
             each rank works this out.
@@ -108,8 +110,7 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
 
 
 def introduce(environment: Environment, published: str, address: str = "") -> Introduction:
-    """Return what this rank says of itself, how it proves that it belongs to the run, and where
-    rank 0 listens.
+    """Return this rank's hello, its kind of proof, and the addresses at which rank 0 listens.
 
     Args:
         environment: this rank's environment.
@@ -151,8 +152,8 @@ def rendezvous_ports(
 
 
 def ports_source(environment: Environment, entry: IfacesEntry, forced: range | None) -> str:
-    """Return for messages what restricts the ports of :func:`rendezvous_ports`, and the rule by
-    which they are chosen.
+    """Describe, for messages, the setting that restricts the ports of :func:`rendezvous_ports`, and
+    the rule by which they are chosen.
 
     Args:
         environment, entry, forced: as for :func:`rendezvous_ports`.
@@ -166,7 +167,7 @@ def ports_source(environment: Environment, entry: IfacesEntry, forced: range | N
 
 
 def place_source(environment: Environment, entry: IfacesEntry, variables: Mapping[str, str]) -> str:
-    """Return for messages the variable that tells where rank 0 is, and the entry that gives its
+    """Describe, for messages, the variable that tells where rank 0 is, and the entry that gives its
     address.
 
     Args:
@@ -262,7 +263,7 @@ def candidate_addresses(
 
     On rank 0's own node, the host is the address of this rank's interface, or each address of the
     node if no interface could be chosen. On another node, it is each address to which rank 0's name
-    leads.
+    resolves.
 
     Args:
         environment: this rank's environment.
@@ -271,13 +272,13 @@ def candidate_addresses(
         forced: the ports of ``--port``; None without the option.
 
     Raises:
-        ConfigError: the variables do not determine rank 0's node, or its name leads to no address
-            that other nodes can reach.
+        ConfigError: the variables do not determine rank 0's node, or its name resolves to no
+            address that other nodes can reach.
     """
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
-    # On rank 0's own node, its name may lead to loopback (as in Debian's /etc/hosts), where rank 0
-    # does not listen.
+    # On rank 0's own node, its name may resolve to loopback (as in Debian's /etc/hosts), where rank
+    # 0 does not listen.
     if here:
         hosts = _own(environment, interface)
     else:
@@ -299,7 +300,7 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
         return [interface.address]
     if environment.one_node:
         return ["127.0.0.1"]
-    # Without an interface, nothing tells which of these rank 0 listens on or the others try.
+    # Without an interface, it is not known on which of these rank 0 listens, or the others try.
     addresses = [address for link in list_interfaces() for address in link.addresses]
     return [host for host in addresses if not is_loopback(host)]
 
@@ -322,8 +323,8 @@ def resolve_node(
         beside = []
     if environment.one_node:
         return beside or _own(environment, None)
-    # Ranks of other nodes look at all addresses to which the name leads, but rank 0 can bind only
-    # those of its node.
+    # Ranks of other nodes look at all addresses to which the name resolves, but rank 0 can bind
+    # only those of its node.
     found = addresses_of(
         _own_name(environment, entry_for(entries, environment.node, or_default=True))
     )
@@ -380,13 +381,13 @@ def check_reachable(
         links: the interfaces of rank 0's node.
 
     Raises:
-        ConfigError: the name that the others look up leads to another interface of this node.
+        ConfigError: the name that the others look up resolves to another interface of this node.
     """
     name = _own_name(environment, entry)
     found = addresses_of(name)
     addresses = {address: link.name for link in links for address in link.addresses}
-    # Only a name that leads to another interface of this node is certainly wrong: one that does not
-    # resolve here, or leads to loopback, may be right on the other nodes.
+    # Only a name that resolves to another interface of this node is certainly wrong: a name that
+    # does not resolve here, or resolves to loopback, may be right on the other nodes.
     elsewhere = {
         host: addresses[host] for host in found if host in addresses and not host.startswith("127.")
     }

@@ -1,4 +1,4 @@
-"""Tell the other ranks that this rank has failed before the rendezvous, so that none of them waits
+"""Tells the other ranks that this rank has failed before the rendezvous, so that they do not wait
 for it until the timeout.
 """
 
@@ -22,7 +22,7 @@ from srunddp.errors import SrunddpError
 class RankZeroIs(Enum):
     """How the ranks that look for rank 0 learn where it is."""
 
-    KNOWN = auto()  # after a restart: rank 0 listens already, and all were told where
+    KNOWN = auto()  # after a restart: rank 0 listens already, and all ranks know where
     PUBLISHED = auto()  # rank 0 publishes it over PMI
     WORKED_OUT = auto()  # each rank works it out from variables and ifaces.conf
 
@@ -49,7 +49,7 @@ def report_early_failure(
 
     Args:
         environment: this rank's environment.
-        options: how the ranks were to meet.
+        options: the options of the rendezvous.
         error: why this rank fails.
         interface: this rank's interface; None if it could not be chosen.
 
@@ -146,7 +146,7 @@ def _tell_rank_zero(
     """Tell rank 0 of this rank's failure, and return whether rank 0 has confirmed it.
 
     Raises:
-        SrunddpError: nothing tells where rank 0 is, or rank 0 has published its own failure.
+        SrunddpError: it is not known where rank 0 is, or rank 0 has published its own failure.
         OSError: rank 0 cannot be reached.
     """
     from srunddp.bootstrap.rendezvous import client

@@ -1,8 +1,8 @@
-"""Rank 0's listening side: accept connections, make each peer prove that it belongs to this world,
-and hand on its messages.
+"""Accepts connections on rank 0, makes each peer prove that it belongs to this run, and passes on
+the messages of those that do.
 
 A peer without a proof causes at most a line in the log, whatever it sends, even if it sends
-nothing, and even if many such peers come.
+nothing, and even if there are many such peers.
 """
 
 import errno
@@ -31,7 +31,7 @@ from srunddp.errors import RendezvousError, Scope
 from srunddp.util.json_lines import LineBuffer
 from srunddp.util.messages import send
 
-UNPROVEN = 1024  # connections without a proof that are kept, besides one for each rank
+UNPROVEN = 1024  # connections without a proof that are kept, in addition to one for each rank
 PATIENCE = 30.0  # seconds after which a connection without a proof is closed
 # The most that a peer may send: bytes of a line, and letters of one text in a hello.
 _LONGEST = 4096
@@ -93,9 +93,9 @@ class AuthenticatedListener:
     interrupt: CancelToken | None = None
     known: dict[socket.socket, PendingPeer] = field(default_factory=dict)
     _waiting: dict[socket.socket, PendingPeer] = field(default_factory=dict)  # the oldest first
-    _waiting_from: Counter[str] = field(default_factory=Counter)  # how many of these by address
-    _drops: bool = False  # whether one was closed because there were too many
-    _said_by_peers: deque[PeerEvent] = field(default_factory=deque)  # and not yet handed on
+    _waiting_from: Counter[str] = field(default_factory=Counter)  # how many in _waiting, by address
+    _drops: bool = False  # whether a connection was closed because there were too many
+    _said_by_peers: deque[PeerEvent] = field(default_factory=deque)  # not yet yielded by events()
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _notes: int = 0
 
@@ -194,8 +194,9 @@ class AuthenticatedListener:
     def _drop_one(self) -> None:
         """Close a connection without a proof: the oldest from the address that has the most.
 
-        An honest rank proves itself within milliseconds, whatever a stranger has said before it;
-        and those of other nodes do not compete with a stranger's.
+        A rank proves itself within milliseconds, so its connection is hardly ever the oldest. Ranks
+        on other nodes do not compete with a stranger's connections, because they have other
+        addresses.
         """
         (host, number), *_ = self._waiting_from.most_common(1)
         dropped = next(peer for peer in self._waiting.values() if peer.address.host == host)
@@ -315,10 +316,10 @@ class AuthenticatedListener:
         self._close(peer)
 
     def _refuse(self, peer: PendingPeer, why: str, hint: str = "") -> None:
-        """Tell a peer that it is not admitted, and say so in the log.
+        """Tell a peer that it is not admitted, and print this in the log.
 
         Args:
-            peer: who is not admitted.
+            peer: the peer that is not admitted.
             why: the reason.
             hint: what to do; empty for the advice on munge, or none if this run has a secret.
         """
@@ -338,7 +339,7 @@ class AuthenticatedListener:
 
 
 def _is_plausible(hello: Hello) -> bool:
-    """Whether a hello may come from an honest rank, and its texts can be shown in the log."""
+    """Whether a hello may come from a rank of srunddp, and its texts can be printed in the log."""
     # A text in the log must not move the terminal's cursor, or add a line.
     for value in vars(hello).values():
         if isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST_WORD):

@@ -1,4 +1,4 @@
-"""The messages between a rank and rank 0 until all ranks have met.
+"""Defines the messages between a rank and rank 0 until the rendezvous is over.
 
 The two ends may be different versions of srunddp. Unknown fields of a message are ignored, so that
 rank 0 can read the other version's hello and name both versions in its error. It compares them when
@@ -24,7 +24,7 @@ _LONGEST_TEXT = 3000
 
 
 class RendezvousMessage(Message, extensible=True):
-    """A message between a rank and rank 0 until all ranks have met."""
+    """A message between a rank and rank 0 until the rendezvous is over."""
 
 
 # From a rank to rank 0.
@@ -38,10 +38,10 @@ class Hello(RendezvousMessage, kind="hello"):
         token: The text by which the ranks of one run recognise each other.
         rank, world_size: With spare nodes, the world size includes their tasks, and these have the
             numbers after all ranks.
-        local_world_size: As the launcher told it, or 0 if it did not.
+        local_world_size: The launcher's number of ranks on this node, or 0 if it is not known.
         version: The rank's version of srunddp.
         deputy_port: The port on which the rank listens for the time when rank 0 is gone, or 0.
-        layout: How often the ranks have been numbered anew in this run.
+        layout: How often the ranks have been renumbered in this run.
         nonce: A random number for this connection, which is part of rank 0's proof.
         proof_kind: How the rank proves itself: ``secret``, ``munge`` or ``none``.
     """
@@ -80,7 +80,7 @@ class Here(RendezvousMessage, kind="here"):
 
 @dataclass(frozen=True)
 class CannotCome(RendezvousMessage, kind="cannot_come"):
-    """The rank has failed before it could meet the others.
+    """The rank has failed before the rendezvous.
 
     Attributes:
         proof: The rank's proof.
@@ -97,7 +97,7 @@ class CannotCome(RendezvousMessage, kind="cannot_come"):
 
         Args:
             reason: the failure.
-            proof: that this rank belongs to the run.
+            proof: the proof that this rank belongs to the run.
         """
         return cls(proof=proof, text=_beginning(reason.text), exit_code=reason.exit_code)
 
@@ -117,7 +117,7 @@ class Goodbye(RendezvousMessage, kind="goodbye"):
 
 @dataclass(frozen=True)
 class AbortReason(RendezvousMessage, kind="failed"):
-    """A rank has failed: the sender, or if rank 0 sends it, any rank.
+    """A rank has failed: the sender, or any rank if rank 0 is the sender.
 
     Attributes:
         text: The error of the failed rank.
@@ -142,8 +142,8 @@ class AbortReason(RendezvousMessage, kind="failed"):
         return PeerError(text, code=self._failing_exit_code, scope=scope)
 
     def error_as_told(self) -> PeerError:
-        """Return the error that a rank raises when rank 0 has sent it this message. It equals that
-        of :meth:`error_of`, because rank 0's text names the failed rank already.
+        """Return the error that a rank raises when it gets this message from rank 0. It equals the
+        error of :meth:`error_of`, because rank 0's text names the failed rank already.
         """
         return PeerError(self.text, code=self._failing_exit_code)
 
@@ -187,8 +187,8 @@ class Refused(RendezvousMessage, kind="refused"):
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
-    """All ranks have met: rank 0 tells each rank what it has to know. The rank's supervisor hands
-    the message on to the worker. The defaults are those of a process without other ranks.
+    """The rendezvous is over: rank 0 tells each rank the world and the store's address. The rank's
+    supervisor passes the message on to the worker. The defaults are those of a single process.
 
     Attributes:
         master_addr, master_port: For ``MASTER_ADDR`` and ``MASTER_PORT``.
@@ -203,7 +203,7 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
             in the order in which they do so.
         takeover: If nodes can be replaced or left out, the text that says where the deputies
             listen, in place of one that rank 0 publishes.
-        vacant: The numbers of tasks that are gone.
+        vacant: The numbers that have no task any more.
         node_list: If the ranks' nodes may change, the names of these nodes in their order, as a
             host list of Slurm.
     """
@@ -227,7 +227,8 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
 
 @dataclass(frozen=True)
 class NotMet(RendezvousMessage, kind="not_met"):
-    """The ranks do not meet, although none has failed: some did not come, or they do not fit.
+    """The rendezvous has failed, although no rank has: some ranks did not come, or they differ in
+    version, world size or address family.
 
     Attributes:
         text: The text of rank 0's error.
@@ -238,13 +239,13 @@ class NotMet(RendezvousMessage, kind="not_met"):
 
 @dataclass(frozen=True)
 class Moved(RendezvousMessage, kind="moved"):
-    """The task has another number from now on, and has to say hello again with it: it moves from a
-    spare node to a rank, or the ranks are numbered anew.
+    """The task has another number from now on, and has to say hello again with it: it was on a
+    spare node and gets a rank, or the ranks are renumbered.
 
     Attributes:
-        rank: The task's number.
-        ranks_per_node: If the ranks are numbered anew, how many each node has, as Slurm writes
-            counts; else empty.
+        rank: The task's new number.
+        ranks_per_node: If the ranks are renumbered, how many each node has, as Slurm writes counts;
+            else empty.
     """
 
     rank: int

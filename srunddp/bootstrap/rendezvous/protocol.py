@@ -1,5 +1,5 @@
-"""Addresses, rank 0's listening sockets, the text that rank 0 publishes, and the way in which
-another thread ends a rank's rendezvous.
+"""Defines addresses, rank 0's listening sockets, the text that rank 0 publishes, and the token by
+which another thread ends a rank's rendezvous.
 
 Rank 0 binds its sockets, for the rendezvous and for the store, before it tells anybody their
 addresses, and keeps them open. So no other process can take a port in between.
@@ -65,8 +65,8 @@ class BoundSockets:
     ports: tuple[int, ...] = (0,)
 
     def listen_for_agent_store(self) -> socket.socket | None:
-        """Listen for the agent store, which is for processes that are no ranks. Call it when the
-        socket of the rendezvous is closed.
+        """Listen for the agent store, which is for processes that are no ranks. Call this after the
+        socket of the rendezvous has been closed.
 
         Returns:
             None if no port is free.
@@ -90,8 +90,8 @@ class BoundSockets:
         used = self.rendezvous_address.port
         if port_of(agent_store) != used:
             return used
-        # All other ports are taken, so a test at one of them would reach its owner. Only the ranks'
-        # store is ours, and it accepts connections that send nothing.
+        # All other ports are taken, so a test would reach another process. The port of the ranks'
+        # store belongs to this rank 0, and the store accepts connections that send nothing.
         return self.store_address.port
 
 
@@ -206,10 +206,11 @@ def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket
 
 
 class CancelToken:
-    """Lets another thread end this rank's rendezvous, such as the one that sees its worker die.
+    """Lets another thread end this rank's rendezvous, for example when this rank's worker has
+    ended.
 
-    Rank 0 then tells all ranks that have come; another rank tells rank 0. After that the rendezvous
-    raises PeerError.
+    Rank 0 then tells all ranks that have come; any other rank tells rank 0. After that the
+    rendezvous raises PeerError.
 
     Attributes:
         failure: the failure that was given to :meth:`fail`; None before.
@@ -221,8 +222,8 @@ class CancelToken:
         self.failure: AbortReason | None = None
 
     def fail(self, text: str, code: int) -> None:
-        """End the rendezvous, now or as soon as it begins, because this rank has failed; only the
-        first call counts.
+        """End the rendezvous, now or as soon as it begins, because this rank has failed. Only the
+        first call has an effect.
 
         Args:
             text: the text of this rank's error.
@@ -264,7 +265,7 @@ class CancelToken:
 
 @dataclass(frozen=True)
 class Advertisement:
-    """What rank 0 publishes: the run's token, its addresses, and a secret in hexadecimal."""
+    """The text that rank 0 publishes, decoded: the run's token, addresses, a hexadecimal secret."""
 
     token: str
     addresses: list[Address]

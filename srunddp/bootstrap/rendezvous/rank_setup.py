@@ -1,4 +1,4 @@
-"""What a rank knows and holds before it meets the others: options, its interface, its sockets.
+"""Prepares a rank for the rendezvous: its options, its network interface, its listening sockets.
 
 :func:`prepare` makes the setup, and :func:`bind` adds the sockets. ``run`` calls them under a
 supervisor, and :func:`listen_as_deputy` too; ``srunddp.init()`` calls them without a supervisor.
@@ -25,7 +25,7 @@ DEFAULT_TIMEOUT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeTerms:
-    """What the next start of a run with spare nodes has to know, as the previous start has set it.
+    """The facts that a start of a run with spare nodes passes on to the next start.
 
     Attributes:
         rank: the rank of this process in the next start; the launcher's variables still have the
@@ -33,7 +33,7 @@ class SpareNodeTerms:
             after all ranks.
         ranks_per_node: how many ranks each node has, as Slurm writes counts; empty if as in the
             first start.
-        layout: how often the ranks have been numbered anew in this run.
+        layout: how often the ranks have been renumbered in this run.
         lost_after: seconds without an answer after which a node is lost.
         within: seconds after which the ranks that have not come are replaced.
         expected: the tasks that are known to be alive, and will come.
@@ -42,7 +42,7 @@ class SpareNodeTerms:
         quorum: how many tasks must come before a new rank 0 may go on; if fewer come, this side of
             a split network is cut off.
         takes_over: whether this process becomes rank 0, because the previous rank 0 is gone.
-        number: the number of this process in the start before, if it takes over; else 0.
+        number: the number of this process in the previous start, if it takes over; else 0.
         lost: the node of the previous rank 0 and the cause, if the node was lost; else None.
     """
 
@@ -61,7 +61,7 @@ class SpareNodeTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejoin:
-    """How the ranks of a run meet again after a restart, without the launcher's help.
+    """How the ranks of a run find each other after a restart, without the launcher's help.
 
     Attributes:
         generation: the number of restarts so far.
@@ -103,7 +103,7 @@ class RendezvousOptions:
 
 @dataclass(frozen=True)
 class RankSetup:
-    """All that a rank knows of itself before it meets the others.
+    """Everything that a rank knows and holds before the rendezvous.
 
     Attributes:
         held: rank 0's listening sockets; None on the other ranks.
@@ -178,8 +178,8 @@ def bind(prepared: RankSetup) -> RankSetup:
     published = protocol.encode_advertisement(
         discovery.token(environment), [held.rendezvous_address]
     )
-    # After a restart, the message that announced it has told the other ranks the address and the
-    # secret already: keep these, and not the new ones.
+    # After a restart, the other ranks know an address and a secret already, from the message that
+    # announced the restart. Keep these instead of the new ones.
     return replace(prepared, held=held, published=rejoin.published if rejoin else published)
 
 
@@ -187,12 +187,12 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     """Listen for the time when rank 0 is gone, if this rank may be a deputy and a port is free.
 
     Raises:
-        ConfigError: a task that may have to take over from rank 0 may use only two ports, which it
-            leaves to rank 0.
+        ConfigError: this task may have to take over from rank 0, but only two ports are allowed,
+            which are reserved for rank 0.
     """
     environment = prepared.environment
-    # Deputies are the first rank of each node, and rank 1: on rank 0's own node another rank must
-    # be there in case only rank 0 is killed.
+    # Deputies are the first rank of each node, and rank 1. On rank 0's own node another rank is
+    # needed in case only rank 0 is killed.
     if not environment.leads_node:
         return prepared
     entry = entry_for(prepared.entries, environment.node, or_default=True)
@@ -219,10 +219,10 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
 
 
 def listen_again(prepared: RankSetup) -> tuple[int, str]:
-    """Listen for the rendezvous of the next start; called on rank 0.
+    """Listen for the rendezvous of the next start. Called on rank 0.
 
     Returns:
-        The socket's descriptor, and the text that tells the other ranks where it listens.
+        The socket's file descriptor, and the text that tells the other ranks its address.
 
     Raises:
         RendezvousError: no port is free.

@@ -1,5 +1,5 @@
-"""How the ranks meet: rank 0 is the server, and every other rank is a client; a process alone has
-no other to meet.
+"""Runs the rendezvous: rank 0 is the server, and every other rank is a client. A single process
+does not wait for anything.
 
 The modules ``server`` and ``client`` are imported when needed: a rank needs only one of them, and a
 single process neither.
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
 
 # Seconds by which a rank may notice later than another rank that rank 0 is gone.
 _SEEN_LATER = 20.0
-# How many nodes say that they do not reach rank 0: if more do not, the reason is the same.
+# On how many nodes a rank says that it does not reach rank 0. On further ones the reason would be
+# the same.
 _NODES_THAT_SAY_SO = 4
 
 
 class Role(Enum):
     """A process's part in the rendezvous."""
 
-    ALONE = auto()  # the world is this process
+    ALONE = auto()  # there are no other ranks
     RANK_ZERO = auto()  # waits for the other ranks, and tells all when the last has come
     OTHER = auto()  # looks for rank 0, and waits for its answer
 
 
 def role_of(setup: RankSetup) -> Role:
-    """Return the role of a process; of several ranks only rank 0 has listening sockets."""
+    """Return the role of a process, by its world size and whether it has listening sockets."""
     if setup.environment.world_size == 1:
         return Role.ALONE
     if setup.held:
@@ -78,9 +79,9 @@ def rendezvous(
         What rank 0 has told this rank, and the connections that stay open.
 
     Raises:
-        SrunddpError: the ranks did not meet.
+        SrunddpError: the rendezvous failed.
         PeerError: a rank failed during the rendezvous; this rank, if ``interrupt`` ended it.
-        ReassignedError: this task has been given another number.
+        ReassignedError: this task has been given another rank.
     """
     role = role_of(setup)
     if role is Role.ALONE:
@@ -161,7 +162,7 @@ def _introduce(setup: RankSetup, published: str) -> Introduction:
 
 
 class ServerParts(NamedTuple):
-    """What every server of rank 0 is made of.
+    """The values from which every kind of rank 0's server is made.
 
     Attributes:
         setup: what rank 0 knows and holds.
@@ -211,8 +212,8 @@ has left.
 def check_that_others_can_find_us(environment: Environment) -> None:
     """Check, on a rank 0 that publishes nothing, that the other ranks can work out its address.
 
-    If they cannot, none of them will come. This check says so at once, before rank 0 waits for them
-    in vain.
+    If they cannot, none of them will come. Without this check, rank 0 would wait for them until the
+    timeout.
 
     Raises:
         ConfigError: the variables do not determine where rank 0 is.
@@ -256,9 +257,9 @@ def _as_other(
 
 
 def search_report(setup: RankSetup, say: Say) -> SearchReport:
-    """Return what a rank that does not find rank 0 tells the user.
+    """Return how a rank that does not find rank 0 reports this to the user.
 
-    While the search lasts, one rank of each of a few nodes says so.
+    While the search lasts, one rank on each of a few nodes prints lines.
 
     Args:
         setup: what this rank knows.

@@ -1,5 +1,5 @@
-"""Rank 0's side of the rendezvous: wait for the other ranks, and when the last has come, tell each
-what it has to know.
+"""Runs the rendezvous on rank 0: waits for the other ranks, and when all have come, tells each of
+them the world and the store's address.
 """
 
 import socket
@@ -42,7 +42,7 @@ MOST_DEPUTIES = 8
 
 @dataclass(kw_only=True)
 class RendezvousServer:
-    """Waits on rank 0 for the other ranks, and tells all of them when the last has come.
+    """Waits on rank 0 for the other ranks, and answers all of them when the last has come.
 
     A rank says hello, gets ``Seen``, and counts as present once it has answered ``Here`` with its
     proof. So a rank that gave up in between does not count, and a process without a proof has no
@@ -84,10 +84,10 @@ class RendezvousServer:
     linger: float = protocol.TELL_FOR
     connections: dict[int, socket.socket] = field(default_factory=dict)
     _here: dict[int, Hello] = field(default_factory=dict)
-    _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
+    _settled: set[int] = field(default_factory=set)  # ranks that know of the failure or have ended
 
     def accept_all(self, deadline: float) -> RendezvousResult:
-        """Wait until every rank has come, and then tell each rank what it has to know.
+        """Wait until every rank has come, and then send each rank its :class:`RendezvousInfo`.
 
         Args:
             deadline: a time of :func:`time.monotonic`.
@@ -254,7 +254,7 @@ class RendezvousServer:
         deputies = self._deputies()
         takeover = ""
         # Without a deputy on a spare node, only a rank could take over from rank 0. Its own number
-        # is then free, so the ranks have to be numbered anew.
+        # would then be free, so the ranks would have to be renumbered.
         if any(self.may_shrink or number >= self._ranks for number, *_ in deputies):
             where = [Address(host, port) for _, host, port in deputies]
             takeover = protocol.encode_advertisement(self.own.token, where)
@@ -305,7 +305,7 @@ def infos_of(
     agent_store_port: int | None = None,
     names_nodes: bool = False,
 ) -> list[RendezvousInfo]:
-    """Return what rank 0 tells each rank, in the order of the hellos.
+    """Return rank 0's message for each rank, in the order of the hellos.
 
     Args:
         hellos: The hello of each rank and of each spare node's task, rank 0's first.
@@ -372,15 +372,16 @@ def tell_all(
     Args:
         listener: has the connections, and accepts new ones.
         message: the failure.
-        settled: the ranks that need not be told (any more); each rank that is told is added.
+        settled: the ranks that know of the failure already, or have ended; each rank that is told
+            is added.
         seconds: for how long to wait at most; the wait ends as soon as every rank is settled.
     """
     for connection, peer in listener.known.items():
         send(connection, message)
         if peer.hello:
             settled.add(peer.hello.rank)
-    # The other ranks may be on their way, or come again because the answer took too long. If they
-    # found this port closed, they would look for rank 0 until their own timeout.
+    # Other ranks may still be starting, or connect again because the answer took too long. If this
+    # port was closed, they would look for rank 0 until their own timeout.
     deadline = time.monotonic() + seconds
     while len(settled) < listener.own.world_size and (remaining := deadline - time.monotonic()) > 0:
         for hello, connection, said in listener.events(remaining):

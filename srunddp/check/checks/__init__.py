@@ -1,4 +1,4 @@
-"""The checks that each rank makes by itself: one module for each check."""
+"""Contains the checks that each rank makes by itself, one module for each check."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from srunddp.util.cgroup import cpu_quota
 
 @dataclass(frozen=True, kw_only=True)
 class CpuFacts:
-    """The CPUs that one rank may use, and the threads that it is to run.
+    """The CPUs that one rank may use, and the threads that it will run.
 
     Attributes:
         mask: the numbers of the CPUs that it may run on.
@@ -34,7 +34,7 @@ class CpuFacts:
 
 
 def collect(context: CheckContext) -> CpuFacts:
-    """Collect which CPUs this rank has, and how many threads it is to run."""
+    """Collect which CPUs this rank has, and how many threads it will run."""
     # OpenMP takes a list with a number for each nested level; the first number counts.
     asked = ((name, context.variables.get(name, "").partition(",")[0].strip()) for name in THREADS)
     variable, threads = next(

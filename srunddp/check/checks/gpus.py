@@ -73,8 +73,8 @@ Used = list[tuple[Observation[GpuFacts], Device]]
 
 
 def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
-    """Judge the GPUs: one that is missing, broken, full or used twice is a failure. What only makes
-    a job slow is a warning.
+    """Judge the GPUs: one that is missing, broken, full or used twice is a failure. A problem that
+    only makes a job slow is a warning.
     """
     for one in seen:
         yield from _driver(one)
@@ -125,7 +125,7 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
 
 
 def _faults(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
-    """Name each fault of a GPU once, whichever ranks see the GPU."""
+    """Name each fault of a GPU once, even if several ranks see the GPU."""
     who = group_by_key(
         ((one.node, fault.index, fault.uuid, fault.what, fault.kind), one)
         for one in seen
@@ -240,7 +240,7 @@ def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
-    # NUMA node -1 means that nothing tells it, as in many virtual machines.
+    # The NUMA node is -1 if the kernel does not know it, as in many virtual machines.
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         hint = (

@@ -1,4 +1,4 @@
-"""Check which interface each rank uses, whether it can be used, and whether names lead to it."""
+"""Checks which interface each rank uses, whether it is usable, and whether names resolve to it."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class InterfaceFacts:
 
 
 def collect(context: CheckContext) -> InterfaceFacts:
-    """Collect which interface this rank uses, and whether names lead to rank 0."""
+    """Collect which interface this rank uses, and whether rank 0's name resolves."""
     import psutil
 
     chosen = context.interface
@@ -96,8 +96,8 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
 
 
 def _lookup(context: CheckContext) -> list[str]:
-    """Say why this rank could not find rank 0, or on rank 0, why other ranks could not find it.
-    Empty if nothing is wrong, or if rank 0 publishes its address.
+    """Return why this rank could not find rank 0, or on rank 0, why other ranks could not find it;
+    empty if nothing is wrong, or if rank 0 publishes its address.
     """
     environment = context.environment
     chosen = context.interface
@@ -159,7 +159,7 @@ def summary(seen: Ranks[InterfaceFacts]) -> str:
     """Name the interfaces of all ranks, with their speeds and MTUs."""
     facts = [one.facts for one in seen if one.facts.name]
     if not facts:
-        return "none that is fit"
+        return "none that is usable"
     names = ", ".join(sorted({each.name for each in facts}))
     speeds = ", ".join(map(shown_speed, sorted({each.speed for each in facts})))
     mtus = ", ".join(map(str, sorted({each.mtu for each in facts})))

@@ -72,8 +72,11 @@ def _allocated(variables: Mapping[str, str]) -> int:
 
 
 def parsed(script: str | None) -> tuple[ast.Module | None, str]:
-    """Parse the script, or say why it cannot be parsed. A script that cannot be read is not
-    reported here, because the check of paths reports it.
+    """Parse the script.
+
+    Returns:
+        The tree, None if there is none; and why the script cannot be parsed, empty if it can. A
+        script that cannot be read gives no reason here, because the check of paths reports it.
     """
     if script is None:
         return None, ""
@@ -113,8 +116,8 @@ def imports(tree: ast.Module) -> set[str]:
 
 
 def why_no_mpi(variables: Mapping[str, str]) -> str:
-    """Say why ``from mpi4py import MPI`` would have no world here; empty if it would have one.
-    Another process imports it, because MPI may end the process.
+    """Return why ``from mpi4py import MPI`` would have no world here; empty if it would have one.
+    Another process imports MPI, because MPI may end the process.
     """
     printed, why = run_python(_LIBRARY, within=_LIBRARY_WITHIN)
     if why:

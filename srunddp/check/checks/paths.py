@@ -30,7 +30,9 @@ _SHARE = "move it to a shared file system, copy it there, or name another"
 
 @dataclass(frozen=True, kw_only=True)
 class PathFacts:
-    """What one rank sees at each path. All ranks have the same roles, in the same order."""
+    """The files and folders that one rank sees at the paths. All ranks have the same roles, in the
+    same order.
+    """
 
     places: list[Place]
 
@@ -67,8 +69,8 @@ def collect(context: CheckContext) -> PathFacts:
 
 
 def _look(place: Place, context: CheckContext) -> None:
-    """Fill in what is at a place, step by step, so that earlier results stay if a later step
-    hangs.
+    """Look at a place, and fill in the results step by step, so that earlier ones stay if a later
+    step hangs.
     """
     role = place["role"]
     path = place["path"]
@@ -123,8 +125,14 @@ def _named(place: Place) -> str:
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
-    """Say what is wrong with a place, and what to do; the second text is empty if nothing is wrong.
-    ``main`` says whether the place is on rank 0's node.
+    """Return how bad it is, what is wrong with a place, and a hint.
+
+    Args:
+        place: the place.
+        main: whether the place is on rank 0's node.
+
+    Returns:
+        The second value is empty if nothing is wrong.
     """
     match place["kind"]:
         case "missing":
@@ -158,8 +166,8 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
         found = f"{_named(places[who[0].rank])} is a {kind}"
         expected = f"a {usual}, as on most ranks"
         yield who.finding(FAIL, found, expected, _SHARE, ranks=False)
-    # A log that grows between the looks of two ranks is no difference. Such ranks are known to see
-    # one folder by its identity.
+    # A log may grow between the looks of two ranks. Ranks that see a folder with the same identity
+    # see one folder, so this is no difference.
     read = seen.where(lambda one: places[one.rank]["content"] and places[one.rank]["kind"] == usual)
     # Reversed, so that of the ranks with one identity, the lowest rank's content stays in the dict.
     first = {places[one.rank]["identity"]: places[one.rank]["content"] for one in reversed(read)}

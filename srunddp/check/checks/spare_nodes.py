@@ -1,4 +1,4 @@
-"""For a run with spare nodes: check whether Slurm lets the job go on after it loses a node, as far
+"""Checks for a run with spare nodes whether Slurm lets the job go on after a node is lost, as far
 as rank 0 can read the options of srun and sbatch.
 """
 

@@ -65,7 +65,7 @@ class VersionFacts:
         versions, places: for torch and each named package, its version and its folder as
             :func:`find` returns them. The version is ``missing`` or ``unknown`` instead of empty,
             and the folder has the text ``sys.prefix`` for the environment's path.
-        torch, cuda, nccl: the versions that ``import torch`` brings, on local rank 0 alone.
+        torch, cuda, nccl: the versions that ``import torch`` shows, on local rank 0 only.
         seconds: how long this import took.
         error, vision: why torch or torchvision could not be imported; else empty.
     """
@@ -131,7 +131,7 @@ def find(name: str, first: str = "") -> tuple[str, str]:
         first: the script's folder, which Python searches first; empty without a script.
 
     Returns:
-        The version, empty if nothing tells it, and the folder. Both are empty if there is no such
+        The version, empty if it is not known, and the folder. Both are empty if there is no such
         package.
     """
     module = name.partition(".")[0]
@@ -212,7 +212,7 @@ def _needs_vision(context: CheckContext) -> bool:
 def import_torch(
     folder: str, patience: float = _PATIENCE, *, vision: bool = False
 ) -> dict[str, Any]:
-    """Have another process import torch, as the script would.
+    """Import torch in another process, as the script would.
 
     Args:
         folder: the script's folder, where Python looks first; empty for none.
@@ -220,7 +220,7 @@ def import_torch(
         vision: whether to import torchvision too.
 
     Returns:
-        Attributes of :class:`VersionFacts` by name: what the import brought, or in ``error`` why it
+        Attributes of :class:`VersionFacts` by name: the versions, or in ``error`` why the import
         failed.
     """
     words = ["vision" if vision else "", *([folder] if folder else [])]
@@ -321,5 +321,5 @@ def summary(seen: Ranks[VersionFacts]) -> str:
     return f"{', '.join(found)}, torch imported in {slowest:.1f} s at most"
 
 
-# Longer than the import's own limit, because the import's own message tells more.
+# Longer than the import's own limit, because the message of that limit tells the user more.
 CHECK = Check("versions", VersionFacts, collect, evaluate, summary, within=_PATIENCE + 15.0)

@@ -1,4 +1,4 @@
-"""What NVML reports about one GPU or MIG instance at the moment."""
+"""Samples the GPUs and MIG instances of a node by NVML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_THROUGHPUT_BELOW = 1.0
 
 
 class Gpu:
-    """A GPU or MIG instance that is sampled again and again.
+    """Samples one GPU or MIG instance.
 
     A value that the GPU does not support stays empty and is not asked for again. If a GPU fails,
     all its fields stay empty.
@@ -161,9 +161,13 @@ class Gpu:
 
 
 class Gpm:
-    """Activity of one GPU or MIG instance between two calls of :meth:`ask`.
+    """Measures the activity of one GPU or MIG instance between two calls of :meth:`ask`, by NVML's
+    GPU performance monitoring (GPM).
 
-    ``gpu`` is the handle of the GPU itself, or of the GPU that the instance is part of.
+    Args:
+        nvml: The module ``pynvml``.
+        gpu: NVML's handle of the GPU, or of the GPU that the MIG instance is part of.
+        instance: The id of the MIG instance; None for a whole GPU.
     """
 
     def __init__(self, nvml: Any, gpu: Any, instance: int | None) -> None:
@@ -189,7 +193,7 @@ class Gpm:
 
     @classmethod
     def of(cls, nvml: Any, handle: Any, parent: Any) -> Gpm | None:
-        """Start counting for a GPU or a MIG instance.
+        """Make a :class:`Gpm` for a GPU or a MIG instance.
 
         Args:
             nvml: The module ``pynvml``.
@@ -197,7 +201,7 @@ class Gpm:
             parent: For a MIG instance, the handle of its GPU; None for a GPU.
 
         Returns:
-            None if the GPU has no such counters.
+            None if the GPU does not support GPM.
         """
         gpu = parent or handle
         with contextlib.suppress(nvml.NVMLError):
@@ -242,10 +246,10 @@ class _Known(VisibleDevice):
 
 
 class Gpus:
-    """The GPUs that the tasks of this node can see, taken together; none if NVML is missing.
+    """The GPUs that the tasks of this node use; none if NVML is missing.
 
     NVML shows only the GPUs that the device rules of this process's control group allow. If Slurm
-    gives each task a GPU of its own, the GPUs of the other tasks are out of sight.
+    gives each task its own GPU, the GPUs of the other tasks are not visible.
 
     Args:
         seconds: The interval between samples.

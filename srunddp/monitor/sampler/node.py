@@ -1,5 +1,5 @@
-"""The job's use of this node (from its control group if it has one, else from its processes), and
-the traffic of the node's links.
+"""Measures how much of this node the job uses, and the traffic of the node's links. The figures
+come from the job's control group if it has one, else from its processes.
 """
 
 import os
@@ -22,7 +22,7 @@ _IOWAIT = 5  # in the first line of /proc/stat
 
 
 class Node:
-    """The file with one line per sample for the whole node.
+    """Measures the job's use of the whole node: one CSV line per reading.
 
     Args:
         tasks: The tasks that run on this node.
@@ -60,7 +60,11 @@ class Node:
             self._cpus = f"{min(allowed, self._quota or allowed):g}"
 
     def rows(self, time: str) -> str:
-        """Return the node's CSV line; call ``look`` of the tasks first."""
+        """Return the node's CSV line. Call :meth:`Tasks.look` before it.
+
+        Args:
+            time: The first column.
+        """
         trees = self._tasks.trees
         group = self._group
         if group:
@@ -105,7 +109,7 @@ def requested_memory(environ: Mapping[str, str]) -> int | None:
 
 
 class NetworkCounters:
-    """Byte counters of the node's network interfaces (except loopback) and RDMA ports.
+    """Reads the byte counters of the node's network interfaces (except loopback) and RDMA ports.
 
     Args:
         chosen: The interface that the run uses.

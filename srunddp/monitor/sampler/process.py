@@ -1,8 +1,8 @@
-"""The sampler of a node, as seen by the supervisor of local rank 0, which forks it before the
+"""Forks, runs and ends the sampler of a node. The supervisor of local rank 0 forks it before the
 worker and ends it before leaving.
 
-The sampler takes one sample after another at fixed times. It never imports torch and asks only the
-kernel and NVML. Whatever ends it, its files are complete up to the last sample.
+The sampler takes a reading at fixed times. It never imports torch and asks only the kernel and
+NVML. Whatever ends it, its files are complete up to the last reading.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _THOROUGH_EVERY = 60.0  # seconds
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """What the sampler of this node watches.
+    """The processes and the interface that the sampler of this node watches.
 
     Attributes:
         run: The monitoring of the supervisor's own task; its folder exists.
@@ -71,7 +71,7 @@ class Sampler:
         """Return the lines that the sampler has for the user by now, without waiting."""
         with self._lock, contextlib.suppress(OSError):
             waiting = self._end.recv(4096, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            # What ends without a line end says why the sampler has ended, see finish().
+            # Text without a line end says why the sampler has ended; finish() reads it.
             whole = waiting[: waiting.rfind(b"\n") + 1]
             if whole:
                 return self._end.recv(len(whole)).decode(errors="replace").splitlines()
@@ -103,7 +103,7 @@ class Sampler:
             # The child has not been waited for yet, so its pid cannot belong to another process.
             os.kill(self.pid, signal.SIGKILL)
             wait_for_child(self.pid, _GONE_WITHIN)
-        # A line for the user comes too late: the report has it.
+        # Notes about slow ranks, which end with a line end, come too late: the report names them.
         return message.decode(errors="replace").rpartition("\n")[2]
 
 
@@ -111,8 +111,8 @@ def start(config: SamplerConfig) -> Sampler:
     """Fork the sampler of a node.
 
     Call it in the main thread, because the kernel ends the sampler together with the thread that
-    forked it. All signals must be blocked: those that Slurm sends to every process of a step must
-    not end the sampler.
+    forked it. All signals must be blocked: those that Slurm sends to every process of a job step
+    must not end the sampler.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -145,7 +145,9 @@ def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
 
 
 def _close_inherited(kept: int) -> None:
-    """Close all inherited files but ``kept``: others may wait for the end of a pipe or socket."""
+    """Close all inherited descriptors but ``kept``: other processes may wait for a pipe or socket
+    to be closed.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         if standard != kept:
@@ -157,14 +159,14 @@ def _close_inherited(kept: int) -> None:
 
 
 def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
-    """Take a sample now, another every ``config.run.seconds``, and a last one when ``end`` is
-    closed on the other side.
+    """Take a reading now, another every ``config.run.seconds``, and a last one when the supervisor
+    closes its side of the socket ``end``.
 
     Raises:
         OSError: A file cannot be written.
     """
     with contextlib.suppress(OSError, ValueError):
-        # The sampler keeps four files open for each process, and there may be hundreds
+        # The sampler keeps four files open for each process, and there may be hundreds of these.
         raise_open_files_limit()
     # Create these objects before the freeze below, because they live to the end.
     samples = Samples(config)
@@ -220,7 +222,7 @@ class Samples:
         self._taken += 1
         seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
         has_gpus = False
-        # A kernel or a driver may answer in a way that nobody foresaw.
+        # A kernel or a driver may answer in an unexpected way.
         with contextlib.suppress(Exception):
             if self._tasks.look(thorough=thorough) or thorough:
                 self._node.look()

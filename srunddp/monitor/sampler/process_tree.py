@@ -1,5 +1,5 @@
-"""The tasks that the launcher has started on this node, and their processes. What the processes of
-a task have used is kept when some of them end.
+"""Measures what the tasks on this node use: CPU time, memory and storage, summed over the processes
+of each task. What a process has used stays in the sum after it has ended.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ROUNDING = 20_000_000
 
 
 class MonotonicCounter:
-    """A sum of counters whose owners come and go. ``value`` never falls: it keeps the count of
-    owners that have ended, unless another owner has taken it over.
+    """Sums counters of processes that start and end. ``value`` never falls: it keeps what an ended
+    process has counted, unless the count of its parent now includes it.
 
     Args:
         rounding: If the sum falls by at most this much, nothing counts as lost.
@@ -38,7 +38,11 @@ class MonotonicCounter:
         self._rounding = rounding
 
     def update(self, total: int) -> None:
-        """Bring ``value`` up to date; ``total`` is the sum over the owners that exist now."""
+        """Update ``value``.
+
+        Args:
+            total: The sum over the processes that exist now.
+        """
         if self._last - total > self._rounding:
             self._kept += self._last - total
         self._last = total
@@ -206,7 +210,7 @@ class Process:
                 self.bytes_read = number_after(text, b"\nread_bytes: ") or 0
                 self.bytes_written = number_after(text, b"\nwrite_bytes: ") or 0
         except OSError:
-            # The process has changed its user, or has ended, which the next look finds out
+            # The process has changed its user, or has ended, which the next look finds out.
             self._io = None
 
     def new_children(self, *, of_all_threads: bool) -> list[int]:
@@ -272,8 +276,8 @@ class Tasks:
         else:
             root = supervisor
         self.trees = [ProcessTree(rank, root)]
-        # The ranks of this node differ from the variable if they have replaced those of a lost
-        # node.
+        # On a spare node that replaces a lost node, the ranks differ from those in the variable,
+        # all by the same number.
         own = os.environ.get(rank_variable, "")
         self._moved_by = rank - int(own) if own.isdecimal() else 0
         self.visible = {os.environ.get(_VISIBLE)}

@@ -1,8 +1,8 @@
-"""Says once, while the job runs, which ranks are slower than the others.
+"""Reports once, while the job runs, which ranks are slower than the others.
 
-The sampler of rank 0's node looks for them, as the report does after the run: in the files of all
-ranks. Each look is a process of its own, because it takes some tenths of a second and reads a file
-system that may not answer.
+The sampler of rank 0's node finds them in the files of all ranks, as the report does after the run.
+Each look runs in a process of its own, because it takes some tenths of a second and reads from a
+file system that may not answer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from srunddp.supervisor.signals import die_with_parent
 
 # Samples until the first look, which is after two minutes with --monitor's default.
 _FIRST_AFTER = 24
-_TIMES = 2  # each later look comes after so many times as long as the one before
+_TIMES = 2  # the wait before each look is longer than the one before by this factor
 _HAS_SAID = 3  # exit code of a look that has named ranks
 _LOWEST_PRIORITY = 19
 
 
 class SlowRankLooks:
-    """Looks again and again, until slow ranks were named.
+    """Starts looks for slow ranks at growing intervals, until one has named some.
 
     Args:
         run: The monitoring of the supervisor's own task.
@@ -39,11 +39,11 @@ class SlowRankLooks:
         self._wait = _FIRST_AFTER * run.seconds
         self._due = time.monotonic() + self._wait
         self._process: int | None = None
-        # Only rank 0's node looks, so each line comes once.
+        # Only rank 0's node looks, so that each line is printed once.
         self._is_over = run.rank != 0
 
     def tick(self) -> None:
-        """Begin a look if it is due, without waiting for it. To be called at each sample."""
+        """Start a look if it is due, without waiting for its end. Call it at each reading."""
         if self._is_over:
             return
         if self._process is not None:
@@ -67,19 +67,21 @@ class SlowRankLooks:
         sampler = os.getpid()
         try:
             with warnings.catch_warnings():
-                # Python warns of a fork while other threads run. If the child waits for a lock of
-                # theirs, only its look is lost.
+                # Python warns about a fork while other threads run. If the child blocks on a lock
+                # that one of them held, only this look is lost.
                 warnings.simplefilter("ignore")
                 pid = os.fork()
         except OSError:
-            return  # the kernel makes no process now
+            return  # the limit of processes is reached; the next look may succeed
         if pid == 0:
             _look(sampler, self._folder, self._end)
         self._process = pid
 
 
 def _look(sampler: int, folder: Path, end: socket.socket) -> NoReturn:
-    """Name the slow ranks to the supervisor, if there are some, and end this process."""
+    """Send the supervisor a line that names the slow ranks, if there are any, and end this
+    process.
+    """
     code = 0
     try:
         die_with_parent(sampler)

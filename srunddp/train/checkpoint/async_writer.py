@@ -1,4 +1,4 @@
-"""Writes checkpoints beside training, one at a time."""
+"""Writes checkpoints in the background, one at a time."""
 
 import copy
 import os
@@ -15,64 +15,65 @@ from srunddp.telemetry import event
 from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
 from srunddp.train.checkpoint.file import CheckpointError
 
-# Where no core is free, training has nine tenths of its own, and the writer is not starved.
+# If no core is free, training keeps about nine tenths of its core, and the writer gets the rest.
 _NICENESS = 10
-# Seconds that training waits for the checkpoint before: a short run, whose epochs take less than
-# the disk, keeps all of its checkpoints.
+# Seconds that training waits for the previous checkpoint, so that a short run, whose epochs take
+# less time than the disk, keeps all of its checkpoints.
 _PATIENCE = 1.0
 _THREAD = "checkpoint"
 
 
 class AsyncCheckpointer:
-    """Writes the checkpoints of a directory in a thread of its own, so that training waits for the
-    copy alone.
+    """Writes the checkpoints of a directory in a separate thread, so that training waits only for
+    the copy.
 
-    What the disk refuses does not end training. Python's end waits for the thread.
+    An error of the disk does not end training. Python waits for the thread at exit.
     """
 
     def __init__(self, directory: CheckpointDirectory, log: Callable[[str], None]) -> None:
         """Wait for the thread of an earlier run of this process, if there is one.
 
         Args:
-            directory: In which checkpoints are written.
-            log: Called in the caller's thread with why checkpoints were not written.
+            directory: Where the checkpoints are written.
+            log: Called in the caller's thread with the reason if checkpoints are not written.
         """
         self._directory = directory
         self._log = log
         self._snapshot = Snapshot()
-        # A run in this process may have failed while its thread still writes, as in a notebook. Two
-        # at once would remove each other's temporary files.
+        # An earlier run in this process, as in a notebook, may have failed while its thread still
+        # writes. Two threads would remove each other's temporary files.
         for thread in threading.enumerate():
             if thread.name == _THREAD:
                 thread.join()
         self._thread: threading.Thread | None = None
-        # Of the checkpoint that was begun last.
+        # The step of the checkpoint that was begun last.
         self._step = 0
-        # Whether a later one was left out, as that one is still being written.
+        # Whether a later checkpoint was skipped because that one is still being written.
         self._left_out = False
-        # What has ended the thread. Set there, and read here only once the thread is joined.
+        # The error that ended the thread: set in the thread, and read only after the thread is
+        # joined.
         self._error: BaseException | None = None
         self._failed: CheckpointError | None = None
         self._written: list[int] = []
 
     def write(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state and begin to write it, unless the checkpoint before is still being
+        """Copy the state and begin to write it, unless the previous checkpoint is still being
         written.
 
-        For that it waits a second, and only once while that one is written.
+        It waits one second for the previous checkpoint, but only once for each.
 
         Args:
-            step: After which the state was taken.
+            step: The step after which the state was taken.
             state: Tensors and plain values, which may change once this returns.
 
         Raises:
-            CheckpointError: the one before held something that cannot be loaded again, or another
-                run has begun here.
+            CheckpointError: The previous checkpoint contained something that cannot be loaded
+                again, or another run has begun in this directory.
         """
         if not self.join(0.0 if self._left_out else _PATIENCE):
             if not self._left_out:
                 self._log(
-                    f"checkpoints are left out from step {step} on, until that of step {self._step}"
+                    f"checkpoints are skipped from step {step} on, until that of step {self._step}"
                     " is written"
                 )
             self._left_out = True
@@ -81,23 +82,24 @@ class AsyncCheckpointer:
         self._step = step
         self._left_out = False
         self._error = None
-        # No daemon: Python would end it amid torch's C++, which aborts the process.
+        # Not a daemon: at exit Python would end it in the middle of torch's C++ code, which aborts
+        # the process.
         self._thread = threading.Thread(
             target=self._add, args=(step, copied), name=_THREAD, daemon=False
         )
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being written any more.
+        """Wait until no checkpoint is being written.
 
         Args:
             timeout: Seconds; None for no limit.
 
         Returns:
-            Whether nothing is.
+            Whether that is so; False if the timeout has passed.
 
         Raises:
-            CheckpointError: as :meth:`write`.
+            CheckpointError: As for :meth:`write`.
         """
         if self._thread is None:
             return True
@@ -112,19 +114,19 @@ class AsyncCheckpointer:
             self._failed = self._failure(self._error)
             self._log(str(self._failed))
         else:
-            # No disk's fault: the state holds what cannot be loaded, another run has begun here, or
-            # this code is wrong. None of them gets better by going on.
+            # This is not the disk's fault: the state contains something that cannot be loaded,
+            # another run has begun here, or this code is wrong. Going on would not help.
             raise self._error
         return True
 
     def wait(self) -> bool:
-        """Wait until nothing is being written.
+        """Wait until no checkpoint is being written.
 
         Returns:
-            Whether the last checkpoint was written, rather than left out.
+            Whether the last checkpoint was written; False if it was skipped.
 
         Raises:
-            CheckpointError: It could not be written.
+            CheckpointError: The last checkpoint could not be written.
         """
         self.join()
         if self._failed is not None and not self._left_out:
@@ -139,14 +141,14 @@ class AsyncCheckpointer:
         return written
 
     def _add(self, step: int, state: dict[str, Any]) -> None:
-        # On Linux each thread has a niceness of its own, by its number. Only root may lower one:
-        # where the rank was started with more than this, the call is refused.
+        # On Linux each thread has its own niceness, set by its thread id. Only root may lower it,
+        # so the call fails if the rank was started with a higher one.
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         began = time.monotonic()
         try:
             self._directory.add(step, state)
-        except BaseException as error:  # raised where the caller is
+        except BaseException as error:  # join() raises it in the caller's thread
             self._error = error
         else:
             event("checkpoint_written", time.monotonic() - began)
@@ -156,7 +158,7 @@ class AsyncCheckpointer:
         return CheckpointError(
             f"the checkpoint of step {self._step} could not be written: {error}",
             expected=(
-                f"a file in {self._directory.folder}; the last whole one is"
+                f"a file in {self._directory.folder}; the last complete one is"
                 f" {last.name if last else 'none'}"
             ),
             hint=disk_hint(error),
@@ -164,18 +166,18 @@ class AsyncCheckpointer:
 
 
 def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> Any:
-    """Return the same nest of dicts, lists and tuples with other values.
+    """Map the values of nested dicts, lists and tuples.
 
     Args:
-        value: The nest.
-        tensor: Makes the value in place of a tensor.
-        other: Makes the value in place of anything else.
+        value: The nested structure; it is not changed.
+        tensor: Maps a tensor.
+        other: Maps any other value.
     """
     if isinstance(value, Tensor):
         return tensor(value)
     if isinstance(value, dict):
-        # A copy keeps the dict's type, and the attribute _metadata of a module's state_dict, by
-        # which load_state_dict() knows the versions of modules.
+        # copy() keeps the dict's type, and the attribute _metadata of a module's state_dict, from
+        # which load_state_dict() reads the versions of modules.
         copied = copy.copy(value)
         for key, item in value.items():
             copied[key] = map_tensors(item, tensor, other)
@@ -188,10 +190,10 @@ def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[An
 def emptied(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of the same types whose tensors have no elements.
 
-    It can be pickled at no cost, to see whether the state can be saved.
+    Pickling it costs almost nothing, and shows whether the state can be saved.
 
     Args:
-        state: As it would be saved; it is not changed.
+        state: The state as it would be saved; it is not changed.
     """
 
     def empty(tensor: Tensor) -> Tensor:
@@ -204,33 +206,31 @@ def emptied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Snapshot:
-    """Copies states, into the same memory each time: a copy holds until the next is taken."""
+    """Copies states into the same memory each time; a copy is valid until the next one is taken."""
 
     def __init__(self) -> None:
-        # By memory and view of the tensor that was copied. Training changes most tensors in place,
-        # so that the next state has them in the same memory, and their buffers are used again.
+        # The copies, by memory and view of the original tensors. Training changes most tensors in
+        # place, so the next state has them in the same memory, and their buffers are reused.
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._before = self._copies
 
     @torch.no_grad()
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Copy a nest of dicts, lists and tuples, with its tensors of all devices, and wait until
-        all is there.
+        """Copy nested dicts, lists and tuples, with tensors of any device, and wait for the copies.
 
-        What is one tensor under two names is one in the copy. Different views of one memory are
-        copied each for itself: a small view does not drag a large buffer into the file.
+        One tensor under two names is one tensor in the copy. Different views of one memory are
+        copied separately, so a small view does not pull a large buffer into the file.
 
         Args:
-            state: It must not change before this returns.
+            state: The state, which must not change before this returns.
         """
-        # Buffers that this copy does not use again, as their tensors are gone, are freed with
-        # _before.
+        # Buffers whose tensors are gone are not reused, and are freed with _before.
         self._before = self._copies
         self._copies = {}
         taken: dict[str, Any] = map_tensors(state, self._copy, copy.deepcopy)
         self._before = {}
-        # The copies were only queued. Until they are done training must not change the tensors, nor
-        # the writer read the buffers.
+        # The copies are only queued so far. Until they are done, training must not change the
+        # tensors and the writer must not read the buffers.
         for gpu in {device for device, *_ in self._copies if device.type == "cuda"}:
             torch.cuda.current_stream(gpu).synchronize()
         return taken
@@ -250,7 +250,7 @@ class Snapshot:
         if source not in self._copies:
             buffer = self._before.get(source)
             if buffer is None:
-                # Pinned for a GPU: else the copy would neither run beside others nor at full speed.
+                # Pinned for a GPU: a copy to other memory is neither asynchronous nor fast.
                 buffer = torch.empty_like(
                     tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False
                 )

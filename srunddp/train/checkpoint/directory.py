@@ -1,4 +1,4 @@
-"""The checkpoints of one folder: which is the newest whole one, and which are kept."""
+"""The checkpoints of one folder: finds the newest complete one, and deletes those not kept."""
 
 import errno
 import math
@@ -38,18 +38,18 @@ _HINTS = {
 
 
 def disk_hint(error: OSError) -> str:
-    """Return what the user can do where a file cannot be written.
+    """Return a hint for the user after a file could not be written.
 
     Args:
-        error: The disk's.
+        error: The error of the write.
     """
     return _HINTS.get(error.errno or 0, "check the file system, and that you may write there")
 
 
 def _is_as_written(own: object) -> bool:
-    """Whether what CheckpointManager adds to a state has the types that it writes.
+    """Return whether the part that CheckpointManager adds to a state has the expected types.
 
-    The file is whole, but anybody who may write into the folder may have made it.
+    Although the file is complete, anybody who may write to the folder may have made it.
     """
     if not isinstance(own, dict):
         return False
@@ -68,43 +68,44 @@ class CheckpointDirectory:
     """Files ``step-00000120.pt``, named after the optimizer's step, and a link ``best.pt`` to the
     best of them.
 
-    One process alone writes; others may read meanwhile. Each run has a number, which is in its
-    checkpoints. That of the run that has begun last is in the file ``generation``: what any other
-    run writes is refused.
+    Only one process writes; others may read meanwhile. Each run has a number, its generation, which
+    is in its checkpoints. The file ``generation`` has the number of the run that began last: writes
+    of any other run are refused.
 
     Attributes:
-        folder: Where they are.
-        scores: By step, less is better; the caller fills it in and keeps it in the checkpoints.
+        folder: The folder of the checkpoints.
+        scores: The score of each step, lower is better; the caller fills it in and saves it in the
+            checkpoints.
     """
 
     def __init__(self, folder: Path, keep_last: int, keep_best: int) -> None:
-        """Read nothing yet.
+        """Create the object; nothing is read yet.
 
         Args:
-            folder: Of one run; the caller makes it.
-            keep_last: So many of the newest stay.
-            keep_best: So many of the best stay, too.
+            folder: The folder of one run; the caller creates it.
+            keep_last: How many of the newest checkpoints to keep.
+            keep_best: How many of the best checkpoints to keep in addition.
         """
         self.folder = folder
         self.scores: dict[int, float] = {}
         self._keep_last = keep_last
         self._keep_best = keep_best
-        # Steps whose files this process has found to be whole: to hash one again takes minutes.
+        # Steps whose files this process knows to be complete: hashing one again may take minutes.
         self._whole: set[int] = set()
-        # The numbers of this run and of the one before it; 0 for none.
+        # The generations of this run and of the previous one; 0 for none.
         self._generation = 0
         self._former = 0
 
     def path(self, step: int) -> Path:
-        """Return where a checkpoint is, or would be.
+        """Return the path of a checkpoint, whether it exists or not.
 
         Args:
-            step: Of it.
+            step: The step of the checkpoint.
         """
         return self.folder / f"step-{step:08}.pt"
 
     def steps(self) -> list[int]:
-        """Return the steps that have a file, whole or not, in ascending order."""
+        """Return the steps that have a file, complete or not, in ascending order."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -112,7 +113,9 @@ class CheckpointDirectory:
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
     def last_whole(self) -> Path | None:
-        """Return the newest checkpoint that this process wrote, loaded or checked."""
+        """Return the newest checkpoint that this process wrote, loaded or checked; None
+        for none.
+        """
         if not self._whole:
             return None
         return self.path(max(self._whole))
@@ -120,30 +123,30 @@ class CheckpointDirectory:
     def newest(
         self, log: Callable[[str], None], *, mmap: bool = False
     ) -> tuple[Path, dict[str, Any]] | None:
-        """Return the newest whole checkpoint with its content; None where there is none.
+        """Return the newest complete checkpoint with its content; None if there is none.
 
-        A checkpoint of a run that had been replaced does not count. Such a run was requeued, or
-        started a second time, while a process of it still wrote: its last file may have a later
-        step than those of its successor, and be of another course of training. It is renamed.
+        A checkpoint of a replaced run does not count, and is renamed. Such a run was requeued or
+        started a second time while one of its processes still wrote. Its last file may have a later
+        step than those of its successor, although it belongs to another course of training.
 
         Args:
-            log: Told of each file that is passed over.
+            log: Called with a line for each file that is ignored.
             mmap: As for ``torch.load``.
         """
         tried: set[int] = set()
-        # Listed anew: who writes may have deleted one meanwhile.
+        # List the files again each time: the writing process may have deleted one meanwhile.
         while left := set(self.steps()) - tried:
             step = max(left)
             tried.add(step)
             try:
                 state = load_checkpoint(self.path(step), mmap=mmap)
             except CheckpointError as error:
-                # A file that is gone was pruned by the run that writes here: nothing to report.
+                # A missing file was pruned by the run that writes here; there is nothing to report.
                 if os.path.lexists(self.path(step)):
                     log(f"ignored {str(error).partition(';')[0]}")
                 continue
             if not _is_as_written(state.get(OWN, {})):
-                log(f"ignored {self.path(step)}: CheckpointManager has not written it so")
+                log(f"ignored {self.path(step)}: CheckpointManager did not write it like this")
                 continue
             if self._is_of_a_replaced_run(state, left):
                 self.archive_newer(step - 1)
@@ -157,15 +160,15 @@ class CheckpointDirectory:
         return None
 
     def _is_of_a_replaced_run(self, state: Mapping[str, Any], steps: set[int]) -> bool:
-        """Return whether a later run than that of ``state`` has written one of these steps."""
+        """Return whether one of these steps was written by a later run than ``state``."""
         own = state.get(OWN, {}).get("generation", 0)
-        # Most often the checkpoint is of the run just before this one, and no file is opened.
+        # Usually the checkpoint is from the run just before this one, and no file is opened.
         if own >= self._former:
             return False
         return any(generation_of(self.path(step)) > own for step in steps)
 
     def begin(self) -> None:
-        """Begin a run that writes here; what an earlier run writes is refused from now on.
+        """Begin a run that writes here; from now on, writes of earlier runs are refused.
 
         A second call does nothing.
 
@@ -175,27 +178,27 @@ class CheckpointDirectory:
         if self._generation:
             return
         self._former = self._latest()
-        # The time and not a count: two runs that begin at once would count to the same number. At
-        # least one more than the former, as the clock of another node may be ahead.
+        # Use the time, because two runs that begin at once would count to the same number. Use at
+        # least one more than the previous number, because another node's clock may be ahead.
         generation = max(self._former + 1, time.time_ns())
         replace_file(self.folder / _GENERATION, b"%d\n" % generation)
         self._generation = generation
-        # After the number was replaced: a run that has checked its own number there, and now
-        # renames its temporary file, then finds it gone, and its checkpoint does not come to be.
+        # Remove them after the number was replaced: an earlier run that has just checked its own
+        # number, and now renames its temporary file, finds the file gone and fails.
         for name in ("step-*.pt", _BEST):
             remove_temporaries(self.folder, name)
 
     def add(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write the checkpoint of a step, and then delete those that need not be kept.
+        """Write the checkpoint of a step, then delete checkpoints that need not be kept.
 
         Args:
             step: After which the state was taken.
             state: Tensors and plain values.
 
         Raises:
-            CheckpointError: The state cannot be loaded again, or another run has begun here;
-                nothing was deleted then.
-            OSError: The disk refuses it; nothing was deleted then.
+            CheckpointError: The state could not be loaded again, or another run has begun here; in
+                both cases nothing was deleted.
+            OSError: The file cannot be written; nothing was deleted.
         """
         self.begin()
         state = {**state, OWN: {**state.get(OWN, {}), "generation": self._generation}}
@@ -204,27 +207,26 @@ class CheckpointDirectory:
         self._prune(step)
 
     def archive_newer(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts again from
+        """Rename the checkpoints of later steps to ``*.pt.aside``, because a run starts again from
         ``after``.
 
-        Else they would be the newest, though they are from another course of training.
+        Otherwise they would be the newest, although they belong to another course of training.
 
         Args:
-            after: The step of the last one that keeps its name.
+            after: The step of the last checkpoint that keeps its name.
 
         Returns:
-            The new paths.
+            The new paths of the renamed files.
         """
         renamed = []
-        # The newest first: a kill in between leaves no gap in the checkpoints of that course.
+        # Rename the newest first: a kill in between then leaves no gap among the old checkpoints.
         for step in reversed(self.steps()):
             if step > after:
                 renamed.append(self.path(step).with_suffix(".pt.aside"))
                 os.replace(self.path(step), renamed[-1])
                 self._whole.discard(step)
         if renamed:
-            # exists() follows the link: it is false where the link leads to a file that was
-            # renamed.
+            # exists() follows the link: it is false if the link leads to a renamed file.
             link = self.folder / _BEST
             if not link.exists():
                 link.unlink(missing_ok=True)
@@ -239,15 +241,15 @@ class CheckpointDirectory:
         """
         steps = self.steps()
         newest = self._first_whole(reversed(steps), self._keep_last)
-        # A copy: this runs in the writer's thread, and training adds scores meanwhile.
+        # Copy: this runs in the writer's thread, and training adds scores meanwhile.
         scores = dict(self.scores)
         scored = [step for step in steps if not math.isnan(scores.get(step, math.nan))]
         best = self._first_whole(sorted(scored, key=scores.__getitem__), self._keep_best)
         kept = {added, *newest, *best}
-        # Only now: to see whether files are whole may have taken minutes, and another run may have
-        # begun meanwhile, whose checkpoints are not ours to delete.
+        # Check only now: verifying the files may have taken minutes, and another run may have begun
+        # meanwhile, whose checkpoints this run must not delete.
         self._check_generation()
-        # Before the others are deleted: the link never leads to a file that is gone.
+        # Link before deleting the others, so that the link never leads to a missing file.
         if best:
             self._link(best[0])
         for step in steps:
@@ -256,24 +258,24 @@ class CheckpointDirectory:
                 self._whole.discard(step)
 
     def _first_whole(self, steps: Iterable[int], count: int) -> list[int]:
-        """Return the first of these steps whose files are whole, so many of them.
+        """Return the first ``count`` of these steps whose files are complete.
 
-        Files after those are not read: a broken one among them is deleted like any other.
+        Later files are not read: a broken one among them is deleted like any other.
         """
         return list(islice(filter(self._is_whole, steps), count))
 
     def _latest(self) -> int:
-        # There is no such file where the user has deleted it, or made the folder again.
+        # The file is missing if the user has deleted it, or has created the folder again.
         with suppress(FileNotFoundError, NotPlainError, ValueError):
             return int(read_plain_text(self.folder / _GENERATION))
         return 0
 
     def _check_generation(self) -> None:
-        # 0: the user has deleted the file, which is no other run. One that begins just after this
-        # look removes our temporary file, see begin().
+        # 0 means that the user has deleted the file, which does not make another run. A run that
+        # begins just after this check removes our temporary file, see begin().
         if self._latest() not in (0, self._generation):
             raise AnotherRunError(
-                "another run has begun to write checkpoints here since, and this run's are refused",
+                "another run has since begun to write checkpoints here, so this run may not",
                 expected="one run at a time",
                 hint=(
                     "nothing, if that run goes on with this training; else give each run a folder"
@@ -290,12 +292,12 @@ class CheckpointDirectory:
         return step in self._whole
 
     def _link(self, step: int) -> None:
-        """Have ``best.pt`` lead to the checkpoint of this step."""
+        """Make ``best.pt`` a link to the checkpoint of this step."""
         link = self.folder / _BEST
         name = self.path(step).name
-        # Some file systems have no links; no checkpoint is to fail for that.
+        # Some file systems have no symbolic links; a checkpoint must not fail because of that.
         with suppress(OSError):
-            # By a rename, as whoever reads best.pt meanwhile is to find the old one or the new one.
+            # Replace by a rename, so that a reader of best.pt finds either the old or the new file.
             if not (link.is_symlink() and os.readlink(link) == name):
                 temporary = self.folder / f"{_BEST}.{token_hex(4)}.tmp"
                 temporary.symlink_to(name)

@@ -1,6 +1,6 @@
-"""Checkpoint files that are whole or not there.
+"""Checkpoint files that are either complete or absent.
 
-A file is what ``torch.save`` wrote, and then a line that tells its length and its SHA-256. Plain
+A file has the output of ``torch.save``, followed by a line with its length and SHA-256. Plain
 ``torch.load`` reads such a file too; ``head -c LENGTH FILE | sha256sum`` checks it.
 """
 
@@ -26,40 +26,40 @@ from srunddp.errors import ConfigError
 _LINE = "\nsrunddp checkpoint: {length:020} bytes, SHA-256 {digest}\n"
 _PARSED = re.compile(rb"\nsrunddp checkpoint: ([0-9]{20}) bytes, SHA-256 ([0-9a-f]{64})\n")
 _LINE_LENGTH = len(_LINE.format(length=0, digest="0" * 64))
-# Bytes that are read at once: to hash a file of 100 GB takes no more memory.
+# Bytes read at a time, so that hashing a file of 100 GB needs little memory.
 _PIECE = 1 << 20
 OWN = "srunddp"  # CheckpointManager's key in a checkpoint
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint cannot be read, or cannot be written: which, why, and the hint."""
+    """A checkpoint cannot be read or written."""
 
 
 class AnotherRunError(CheckpointError):
     """Another run has begun to write checkpoints into this run's folder.
 
-    A restart would load that run's checkpoint and take the folder from it, and that run, if it may
-    restart as well, would take it back.
+    The failure is final: a restart would load the other run's checkpoint and take the folder over,
+    and the other run, if it has restarts too, would take it back.
     """
 
     final = True
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Replace ``path`` by ``state``; a kill or a power cut at any moment leaves the old file or the
-    new.
+    """Replace the file ``path`` by ``state``; a kill or a power cut at any moment leaves either the
+    old or the new file.
 
-    One process alone may write ``path``. When this returns, the new file is on the disk and was
-    read back.
+    Only one process may write ``path``. When this returns, the new file is on the disk and was read
+    back.
 
     Args:
-        path: of the file; its folder exists.
-        state: tensors and plain values, which do not change meanwhile.
+        path: The file; its folder must exist.
+        state: Tensors and plain values, which must not change meanwhile.
 
     Raises:
-        CheckpointError: ``state`` holds something that ``load_checkpoint()`` would refuse.
-        OSError: the folder is missing or not writable, or the disk is full or broken. With that,
-            and with the error above, the old file stays.
+        CheckpointError: ``state`` contains something that ``load_checkpoint()`` would refuse.
+        OSError: The folder is missing or not writable, or the disk is full or broken. With both
+            errors the old file stays.
     """
     path = Path(path)
     remove_temporaries(path.parent, path.name)
@@ -67,83 +67,83 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any], check: Callable[[], None]) -> None:
-    """Write a file as :func:`save_checkpoint` does, but leave killed saves' files alone.
+    """Write a file as :func:`save_checkpoint` does, but keep temporary files of killed saves.
 
     Args:
-        path: Of the file.
-        state: What it is to hold.
-        check: Called just before the file gets its name; where it raises, nothing has changed.
+        path: The file.
+        state: The content of the file.
+        check: Called just before the file gets its name; if it raises, nothing has changed.
 
     Raises:
-        CheckpointError, OSError: As there; and what ``check`` raises.
+        CheckpointError, OSError: As for :func:`save_checkpoint`; and whatever ``check`` raises.
     """
-    # In the same folder, since a rename is atomic within one file system only; and of a name of its
-    # own, so that two jobs that write by mistake to one folder do not mix their bytes.
+    # Use the same folder, because a rename is atomic only within one file system, and a unique
+    # name, so that two jobs that write to one folder by mistake do not mix their bytes.
     temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")
     try:
         _write(temporary, path, state)
         check()
         os.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):  # of the two errors the first tells more
+        with suppress(OSError):  # the first of the two errors says more
             temporary.unlink()
         raise
-    # Last: until the folder itself is on the disk, a power cut may bring the old name back.
+    # Do this last: until the folder itself is on the disk, a power cut may bring the old file back.
     sync_folder(path.parent)
 
 
 def check_savable(state: Mapping[str, Any], where: str | os.PathLike[str]) -> None:
-    """Raise what :func:`save_checkpoint` would of a state, without a disk.
+    """Check without writing to a disk that :func:`save_checkpoint` can save a state.
 
     Args:
-        state: Its tensors may be without elements.
-        where: What an error calls the place.
+        state: The state; its tensors may have no elements.
+        where: The place that an error names.
 
     Raises:
-        CheckpointError: It cannot be saved.
+        CheckpointError: The state cannot be saved.
     """
     _save(io.BytesIO(), where, state)
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict[str, Any]:
-    """Return what ``save_checkpoint()`` wrote, with its tensors on the CPU.
+    """Load what ``save_checkpoint()`` wrote, with all tensors on the CPU.
 
-    On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in
-    the file is executed: torch refuses all but tensors and plain values.
+    On the CPU, because with the GPU number that rank 0 saved, every rank would load to that GPU.
+    Nothing in the file is executed: torch refuses anything but tensors and plain values.
 
     Args:
-        path: of the file.
-        mmap: leave the tensors in the file until they are used, as ``torch.load(mmap=True)``; what
-            is written to them stays in memory. Where another node may delete the file, copy what is
-            used later.
+        path: The file.
+        mmap: Leave the tensors in the file until they are used, as ``torch.load(mmap=True)`` does;
+            writes to them stay in memory. If another node may delete the file, copy tensors that
+            are used later.
 
     Raises:
-        CheckpointError: it is missing, damaged or cut short, or it holds something else.
+        CheckpointError: The file is missing, damaged or truncated, or contains something else.
     """
     with _opened(path) as file:
         return load_open(file, path, MAP_PRIVATE if mmap else None)
 
 
 def load_open(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) -> dict[str, Any]:
-    """Return what an open file holds, as :func:`load_checkpoint` does.
+    """Load the content of an open file, as :func:`load_checkpoint` does.
 
     Args:
-        file: Opened to be read.
-        path: Its name in errors.
-        flags: Of mmap, as ``mmap.MAP_SHARED``; None to read it.
+        file: A file that is open for reading.
+        path: The name of the file in errors.
+        flags: Flags of mmap, such as ``mmap.MAP_SHARED``; None to read instead of mapping.
 
     Raises:
-        CheckpointError: It is damaged or cut short, or it holds something else.
+        CheckpointError: The file is damaged or truncated, or contains something else.
     """
-    # The whole file is hashed before torch reads a byte: what is damaged must not reach pickle.
+    # Hash the whole file before torch reads a byte: damaged content must not reach pickle.
     _check(file, path)
     try:
         state = _torch_load(file, flags)
     except (MemoryError, OSError):
         raise
     except pickle.UnpicklingError as error:
-        raise _broken(path, "it holds something else than tensors and plain values") from error
-    except Exception as error:  # whatever a made-up pickle brings torch to
+        raise _broken(path, "it contains something other than tensors and plain values") from error
+    except Exception as error:  # a forged pickle may make torch raise anything
         raise _broken(path, f"torch cannot read it: {_first_line(error)}") from error
     if not isinstance(state, dict):
         raise _broken(path, f"it holds a {type(state).__name__}, not a dict")
@@ -151,12 +151,12 @@ def load_open(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) 
 
 
 def last_line(path: str | os.PathLike[str]) -> str:
-    """Return the line with the length and the SHA-256.
+    """Return the last line of a checkpoint, with its length and SHA-256.
 
-    Whole files that have the same are the same.
+    Complete files with the same last line have the same content.
 
     Args:
-        path: Of the file.
+        path: The file.
 
     Raises:
         CheckpointError: The file cannot be read.
@@ -167,12 +167,12 @@ def last_line(path: str | os.PathLike[str]) -> str:
 
 
 def generation_of(path: Path) -> int:
-    """Return the generation in a file; 0 where it has none, or is damaged.
+    """Return the generation in a file; 0 if it has none or is damaged.
 
-    No tensor is read or checked: of a large file that takes milliseconds.
+    No tensor is read or checked, so even a large file takes only milliseconds.
 
     Args:
-        path: Of the file.
+        path: The file.
     """
     with suppress(Exception), _opened(path) as file:  # torch raises anything on damaged files
         return int(_torch_load(file, MAP_PRIVATE)[OWN]["generation"])
@@ -180,38 +180,38 @@ def generation_of(path: Path) -> int:
 
 
 def verify(path: str | os.PathLike[str]) -> None:
-    """See that a file is whole, without loading it.
+    """Check that a file is complete, without loading it.
 
     Args:
-        path: Of the file.
+        path: The file.
 
     Raises:
-        CheckpointError: It is missing, damaged or cut short.
+        CheckpointError: The file is missing, damaged or truncated.
     """
     with _opened(path) as file:
         _check(file, path)
 
 
 def remove_temporaries(folder: Path, name: str) -> None:
-    """Delete what killed saves left.
+    """Delete the temporary files of killed saves.
 
     Args:
-        folder: Of the checkpoints.
-        name: Of the files that they were to be, a pattern of :func:`Path.glob`.
+        folder: The folder of the checkpoints.
+        name: The final name of the files, a pattern of :func:`Path.glob`.
     """
     for temporary in folder.glob(f"{name}.*.tmp"):
-        # One that stays takes space, and is in nobody's way: the save must not fail for it.
+        # A file that stays only takes space: the save must not fail because of it.
         with suppress(OSError):
             temporary.unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring renames in a folder to the disk.
+    """Sync renames in a folder to the disk.
 
-    They get there only with the folder itself; fsync(2) of the file is not enough.
+    Syncing the renamed file is not enough: fsync(2) has to be called on the folder too.
 
     Args:
-        folder: In which a file was renamed.
+        folder: The folder in which a file was renamed.
 
     Raises:
         OSError: The folder cannot be opened, or the disk fails.
@@ -224,11 +224,11 @@ def sync_folder(folder: Path) -> None:
 
 
 class _HashedFile:
-    """Hashes what ``torch.save`` writes to it, on the way to a file.
+    """Hashes what ``torch.save`` writes, and passes it on to a file.
 
     Attributes:
-        length: Bytes so far.
-        error: The disk's. torch replaces it by a RuntimeError of its own, without the errno.
+        length: The number of bytes written so far.
+        error: The error of the write. torch replaces it by its own RuntimeError, without the errno.
     """
 
     def __init__(self, file: io.FileIO | io.BytesIO) -> None:
@@ -248,37 +248,38 @@ class _HashedFile:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is buffered."""
 
     def line(self) -> bytes:
         return _LINE.format(length=self.length, digest=self._hash.hexdigest()).encode()
 
 
 def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
-    # Unbuffered: torch writes in large pieces, and a disk's error then comes from the write itself.
+    # Unbuffered: torch writes in large pieces, and a disk error then comes from the write itself.
     with open(temporary, "xb+", buffering=0) as file:
         line = _save(file, path, state)
-        # _save has read the file from its beginning, to see whether it can be loaded.
+        # _save() has read the file from its beginning, to check whether it can be loaded.
         file.seek(0, os.SEEK_END)
         write_all(file, line)
         file.flush()
         os.fsync(file.fileno())
-        # Else it would be read back from memory, which says nothing about the disk.
+        # Without this the file would be read back from the page cache, which says nothing about the
+        # disk.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with suppress(CheckpointError):
             if _check(file, temporary) == line:
                 return
-        raise OSError(errno.EIO, "it reads back as something else than was written", str(temporary))
+        raise OSError(errno.EIO, "the content read back is not what was written", str(temporary))
 
 
 def _save(
     file: io.FileIO | io.BytesIO, path: str | os.PathLike[str], state: Mapping[str, Any]
 ) -> bytes:
-    """Write a state, and return the last line, which is still to be written.
+    """Write a state, and return the last line, which the caller has to write.
 
     Raises:
-        CheckpointError: It holds what cannot be loaded again.
-        OSError: The disk refuses it.
+        CheckpointError: The state contains something that cannot be loaded again.
+        OSError: The file cannot be written.
     """
     hashed = _HashedFile(file)
     try:
@@ -288,10 +289,10 @@ def _save(
             raise hashed.error from None
         raise _unfit(path, _first_line(error)) from error
     file.seek(0)
-    # torch.load(weights_only=True) would refuse classes that torch.save wrote without a word.
-    # Better now than in the job that is to go on from this file.
+    # torch.load(weights_only=True) refuses classes that torch.save writes without complaint. Better
+    # fail now than in the job that is to continue from this file.
     if refused := get_unsafe_globals_in_checkpoint(file):
-        raise _unfit(path, f"it holds {', '.join(sorted(refused))}")
+        raise _unfit(path, f"it contains {', '.join(sorted(refused))}")
     return hashed.line()
 
 
@@ -305,25 +306,25 @@ def _unfit(path: str | os.PathLike[str], found: str) -> CheckpointError:
 
 
 def write_all(file: io.FileIO | io.BytesIO, data: bytes | memoryview) -> None:
-    """Write all of some bytes, in several calls if need be.
+    """Write all bytes, in several calls if necessary.
 
     Args:
-        file: Open to be written, without a buffer.
+        file: An unbuffered file that is open for writing.
         data: The bytes.
 
     Raises:
-        OSError: The disk refuses it.
+        OSError: The file cannot be written.
     """
     rest = memoryview(data)
     while rest:
-        rest = rest[file.write(rest) :]  # a write may be short, as at the end of the space
+        rest = rest[file.write(rest) :]  # a write may be partial, as on a full disk
 
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
-    """Yield the open file, which is a regular one; its errors are CheckpointErrors."""
+    """Open a regular file for reading; any error becomes a CheckpointError."""
     try:
-        # O_NONBLOCK: to open a named pipe would wait for a writer, for ever.
+        # O_NONBLOCK: without it, opening a named pipe would wait for a writer, maybe forever.
         with open(
             path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
@@ -339,10 +340,10 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
 
 
 def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
-    """Return the file's last line, once it was found to be right about all that is before it.
+    """Check that the file's last line matches the content before it, and return that line.
 
     Raises:
-        CheckpointError: It is not.
+        CheckpointError: It does not match.
     """
     size = os.fstat(file.fileno()).st_size
     length = max(0, size - _LINE_LENGTH)
@@ -365,8 +366,8 @@ def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
 
 def _torch_load(file: io.FileIO, flags: int | None) -> Any:
     if flags is not None:
-        # Some file systems cannot map; then the file is read below. By its number under /proc, as
-        # torch maps a path and not an open file, and another file may have the name by now.
+        # Some file systems cannot map files; then the file is read below. Use the path under /proc,
+        # because torch maps a path, not an open file, and by now another file may have the name.
         with suppress(RuntimeError), set_default_mmap_options(flags):
             return torch.load(
                 f"/proc/self/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True

@@ -1,4 +1,4 @@
-"""A run's checkpoints: written by rank 0 beside training, and which one a run goes on from."""
+"""A run's checkpoints: rank 0 writes them in the background, and all ranks load the same one."""
 
 import logging
 import os
@@ -34,15 +34,16 @@ from srunddp.train.world import World, any_rank, on_rank_zero
 from srunddp.util.kernel_file import memory_file
 from srunddp.util.user_path import expanded
 
-# Bytes up to which a tensor of a loaded checkpoint is copied out of the file: a page.
+# Bytes (one page) up to which a tensor of a loaded checkpoint is copied out of the file.
 _SMALL = 4096
-# Bytes of one broadcast. Ranks without the file hold one such piece beside what they have received.
+# Bytes of one broadcast. Ranks without the file hold one such piece in addition to the received
+# bytes.
 _PIECE = 1 << 22
 
 
 class CheckpointManager:
-    """The checkpoints of one run, in a folder; all ranks make one and call its methods, after the
-    same steps.
+    """The checkpoints of one run, in a folder. All ranks create a manager and call its methods,
+    after the same steps.
 
     Rank 0's state is saved, with the random states of all ranks:
 
@@ -52,8 +53,8 @@ class CheckpointManager:
             manager.restore_rng(state, seed=0)
 
     Attributes:
-        scores: of the steps that have one; less is better. They are saved and loaded, too.
-        loaded: the file that ``load()`` has read.
+        scores: The score of each step that has one; lower is better. They are saved and loaded too.
+        loaded: The file that ``load()`` has read; None if it has read none.
     """
 
     def __init__(
@@ -65,19 +66,20 @@ class CheckpointManager:
         keep_best: int = 1,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Make the folder, and see whether it can be written, now rather than after the first
-        epoch.
+        """Create the folder, and check now, rather than after the first epoch, that it can be
+        written.
 
         Args:
-            folder: of this run alone, which rank 0 sees.
-            world: from ``srunddp.init()``.
-            keep_last: so many of the newest stay, and always the one that was saved last.
-            keep_best: so many of the best stay, too; ``best.pt`` is a link to the best.
-            log: called on rank 0 with lines to the user; None logs them as warnings.
+            folder: The folder of this run only, which rank 0 must see.
+            world: The return value of ``srunddp.init()``.
+            keep_last: How many of the newest checkpoints to keep; the last one saved is always
+                kept.
+            keep_best: How many of the best to keep in addition; ``best.pt`` is a link to the best.
+            log: Called on rank 0 with lines for the user; None logs them as warnings.
 
         Raises:
-            ConfigError: rank 0 cannot write there.
-            PeerError: the same, on the other ranks.
+            ConfigError: Rank 0 cannot write to the folder.
+            PeerError: The same, on the other ranks.
         """
         self.loaded: Path | None = None
         self._world = world
@@ -86,50 +88,50 @@ class CheckpointManager:
         self._directory = CheckpointDirectory(path, keep_last, keep_best)
         self.scores = self._directory.scores
         self._writer = AsyncCheckpointer(self._directory, self._log)
-        # On a CPU load_state_dict() may keep a tensor as it is, so that an optimizer would go on in
-        # a mapped file that rank 0 deletes later. To a GPU they are copied.
+        # On a CPU, load_state_dict() may keep a tensor as it is, so an optimizer would work in a
+        # mapped file that rank 0 deletes later. Tensors for a GPU are copied.
         self._mmap = world.device.type != "cpu"
         on_rank_zero(world, self._make_folder)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Find out before the first step whether a state can be saved.
+        """Check, before the first step, that a state can be saved.
 
-        It costs no more than its plain values.
+        This is cheap: only the plain values are pickled.
 
         Args:
-            state: of rank 0, the others' is not used.
+            state: The state on rank 0; that of other ranks is not used.
 
         Raises:
-            CheckpointError: it holds something else than tensors and plain values; PeerError on the
-                other ranks.
+            CheckpointError: The state contains something other than tensors and plain values;
+                PeerError on the other ranks.
         """
         on_rank_zero(self._world, lambda: check_savable(emptied(state), self._directory.folder))
 
     def save(
         self, step: int, state: Mapping[str, Any], *, score: float | None = None, wait: bool = False
     ) -> Path:
-        """Copy the state and write it beside training.
+        """Copy the state, and write it in the background.
 
-        A checkpoint is left out where the one before is still being written. A line says that, and
-        what the disk refuses; training goes on.
+        A checkpoint is skipped if the previous one is still being written. A line reports that, and
+        errors of the disk; training goes on.
 
         Args:
-            step: how many optimizer steps are done.
-            state: tensors and plain values; of rank 0, the others' is not used.
-            score: how good the model is; less is better.
-            wait: until the one before and this one are written; for the last one, and before a
-                stop.
+            step: The number of optimizer steps done so far.
+            state: Tensors and plain values on rank 0; the state of other ranks is not used.
+            score: How good the model is; lower is better.
+            wait: Wait until the previous checkpoint and this one are written; for the last
+                checkpoint, and before a stop.
 
         Returns:
             The path, which exists once the checkpoint is written.
 
         Raises:
-            CheckpointError: this one or the one before cannot be loaded again, or another run has
-                begun in this folder; with ``wait``, this one could not be written. PeerError then,
-                on the other ranks.
+            CheckpointError: This checkpoint or the previous one could not be loaded again, or
+                another run has begun in this folder; with ``wait``, also if this one could not be
+                written, and then PeerError on the other ranks.
         """
-        # With ``wait`` none may be left out, and so the one before has to be written first. All
-        # ranks wait where no time limit counts: a gather below would meet one.
+        # With ``wait`` this checkpoint must not be skipped, so the previous one has to be written
+        # first. All ranks wait here, without a time limit: the gather below has one.
         if wait:
             on_rank_zero(self._world, self._writer.join)
         began = time.monotonic()
@@ -150,41 +152,42 @@ class CheckpointManager:
         return self.path(step)
 
     def wait(self) -> bool:
-        """Wait until nothing is being written any more; no time limit counts meanwhile.
+        """Wait until no checkpoint is being written; there is no time limit.
 
         Returns:
-            Whether the latest checkpoint was written, rather than left out.
+            Whether the latest checkpoint was written; False if it was skipped.
 
         Raises:
-            CheckpointError: it could not be written; PeerError on the other ranks.
+            CheckpointError: The checkpoint could not be written; PeerError on the other ranks.
         """
         return on_rank_zero(self._world, self._writer.wait)
 
     def report(self) -> list[Path]:
-        """Return the files that have been written since the last call; none on other ranks.
+        """Return, on rank 0, the files that were written since the last call; elsewhere an empty
+        list.
 
-        What could not be written is said.
+        A file that could not be written is reported in a line.
         """
         return [self.path(step) for step in self._writer.poll()]
 
     def load(self, resume: str = "auto") -> dict[str, Any] | None:
-        """Return what ``save()`` was given, tensors on the CPU, and the manager's own key
-        ``srunddp``; None for a new run.
+        """Load a checkpoint: the state given to ``save()``, with tensors on the CPU, and the
+        manager's own key ``srunddp``; None for a new run.
 
-        What runs that began earlier save there is refused from then on. Ranks that do not see rank
-        0's file are sent it. On a GPU the tensors stay in the file until they are used: copy those
-        that are not moved to the GPU.
+        From then on, checkpoints of runs that began earlier are refused. Rank 0 sends its file to
+        ranks that do not see it. With a GPU the tensors stay in the file until they are used: copy
+        those that are not moved to the GPU.
 
         Args:
-            resume: ``auto`` for the newest whole one, if any; a checkpoint's path, after which
-                later ones are set aside; or ``never``. A job that Slurm has started again takes the
+            resume: ``auto`` for the newest complete checkpoint, if any; a checkpoint's path, which
+                sets later ones aside; or ``never``. A job that Slurm has started again loads the
                 newest one in any case.
 
         Raises:
-            ConfigError: there are checkpoints, and ``resume`` is ``never``; or later ones cannot be
+            ConfigError: There are checkpoints, and ``resume`` is ``never``; or later ones cannot be
                 set aside.
-            CheckpointError: the one with this path is not whole, or not a manager's. PeerError on
-                the other ranks.
+            CheckpointError: The checkpoint at this path is not complete, or was not saved by a
+                manager. PeerError on the other ranks.
         """
         state: dict[str, Any] | None = None
 
@@ -195,7 +198,7 @@ class CheckpointManager:
                 return (str(path.absolute()), last_line(path), path.stat().st_size)
             return None
 
-        # One rank chooses, as a listing of the folder may differ between nodes for seconds (NFS).
+        # Only one rank chooses: on NFS, listings of a folder may differ between nodes for seconds.
         chosen = on_rank_zero(self._world, choose)
         if not chosen:
             return None
@@ -204,44 +207,44 @@ class CheckpointManager:
         self.loaded = path
         if self._world.rank:
             state = self._same(path, line)
-        # The broadcasts are collectives: if one rank lacks the file, all take part.
+        # The broadcasts are collectives: if one rank lacks the file, all ranks take part.
         is_lacking = state is None
         if any_rank(self._world, is_lacking):
             sent = _send_checkpoint(self._world, path, size, lacking=is_lacking)
             if is_lacking:
                 state = sent
         assert state is not None
-        # A tensor in a mapped file, or in the bytes of a broadcast, keeps all of them in memory:
-        # for the step counters of Adam, which stay on the CPU, that would be the whole checkpoint.
+        # A tensor in a mapped file, or in the bytes of a broadcast, keeps the whole checkpoint in
+        # memory. The step counters of Adam, which stay on the CPU, would do so.
         state = map_tensors(state, _cloned_if_small, lambda value: value)
         self.scores.update(state[OWN]["scores"])
         event("resumed", state[OWN]["step"])
         return state
 
     def restore_rng(self, state: Mapping[str, Any], seed: int) -> None:
-        """Go on with the random states of a loaded state.
+        """Restore the random states from a loaded state.
 
-        A rank of which it has none, as there are more ranks now, begins with its own.
+        A rank without a saved random state, because there are more ranks now, is seeded anew.
 
         Args:
             state: From :meth:`load`.
-            seed: Of those that begin.
+            seed: The seed of ranks without a saved state.
         """
         own = state[OWN]
         rng.restore(own["random"], self._world, seed + own["step"])
 
     def path(self, step: int) -> Path:
-        """Return where a checkpoint is, or would be.
+        """Return the path of a checkpoint, whether it exists or not.
 
         Args:
-            step: after which it was saved.
+            step: The step after which it was saved.
         """
         return self._directory.path(step)
 
     def _make_folder(self) -> None:
         with self._writing():
             self._directory.folder.mkdir(parents=True, exist_ok=True)
-            # Some file systems let a file be made and refuse its first block: a quota, a full disk.
+            # With a full disk or quota, a file can sometimes be created but not its first block.
             with TemporaryFile(dir=self._directory.folder, buffering=0) as file:
                 file.write(bytes(4096))
 
@@ -257,14 +260,14 @@ class CheckpointManager:
             ) from None
 
     def _choose(self, resume: str) -> tuple[Path, dict[str, Any] | None]:
-        # Neither a person nor a script has said resume= for this start: Slurm has started the job
-        # again, or --restarts the script, by the command line of the first start.
+        # Nobody has chosen resume= for this start: Slurm has started the job again, or --restarts
+        # the script, with the command line of the first start.
         by_slurm = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         restarted = restart_count() > 0 or by_slurm
         if resume == "never" and not restarted:
             self._refuse_earlier_run()
-        # Before the newest is looked for: what a run that began earlier writes after that would be
-        # newer than the one that this run goes on from. From here on it is refused.
+        # Begin before looking for the newest: otherwise an earlier run could still write a newer
+        # checkpoint than the one from which this run continues. From here on it is refused.
         with self._writing():
             self._directory.begin()
         if resume == "auto" or restarted:
@@ -281,7 +284,7 @@ class CheckpointManager:
         steps = self._directory.steps()
         if steps:
             raise ConfigError(
-                f"{self.path(steps[-1])} is there, of an earlier run, and resume is never",
+                f"{self.path(steps[-1])} exists from an earlier run, and resume is never",
                 expected="a folder without checkpoints",
                 hint="use resume=auto to go on with that run, or another folder",
             )
@@ -294,8 +297,8 @@ class CheckpointManager:
                 )
 
     def _same(self, path: Path, line: str) -> dict[str, Any] | None:
-        """Return what this rank sees by that path, if it is rank 0's file; else None."""
-        # A folder of that name may be another one on each node, as below /tmp.
+        """Load the file at that path if it is rank 0's file; return None otherwise."""
+        # A folder of that name may be a different one on each node, as under /tmp.
         with suppress(CheckpointError):
             if last_line(path) == line:
                 return load_checkpoint(path, mmap=self._mmap)
@@ -309,13 +312,13 @@ def _send_checkpoint(
 
     Args:
         world: The ranks.
-        path: Of the file, on rank 0.
-        size: Its bytes.
-        lacking: Whether this rank lacks it.
+        path: The file on rank 0.
+        size: The size of the file in bytes.
+        lacking: Whether this rank lacks the file.
 
     Returns:
-        Its content where it was lacking, else None. The bytes are kept once: the tensors lie in
-        them.
+        The content of the file on a rank that lacked it, else None. The bytes are in memory only
+        once: the tensors refer to them.
     """
     piece = bytearray(_PIECE)
     tensor = torch.frombuffer(piece, dtype=torch.uint8)
@@ -343,7 +346,7 @@ def _cloned_if_small(tensor: Tensor) -> Tensor:
 def _checked(path: Path, state: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     if not {"step", "random", "scores"} <= state.get(OWN, {}).keys():
         raise CheckpointError(
-            "no CheckpointManager has saved it",
+            "it was not saved by a CheckpointManager",
             expected="a checkpoint of this version of srunddp",
             hint="load its model in the script by srunddp.train.load_checkpoint() instead",
             where=str(path),

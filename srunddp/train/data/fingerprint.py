@@ -1,4 +1,4 @@
-"""What the numbers in a few samples come to, so that ranks can compare their data in short."""
+"""Short fingerprints of the numbers in a few samples, by which ranks compare their data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from torch import Tensor
 from srunddp.train.rng import seeded
 from srunddp.train.world import World, all_gather_ints, all_reduce_max
 
-# An array comes to as many averages, at most. One average of a whole image would be alike for
-# another order of its rows; 16 keep a fingerprint within some hundred numbers, which a checkpoint
-# holds.
+# The most averages per array. A single average of an image would not change with the order of its
+# rows; 16 keep a fingerprint, which checkpoints contain, to some hundred numbers.
 _PARTS = 16
-# By as much averages may differ, as a part of the mean magnitude. Nodes with other processors or
-# numbers of threads round in other places, and image libraries have other fast paths on them.
+# How far averages may differ, relative to the mean magnitude. On nodes with other processors or
+# numbers of threads, rounding differs, and image libraries use other fast paths.
 _TOLERANCE = 1e-3
-# An augmentation that changes a sample one time in two, such as a flip, leaves 8 readings of one
-# sample alike in 1 of 128 cases, and of four samples practically never.
+# With an augmentation that changes every second reading, such as a flip, 8 readings of one sample
+# are alike in 1 of 128 cases, and those of four samples practically never.
 _READINGS = 8
 
 
@@ -33,27 +32,27 @@ class Look(IntEnum):
 
     NONE = 0
     ONCE = 1
-    REPEATEDLY = 2  # so that a data set is noticed which draws random numbers of its own
+    REPEATEDLY = 2  # to notice a data set that draws its own random numbers
 
 
 class Agreement(Enum):
-    """What the ranks' fingerprints show."""
+    """The result of comparing the ranks' fingerprints."""
 
     ALIKE = "alike"
-    CHANGED = "alike, but other ones than before"
+    CHANGED = "alike, but not as before"
     DIFFERENT = "different"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The numbers of some samples.
+    """The fingerprint of some samples.
 
     Attributes:
-        samples: How many there are.
-        whole: A hash of the whole numbers, and of the shapes of arrays.
-        averages: Of parts of each array of floating-point numbers or bytes.
-        allowed: How far each of the averages may be from another data set's that is the same.
+        samples: The number of samples.
+        whole: A hash of the integers, and of the shapes of arrays.
+        averages: The averages of parts of each array of floating-point numbers or bytes.
+        allowed: How far each average may differ between equal data sets.
     """
 
     samples: int
@@ -62,10 +61,10 @@ class Fingerprint:
     allowed: tuple[float, ...]
 
     def is_like(self, other: Fingerprint) -> bool:
-        """Return whether the samples are the same, but for rounding.
+        """Return whether the samples are the same, except for rounding.
 
         Args:
-            other: Of another rank, or of an earlier run.
+            other: The fingerprint of another rank, or of an earlier run.
         """
         if (self.whole, len(self.averages)) != (other.whole, len(other.averages)):
             return False
@@ -76,15 +75,15 @@ class Fingerprint:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values, of which :meth:`from_state` makes it again."""
+        """Return the fingerprint as plain values, for :meth:`from_state`."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Fingerprint:
-        """Make it of its state.
+        """Create a fingerprint from its state.
 
         Args:
-            state: What ``state_dict()`` gave.
+            state: The return value of ``state_dict()``.
         """
         return cls(
             state["samples"], state["whole"], tuple(state["averages"]), tuple(state["allowed"])
@@ -92,23 +91,23 @@ class Fingerprint:
 
 
 def hashed(value: object) -> int:
-    """Return a hash that is the same on every rank, and below 2**56: it fits an int64.
+    """Return a hash that is the same on every rank, and below 2**56, so it fits an int64.
 
     Args:
-        value: Bytes, or what has the same ``repr`` everywhere.
+        value: Bytes, or an object with the same ``repr`` on every rank.
     """
-    # Python's own hash() of a text is another one in each process, by PYTHONHASHSEED.
+    # Python's own hash() of a string differs between processes, by PYTHONHASHSEED.
     data = value if isinstance(value, bytes) else repr(value).encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
 def some_indices(count: int) -> list[int]:
-    """Return the indices of the first, two between, and the last sample.
+    """Return the indices of the first sample, the last, and two in between.
 
     Args:
-        count: Of the samples; of none there are no indices.
+        count: The number of samples; for 0 there are no indices.
     """
-    # A set, as some of these coincide where there are fewer than four samples.
+    # Use a set, because some of these coincide if there are fewer than four samples.
     chosen = {0, count // 3, 2 * count // 3, count - 1}
     return sorted(index for index in chosen if 0 <= index < count)
 
@@ -116,17 +115,17 @@ def some_indices(count: int) -> list[int]:
 def look_at(
     read: Callable[[], Iterable[Any]], look: Look, number: int, *, text: bool = False
 ) -> Fingerprint | None:
-    """Read samples for their fingerprint.
+    """Read samples, and compute their fingerprint.
 
     Args:
-        read: Reads them anew at each call. Random numbers are then the same on every rank, and
-            those that follow do not change.
-        look: How often.
+        read: Reads the samples again at each call. Random numbers that it draws are the same on
+            every rank, and later random numbers are not affected.
+        look: How often to read them.
         number: The seed of these random numbers.
-        text: As of :func:`fingerprint_of`.
+        text: As for :func:`fingerprint_of`.
 
     Returns:
-        None where the samples are others in each reading, or cannot be read.
+        None if the samples differ between readings, or cannot be read.
     """
     try:
         first = _read(read, number, text)
@@ -135,8 +134,8 @@ def look_at(
                 if _read(read, number, text) != first:
                     return None
     except Exception:
-        # The data set's own code failed. If the sample is part of an epoch, training will fail
-        # there too, with a traceback that makes sense to the user; this look is only a check.
+        # The data set's own code failed. If the sample is part of an epoch, training will fail too,
+        # with a traceback that makes sense to the user; this is only a check.
         return None
     return first
 
@@ -147,12 +146,12 @@ def _read(read: Callable[[], Iterable[Any]], number: int, text: bool) -> Fingerp
 
 
 def fingerprint_of(samples: Iterable[Any], *, text: bool = False) -> Fingerprint | None:
-    """Return what the numbers in samples come to; None for samples that cannot be looked into.
+    """Return the fingerprint of samples; None if they cannot be inspected.
 
     Args:
-        samples: Of whatever structure; they are not changed.
-        text: Text counts, too, but for the folders of a path: a path may be another one on each
-            node.
+        samples: The samples, of any structure; they are not changed.
+        text: Whether text counts too; of a path only the file name, because folders may differ
+            between nodes.
     """
     numbers = _Numbers(text)
     count = 0
@@ -160,7 +159,7 @@ def fingerprint_of(samples: Iterable[Any], *, text: bool = False) -> Fingerprint
         for sample in samples:
             numbers.add(sample)
             count += 1
-    except Exception:  # whatever a class of the user's raises
+    except Exception:  # a class of the user may raise anything
         return None
     return Fingerprint(
         count, hashed(numbers.whole), tuple(numbers.averages), tuple(numbers.allowed)
@@ -172,15 +171,15 @@ class _Numbers:
 
     Attributes:
         whole: Numbers and hashes that must be exactly the same.
-        averages: Of parts of arrays.
-        allowed: By how much each of the averages may differ.
+        averages: The averages of parts of arrays.
+        allowed: How far each of the averages may differ.
     """
 
     def __init__(self, text: bool) -> None:
-        """Begin without numbers.
+        """Create an empty collection.
 
         Args:
-            text: Text counts, too.
+            text: Whether text counts too.
         """
         self._text = text
         self.whole: list[object] = []
@@ -188,13 +187,13 @@ class _Numbers:
         self.allowed: list[float] = []
 
     def add(self, value: Any) -> None:
-        """Take the numbers of a value.
+        """Add the numbers in a value.
 
         Args:
-            value: A sample, or a part of one; what is of an unknown kind has none.
+            value: A sample or a part of one; a value of an unknown kind has no numbers.
         """
         match value:
-            # Before the case of sequences: a string is a sequence of strings, without an end.
+            # Match strings before sequences: the items of a string are strings again, without end.
             case str() | bytes() | bytearray():
                 if self._text:
                     self._add_text(value)
@@ -227,7 +226,7 @@ class _Numbers:
                 self._add_mapping(value.to_dict())
 
     def _add_mapping(self, value: Mapping[Any, Any]) -> None:
-        # Keys may come from a set, which has another order in each process.
+        # Keys may come from a set, whose order differs between processes.
         self._add_sequence([value[key] for key in sorted(value, key=str)])
 
     def _add_sequence(self, value: Sequence[Any]) -> None:
@@ -252,8 +251,8 @@ class _Numbers:
             self.add(array.tolist())
         elif array.dtype.kind in "fc" or array.dtype == numpy.uint8:
             self.whole.append(array.shape)
-            # Averages, as floating-point numbers and the bytes of a decoded image differ by
-            # rounding between nodes. All other numbers have to be exactly the same.
+            # Use averages, because floating-point numbers and the bytes of a decoded image differ
+            # by rounding between nodes. All other numbers must be exactly the same.
             self._add_averages(array.reshape(-1))
         else:
             self.whole += [array.shape, str(array.dtype), hashed(array.tobytes())]
@@ -264,7 +263,7 @@ class _Numbers:
         if not flat.size:
             return
         parts = numpy.array_split(flat, min(_PARTS, flat.size))
-        # Data may hold NaN or infinity; numpy would warn of each.
+        # Data may contain NaN or infinity, for which numpy would warn.
         with numpy.errstate(all="ignore"):
             averages = [_finite(part.mean(dtype=numpy.float64)) for part in parts]
             magnitudes = [_finite(numpy.abs(part).mean(dtype=numpy.float64)) for part in parts]
@@ -273,8 +272,8 @@ class _Numbers:
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether it is an array in memory, a scalar of numpy's, or an image of PIL's; but not a
-    file's, of which all would be read.
+    """Return whether a value is an array in memory, a numpy scalar or a PIL image, but not an array
+    in a file, which would be read completely.
     """
     kind = type(value)
     is_convertible = hasattr(kind, "__array_interface__") or hasattr(kind, "__array__")
@@ -289,12 +288,12 @@ def compare(world: World, own: Fingerprint | None, before: Fingerprint | None = 
     """Compare the ranks' fingerprints; a collective.
 
     Args:
-        world: All of its ranks call this.
-        own: This rank's; None where there is none to be compared.
-        before: That of the same samples in an earlier run; None where there is none.
+        world: The ranks, all of which call this.
+        own: This rank's fingerprint; None if it has none to compare.
+        before: The fingerprint of the same samples in an earlier run; None if there is none.
 
     Returns:
-        What they show, the same on all ranks.
+        The result, the same on all ranks.
     """
     if own is None:
         row = [0, 0, 0, 0]
@@ -304,26 +303,25 @@ def compare(world: World, own: Fingerprint | None, before: Fingerprint | None = 
     rows = all_gather_ints(world, [*row, int(has_changed)])
     if any(not known for known, *_ in rows):
         return Agreement.UNKNOWN
-    # Before the averages: their number is compared here, and the next collective needs as many on
-    # all ranks.
+    # Compare the number of averages first: the next collective needs equally many on all ranks.
     if own is None or any(each[:-1] != row for each in rows):
         return Agreement.DIFFERENT
     if not _averages_are_alike(world, own):
         return Agreement.DIFFERENT
-    # The ranks' averages are not the same to the last bit, so that one may see a change where
-    # another does not: they have to come to one decision, as collectives follow.
+    # The averages differ slightly between ranks, so one rank may see a change that another does
+    # not. Because collectives follow, all ranks must come to the same decision.
     if any(changed for *_, changed in rows):
         return Agreement.CHANGED
     return Agreement.ALIKE
 
 
 def _averages_are_alike(world: World, own: Fingerprint) -> bool:
-    """Return whether the averages of all ranks are alike; a collective.
+    """Return whether the averages of all ranks are close enough; a collective.
 
-    All ranks have equally many.
+    All ranks must have the same number of averages.
     """
     count = len(own.averages)
-    # The least of a number is minus the greatest of its negative: one all-reduce finds both.
+    # The minimum is the negative of the maximum of the negatives: one all-reduce finds both.
     negative = [-average for average in own.averages]
     figures = all_reduce_max(world, *own.averages, *negative, *own.allowed)
     greatest = figures[:count]

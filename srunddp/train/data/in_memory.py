@@ -1,4 +1,4 @@
-"""What of a data set is known without reading from it, so that ranks can compare it."""
+"""Fingerprints of data sets that are in memory, which ranks can compare without reading samples."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,15 +11,15 @@ from srunddp.train.data.fingerprint import Fingerprint, fingerprint_of, some_ind
 
 
 def fingerprint_in_memory(data: Any) -> Fingerprint | None:
-    """Return what differs where ranks made different data sets in memory; None where that is not
-    known.
+    """Return a fingerprint that differs if ranks made different data sets in memory; None if the
+    data set has no part in memory that is known here.
 
-    It is of the indices of a subset, as a split without a seed has them, and of some samples of
-    tensors and lists. A data set of the user's own is not read: that would open its files in this
-    process, and draw its random numbers.
+    It covers the indices of a subset, which differ after a split without a seed, and some samples
+    of tensors and lists. A data set class of the user is not read: that would open its files in
+    this process and draw random numbers.
 
     Args:
-        data: The user's.
+        data: The user's data set.
     """
     samples = list(_known(data))
     return fingerprint_of(samples) if samples else None
@@ -31,7 +31,8 @@ def _known(data: Any) -> Iterator[Any]:
             for tensor in data.tensors:
                 yield from _some(tensor)
         case Subset():
-            # All indices as one array, which is hashed whole: a few of them could agree by chance.
+            # Take all indices as one array, which is hashed as a whole: a few could agree by
+            # chance.
             yield numpy.asarray(data.indices)
             yield from _known(data.dataset)
         case ConcatDataset():
@@ -42,6 +43,6 @@ def _known(data: Any) -> Iterator[Any]:
 
 
 def _some(samples: Sequence[Any] | Tensor) -> Iterator[Any]:
-    """Yield the first sample, two between, and the last."""
+    """Yield the first sample, the last, and two in between."""
     for index in some_indices(len(samples)):
         yield samples[index]

@@ -1,4 +1,4 @@
-"""Batches of this rank, on its device."""
+"""The loader that gives this rank its batches, on its device."""
 
 import itertools
 import logging
@@ -27,12 +27,12 @@ from srunddp.train.world import World
 
 
 class DistributedDataLoader:
-    """Batches of one data set, of which each rank gets its part; works without a Trainer, too.
+    """Batches of a data set of which each rank gets its part; also works without a Trainer.
 
-    An epoch has every sample once, on one of the ranks, and none twice; all ranks make equally many
-    batches. All ranks iterate: at its first iteration some samples are compared between them. With
-    a model in DistributedDataParallel the gradients are those of the mean loss over all samples, or
-    weights:
+    In an epoch each sample comes exactly once, on one of the ranks, and all ranks get equally many
+    batches. All ranks must iterate: the first iteration compares some samples between them. With a
+    model in DistributedDataParallel, this loop gives the gradients of the mean loss over all
+    samples, or of the weighted mean:
 
         for epoch in range(loader.state_dict()["epoch"], 10):
             loader.set_epoch(epoch)
@@ -40,7 +40,7 @@ class DistributedDataLoader:
                 loss = loss_function(model(batch.data[0]), batch.data[1]) * batch.scale
                 loss.backward()
 
-    Iterating gives ``Batch`` objects, ``steps()`` the same by optimizer steps.
+    Iterating yields ``Batch`` objects; ``steps()`` yields them grouped into optimizer steps.
     """
 
     def __init__(
@@ -68,51 +68,53 @@ class DistributedDataLoader:
         name: str = "data",
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Make it on all ranks, with the same arguments; in the same order if they are several.
+        """Create the loader on all ranks, with the same arguments, and several loaders in the same
+        order.
 
         Args:
-            data: with indices, the whole on every rank; or iterable.
-            world: from ``srunddp.init()``.
-            batch_size: samples per rank and batch.
-            order: of the samples in each epoch; None shuffles them by ``seed``. Not for iterable
-                data.
-            seed: of the order and of the workers' random numbers.
-            collate: makes a batch of a list of samples; None for torch's way.
-            weight: ``weight(batch)`` of what collate made, before it is copied to the device, such
-                as the number of its tokens: by how much the batch's mean loss counts, a number of
-                at least 0. None for its samples.
-            sharded: the data set is iterable and splits itself by rank and by worker
-                (``get_worker_info()``). Else all ranks and workers read the whole of an iterable
-                data set, and keep their part.
-            drop_last: leave out steps that are not full on every rank.
-            equal_batches: all ranks' batches have equally many samples, as a collective on them may
-                need; an epoch's last samples make a batch of one on some ranks, for which another
-                rank's stands in on the others. Not for sharded data.
-            gradient_accumulation_steps: batches per step.
-            num_workers: reading processes of this rank; None is a number that suits its CPUs.
-            prefetch_factor: batches that each worker reads ahead; None is torch's 2.
-            persistent_workers: keep the workers from one epoch to the next.
-            pin_memory: page-locked batches; None pins them for a GPU.
-            multiprocessing_context: how workers start; None is a method that is safe beside MPI and
-                RDMA.
-            channels_last: tensors of four dimensions come with their channels innermost.
-            signals: names without SIG, that are for this rank alone, not for its workers.
-            resume_changed_data: go on from a state although the data has another length or order
-                since.
-            name: of the data in messages.
-            log: prints a line for the user, on rank 0; None for the logger ``srunddp``.
+            data: A data set with indices, complete on every rank; or an iterable one.
+            world: The return value of ``srunddp.init()``.
+            batch_size: Samples per rank and batch.
+            order: The order of the samples in each epoch; None shuffles them by ``seed``. Not for
+                iterable data.
+            seed: The seed for the order and for the workers' random numbers.
+            collate: Makes a batch from a list of samples; None for torch's ``default_collate``.
+            weight: ``weight(batch)`` returns how much the mean loss of a batch counts, a number of
+                at least 0, such as the number of its tokens. It is called with the output of
+                collate, before the copy to the device. None uses the number of samples.
+            sharded: Whether the data set is iterable and splits itself by rank and by worker
+                (``get_worker_info()``). Otherwise all ranks and workers read an iterable data set
+                completely, and keep their part.
+            drop_last: Leave out steps that are not full on every rank.
+            equal_batches: Make batches of equal size on all ranks, as a collective on them may
+                need. If an epoch's last samples are fewer than the ranks, each makes a batch of
+                one, and the remaining ranks get a stand-in, a sample of another rank that does not
+                count. Not for sharded data.
+            gradient_accumulation_steps: Batches per step.
+            num_workers: Loader processes of this rank; None chooses a number by its CPUs.
+            prefetch_factor: Batches that each worker reads ahead; None is torch's 2.
+            persistent_workers: Keep the workers from one epoch to the next.
+            pin_memory: Put batches in page-locked memory; None does so for a GPU.
+            multiprocessing_context: How workers start; None chooses a method that is safe with MPI
+                and RDMA.
+            channels_last: Store tensors of four dimensions with their channels innermost.
+            signals: Names, without SIG, of signals that only this rank gets, not its workers.
+            resume_changed_data: Continue from a state even if the length or order of the data has
+                changed.
+            name: The name of the data in messages.
+            log: Prints a line for the user, on rank 0; None for the logger ``srunddp``.
 
         Raises:
-            ConfigError: these do not fit together; the message says what to do.
+            ConfigError: The arguments do not fit together, or differ between ranks.
         """
         _check_at_least_one("batch_size", batch_size)
         _check_at_least_one("gradient_accumulation_steps", gradient_accumulation_steps)
         order, self._length = _order_and_length(data, order, seed, sharded)
-        # The ranks are compared by integers, in which -1 stands for an unknown length.
+        # Ranks compare integers, in which -1 stands for an unknown length.
         length = -1 if self._length is None else self._length
         order_hash = _order_hash(order)
-        # Here and not at the first batch: ranks with other numbers of batches would meet in
-        # different collectives, and hang until the time limit without a word on the cause.
+        # Check here and not at the first batch: ranks with different numbers of batches would call
+        # different collectives, and hang until the timeout without any word on the cause.
         sampler.check_agreement(
             world,
             {
@@ -120,8 +122,7 @@ class DistributedDataLoader:
                 "batch_size": batch_size,
                 "gradient_accumulation_steps": gradient_accumulation_steps,
                 "seed": seed,
-                # As a text: an error shows differing integers to the user, and a hash tells
-                # nothing.
+                # As a string: the error message shows differing integers, but a hash tells nothing.
                 "order": str(order_hash),
             },
         )
@@ -144,10 +145,10 @@ class DistributedDataLoader:
             sharded,
             equal_batches,
         )
-        # A batch of tensors in memory is made by one indexing of each. A class that is derived from
-        # TensorDataset may have a __getitem__ of its own, and is read sample by sample.
+        # For tensors in memory, one indexing operation per tensor makes a batch. A subclass of
+        # TensorDataset may have its own __getitem__, so it is read sample by sample.
         in_memory = type(data) is TensorDataset and collate is None
-        # What is on a GPU already can be neither pinned nor copied beside the computation.
+        # Tensors that are on a GPU already can be neither pinned nor copied asynchronously.
         is_on_gpu = in_memory and any(
             tensor.is_cuda for tensor in cast(TensorDataset, data).tensors
         )
@@ -162,7 +163,7 @@ class DistributedDataLoader:
         self._signals = signals
         self._requests = sampler.DistributedBatchSampler(self._assignment)
         self._reader = sampler.Reader(data, rows=in_memory)
-        # Tensors in memory were compared by their fingerprint when the loader was made.
+        # Tensors in memory are compared by their fingerprint when the loader is created.
         self._reads_unknown = world.world_size > 1 and not in_memory
         self._by_epoch = hasattr(data, "set_epoch") or isinstance(data, IterableDataset)
         self._stream: Stream | None = None
@@ -188,14 +189,16 @@ class DistributedDataLoader:
         self._transfer = DeviceTransfer(
             world.device, channels_last=channels_last, beside=copies_to_gpu
         )
-        # With workers only. The rank itself would read the next step before this one is trained,
-        # and both draw from the same random numbers: a resume in between would draw others.
+        # Only with workers. Without them the rank itself would read the next step before this step
+        # is trained; both draw from the same random numbers, so a resume in between would change
+        # them.
         self._reads_ahead = copies_to_gpu and num_workers > 0
-        # What was given out: the epoch, and the samples of all ranks and batches of this one in it.
+        # What was yielded so far: the epoch, and in it the samples of all ranks and the batches of
+        # this rank.
         self._epoch = 0
         self._samples_seen = 0
         self._batches = 0
-        # Whether the next iteration goes on from there; else it begins the epoch.
+        # Whether the next iteration continues from there; otherwise it begins the epoch.
         self._resumes = False
 
     def _torch_loader(
@@ -208,7 +211,7 @@ class DistributedDataLoader:
         pin_memory: bool,
         multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None,
     ) -> DataLoader[Any]:
-        """Return torch's loader, whose items are micro-batches of this rank."""
+        """Create torch's loader, whose items are micro-batches of this rank."""
         method = None
         if num_workers:
             backend = dist.get_backend() if dist.is_initialized() else "gloo"
@@ -220,7 +223,7 @@ class DistributedDataLoader:
             batch_sampler = None
         else:
             dataset = self._reader
-            # The DataLoader refuses any other value beside a batch sampler.
+            # With a batch sampler the DataLoader accepts no other value.
             batch_size = 1
             batch_sampler = cast(Any, self._requests)
         return DataLoader(
@@ -228,8 +231,8 @@ class DistributedDataLoader:
             batch_size=batch_size,
             batch_sampler=batch_sampler,
             collate_fn=collate,
-            # Each iter() of a DataLoader draws a base seed. From the rank's own random numbers, a
-            # resumed run would have drawn at other moments, and go on with other numbers.
+            # Each iter() of a DataLoader draws a base seed. If it came from the rank's own random
+            # numbers, a resumed run would draw it at another time and continue with other numbers.
             generator=torch.Generator(),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
@@ -240,18 +243,18 @@ class DistributedDataLoader:
 
     @property
     def num_workers(self) -> int:
-        """How many processes of this rank read; 0 where the rank itself does."""
+        """The number of loader processes of this rank; 0 if the rank itself reads."""
         return self._loader.num_workers
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next iteration be of this epoch.
+        """Set the epoch of the next iteration.
 
-        It begins at its start, or where ``load_state_dict()`` says if that is amid this epoch.
-        Without a call the next epoch follows one that came to its end, and one that was left begins
-        again.
+        The iteration begins at the start of the epoch, or where ``load_state_dict()`` says if that
+        is within this epoch. Without a call of this method, the next epoch follows a finished one,
+        and an unfinished one begins again.
 
         Args:
-            epoch: By which the samples are shuffled.
+            epoch: The number of the epoch, by which the samples are shuffled.
         """
         if epoch != self._epoch:
             self._epoch = epoch
@@ -259,12 +262,12 @@ class DistributedDataLoader:
             self._batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was given out, by whole steps: the same on all ranks.
+        """Return the position in the data, in whole steps; the same on all ranks.
 
-        It has ``epoch``, and ``samples_seen`` of it, over all ranks; the data's ``length``, a hash
-        of its ``order``, and what some of its ``samples`` come to. For a sharded data set also
-        ``batches`` of the epoch, per rank, and what these depend on: ``world_size``,
-        ``num_workers`` and ``batch_size``.
+        It has ``epoch``, and the ``samples_seen`` in it over all ranks; the ``length`` of the data,
+        a hash of its ``order``, and the fingerprints of some of its ``samples``. For a sharded data
+        set it also has the ``batches`` per rank in the epoch, and what these depend on:
+        ``world_size``, ``num_workers`` and ``batch_size``.
         """
         place = {
             "epoch": self._epoch,
@@ -277,18 +280,18 @@ class DistributedDataLoader:
         return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration go on from a state.
+        """Let the next iteration continue from a state.
 
-        With indices that may be on any number of ranks. Where samples are other ones since, rank 0
-        says so.
+        For a data set with indices the number of ranks may be another. If samples have changed,
+        rank 0 prints a line.
 
         Args:
             state: From ``state_dict()``.
 
         Raises:
-            ConfigError: the data has another length or order since, so that samples would be missed
-                or seen twice; or a sharded data set was read half by another number of ranks or
-                workers.
+            ConfigError: The length or order of the data has changed, so that samples would be
+                missed or seen twice; or a sharded data set was read in part with another number of
+                ranks or workers.
         """
         for name, here in self._data_identity.items():
             if not self._resume_changed_data and state.get(name, here) != here:
@@ -322,10 +325,10 @@ class DistributedDataLoader:
         self._resumes = True
 
     def steps_left(self, samples_seen: int) -> int | None:
-        """Return the number of steps to the end of an epoch; None where that is not known.
+        """Return the number of steps until the end of an epoch; None if it is not known.
 
         Args:
-            samples_seen: Of the epoch, over all ranks.
+            samples_seen: The samples of the epoch that were seen so far, over all ranks.
         """
         left = self._samples_left(samples_seen)
         if left is None:
@@ -334,23 +337,23 @@ class DistributedDataLoader:
 
     @property
     def _full(self) -> int:
-        """Samples of a full step."""
+        """The samples of a full step, over all ranks."""
         return self._assignment.gradient_accumulation_steps * self._assignment.global_batch_size
 
     def _samples_left(self, seen: int) -> int | None:
         if self._length is None:
             return None
-        # With resume_changed_data the data may have become less since the checkpoint.
+        # With resume_changed_data there may be less data than at the checkpoint.
         left = max(0, self._length - seen)
         if self._assignment.drop_last:
             return left - left % self._full
         return left
 
     def __len__(self) -> int:
-        """Return the batches of the next iteration; those left of an epoch that goes on.
+        """Return the number of batches of the next iteration, which may continue an epoch.
 
         Raises:
-            TypeError: the data set does not tell how many samples it has, or is sharded.
+            TypeError: The data set has no length, or is sharded.
         """
         left = self._samples_left(self._samples_seen if self._resumes else 0)
         if left is None:
@@ -360,17 +363,17 @@ class DistributedDataLoader:
         return math.ceil(left / self._assignment.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that are left of the epoch; ``state_dict()`` counts whole steps."""
+        """Yield the remaining batches of the epoch; ``state_dict()`` counts whole steps."""
         for step in self._read():
             *others, last = step.batches
             yield from others
-            # Before the last batch is given out: a loop saves a checkpoint after the step that it
-            # makes of it, and then the whole step is to be among what was seen.
+            # Count before yielding the last batch: the caller's loop may save a checkpoint after
+            # its step, which must include the whole step.
             self._count(step)
             yield last
 
     def steps(self) -> Iterator[StepBatches]:
-        """Yield the batches that are left of the epoch, by optimizer steps."""
+        """Yield the remaining batches of the epoch, grouped into optimizer steps."""
         for step in self._read():
             self._count(step)
             yield step
@@ -385,20 +388,20 @@ class DistributedDataLoader:
         if self._reads_ahead:
             sent = _one_ahead(sent)
         for step in sent:
-            # With a step read ahead, this makes the GPU wait for the copy of this step, not of the
-            # next.
+            # If a step was read ahead, this makes the GPU wait for the copy of this step, not of
+            # the next.
             self._transfer.arrived(step.batches, step.copied)
             yield step
         self.set_epoch(self._epoch + 1)
 
     def _parts(self) -> Iterator[sampler.MicroBatch]:
         if self._assignment.sharded:
-            # A stream cannot begin in the middle: it is read again from its start, and what was
-            # given out is skipped here.
+            # A stream cannot begin in the middle: it is read again from its start, and batches that
+            # were yielded before are skipped here.
             begin = self._batches
             return itertools.islice(self._start(begin, Look.NONE), begin, None)
         begin = self._samples_seen
-        # All ranks come to the same here, as checked() is a collective.
+        # All ranks decide the same here, which matters because checked() is a collective.
         if self._same_samples.is_done or not (self._stream or self._reads_unknown):
             return self._start(begin, Look.NONE)
         return self._same_samples.checked(
@@ -410,8 +413,8 @@ class DistributedDataLoader:
             self._stream.begin(self._epoch, begin, look)
         elif self._order is not None:
             self._requests.begin(self._order.indices(self._epoch), self._epoch, begin, look)
-            # For a rank without workers, and for workers that are forked now. Those that persist
-            # learn of the epoch with their first samples.
+            # This is for a rank without workers, and for workers that are forked now. Persistent
+            # workers learn of the epoch with their first samples.
             self._reader.begin(self._epoch)
         return start(self._loader, self._signals, self._sent_to_workers)
 
@@ -427,9 +430,9 @@ class DistributedDataLoader:
 
 
 def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
-    """Yield the steps, each after the next one was asked for.
+    """Yield each step after the next one was requested.
 
-    Its copy to the device then runs while the caller computes this one.
+    The copy of the next step to the device then runs while the caller computes the present one.
     """
     upcoming = next(steps, None)
     while upcoming is not None:
@@ -446,11 +449,10 @@ def _check_at_least_one(name: str, value: int) -> None:
 def _order_and_length(
     data: Dataset[Any], order: Order | None, seed: int, sharded: bool
 ) -> tuple[Order | None, int | None]:
-    """Return the order of data with indices, and the samples of an epoch where they are known.
+    """Return the order, for data with indices, and the number of samples per epoch, if known.
 
     Raises:
-        ConfigError: The data is of a kind for which there is no order, or the order is not of this
-            data.
+        ConfigError: Data of this kind cannot have an order, or the order does not fit the data.
     """
     length = sampler.length_of(data)
     if isinstance(data, IterableDataset):
@@ -460,7 +462,7 @@ def _order_and_length(
                 "data with indices",
                 "let it yield in that order",
             )
-        # Of a sharded data set each rank knows the length of its own shard at best.
+        # Of a sharded data set, each rank knows at best the length of its own shard.
         if sharded:
             return None, None
         return None, length
@@ -481,6 +483,6 @@ def _order_and_length(
 def _order_hash(order: Order | None) -> int:
     """Return a number that is the same for the same samples in the same order."""
     if order is None or isinstance(order, Sequential | Shuffled):
-        # Their fields say all: a permutation of 10^9 samples would take 8 GB.
+        # Their fields suffice: a permutation of 10^9 samples would take 8 GB.
         return hashed(repr(order))
     return hashed(order.indices(1).numpy().tobytes())

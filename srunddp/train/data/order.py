@@ -1,5 +1,5 @@
-"""The order of an epoch's samples over all ranks: the same on each of them, another one in each
-epoch.
+"""The order of an epoch's samples over all ranks: the same on all ranks, different in
+each epoch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Order(Protocol):
         """Return the indices of an epoch's samples, the same on every rank.
 
         Args:
-            epoch: Counted from 1 in a Trainer.
+            epoch: The number of the epoch; a Trainer counts from 1.
 
         Returns:
-            Of shape (len,), int64, on the CPU.
+            A tensor of shape (len,), int64, on the CPU.
         """
 
 
 @dataclass(frozen=True)
 class Sequential:
-    """Every sample in turn."""
+    """All samples, in the order of their indices."""
 
     length: int
 
@@ -43,14 +43,14 @@ class Sequential:
         return self.length
 
     def indices(self, epoch: int) -> Tensor:
-        """Return 0, 1, 2 and so on; see :class:`Order`."""
+        """Return 0, 1, 2 and so on, int64 of shape (length,), for any epoch."""
         return torch.arange(self.length)
 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Every sample once, as :class:`torch.utils.data.DistributedSampler` orders them before it
-    pads.
+    """All samples, in the order in which :class:`torch.utils.data.DistributedSampler` shuffles them
+    before it pads.
     """
 
     length: int
@@ -60,14 +60,17 @@ class Shuffled:
         return self.length
 
     def indices(self, epoch: int) -> Tensor:
-        """Return another permutation for each epoch; see :class:`Order`."""
+        """Return the permutation of an epoch, int64 of shape (length,), different for
+        each epoch.
+        """
         return torch.randperm(self.length, generator=_generator(self.seed, epoch))
 
 
 class Weighted:
-    """Samples drawn in proportion to their weights, for classes of very different size.
+    """Samples drawn with probabilities proportional to their weights, for classes of very different
+    size.
 
-    Unlike ``torch.utils.data.WeightedRandomSampler`` it has no limit of 2**24 samples.
+    Unlike ``torch.utils.data.WeightedRandomSampler``, this has no limit of 2**24 samples.
     """
 
     def __init__(
@@ -78,18 +81,19 @@ class Weighted:
         seed: int | None = None,
         replacement: bool = True,
     ) -> None:
-        """Nothing is drawn yet.
+        """Check the weights; nothing is drawn yet.
 
         Args:
-            weights: one per sample of the data set, of any sum; a sample of weight 0 is never
+            weights: One per sample of the data set, with any sum; a sample of weight 0 is never
                 drawn.
-            num_samples: drawn per epoch; None for as many as there are weights.
-            seed: of the draws; None for that of the loader, which is ``Config.seed`` in a Trainer.
-            replacement: a sample may be drawn again in the same epoch. Without, the weights say how
-                early it is drawn.
+            num_samples: The number of draws per epoch; None for as many as there are weights.
+            seed: The seed of the draws; None for that of the loader, which is ``Config.seed`` in a
+                Trainer.
+            replacement: Whether a sample may be drawn again in the same epoch. If not, samples of
+                greater weight tend to come earlier.
 
         Raises:
-            ConfigError: no such draw is possible.
+            ConfigError: Such draws are not possible.
         """
         self._weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
         self._seed = seed
@@ -110,16 +114,16 @@ class Weighted:
         seed: int | None = None,
         replacement: bool = True,
     ) -> Weighted:
-        """Draw each class as often as any other: a sample's weight is 1 / the size of its class.
+        """Draw all classes equally often: a sample's weight is 1 / the size of its class.
 
         Args:
-            targets: each sample's class, of shape (samples,).
-            num_samples: drawn per epoch; None for as many as there are targets.
-            seed: of the draws; None for that of the loader.
-            replacement: a sample may be drawn again in the same epoch.
+            targets: The class of each sample, of shape (samples,).
+            num_samples: The number of draws per epoch; None for as many as there are targets.
+            seed: The seed of the draws; None for that of the loader.
+            replacement: Whether a sample may be drawn again in the same epoch.
 
         Raises:
-            ConfigError: no such draw is possible.
+            ConfigError: Such draws are not possible.
         """
         classes = torch.as_tensor(targets, device="cpu")
         _, inverse, counts = torch.unique(classes, return_inverse=True, return_counts=True)
@@ -129,10 +133,10 @@ class Weighted:
         return self._num_samples
 
     def with_seed(self, seed: int) -> Weighted:
-        """Return an order with a seed; itself where it has one of its own.
+        """Return this order with a seed; unchanged if it has its own seed.
 
         Args:
-            seed: Of the loader.
+            seed: The seed of the loader.
         """
         if self._seed is not None:
             return self
@@ -141,17 +145,17 @@ class Weighted:
         return seeded
 
     def indices(self, epoch: int) -> Tensor:
-        """Return the draws of an epoch; see :class:`Order`."""
+        """Return the indices drawn for an epoch, int64 of shape (len,), on the CPU."""
         generator = _generator(self._seed or 0, epoch)
         if self._replacement:
             return self._independent(generator)
-        # Efraimidis and Spirakis 2006: times that are drawn from exponential distributions, whose
-        # rates are the weights, come in the order of draws without replacement. torch.multinomial
-        # has a limit of 2**24 samples.
+        # Efraimidis and Spirakis 2006: sort times drawn from exponential distributions whose rates
+        # are the weights; their order is that of draws without replacement. torch.multinomial has a
+        # limit of 2**24 samples.
         uniform = torch.rand(len(self._weights), dtype=torch.float64, generator=generator)
         times = -torch.log1p(-uniform) / self._weights
-        # A weight of 0 gives infinity here; but where the draw is 0 as well it gives NaN, which
-        # argsort would put anywhere.
+        # A weight of 0 gives infinity here, but NaN if the draw is 0 as well, which argsort would
+        # put anywhere.
         times.masked_fill_(self._weights == 0, torch.inf)
         return times.argsort(stable=True)[: self._num_samples]
 
@@ -159,19 +163,20 @@ class Weighted:
         ends = self._weights.cumsum(0)
         draws = torch.rand(self._num_samples, dtype=torch.float64, generator=generator) * ends[-1]
         found = torch.searchsorted(ends, draws, right=True)
-        # A draw just below 1 may be rounded up to the very end, which is in no sample's interval.
+        # A draw just below 1 may be rounded up to the upper end, which is in no sample's interval.
         return found.clamp_(max=int(self._weights.nonzero()[-1]))
 
 
 def check_order(order: Order, samples: int) -> None:
-    """See that an order's first epoch has as many samples as it says, all of the data set.
+    """Check that an order's first epoch has as many samples as its length says, all from the data
+    set.
 
     Args:
-        order: The user's.
-        samples: Of the data set.
+        order: The user's order.
+        samples: The number of samples in the data set.
 
     Raises:
-        ConfigError: It has others.
+        ConfigError: The number or an index is wrong.
     """
     objection = _objection(order, samples)
     if objection is None:
@@ -188,7 +193,7 @@ def check_order(order: Order, samples: int) -> None:
 
 
 def _objection(order: Order, samples: int) -> str | None:
-    """Return what is wrong with an order; None where nothing is."""
+    """Return what is wrong with an order; None if nothing is."""
     if not isinstance(order, Order):
         return f"an order that is a {type(order).__name__}"
     indices = order.indices(1)
@@ -204,7 +209,8 @@ def _objection(order: Order, samples: int) -> str | None:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    # The sum, as in DistributedSampler: who comes from there has the same order of samples.
+    # Use the sum, as DistributedSampler does, so that a script that comes from there keeps its
+    # order.
     return torch.Generator().manual_seed(seed + epoch)
 
 
@@ -216,7 +222,7 @@ def _check_weights(weights: Tensor) -> None:
     elif bool(wrong.any()):
         first = int(wrong.nonzero()[0])
         found = f"weight {weights[first].item()} of sample {first}"
-    # Numbers that are finite themselves may have an infinite sum, by which draws are scaled.
+    # Finite numbers may have an infinite sum, by which draws are scaled.
     elif not 0 < float(weights.sum()) < torch.inf:
         found = f"weights with the sum {float(weights.sum())}"
     if found:
@@ -228,14 +234,14 @@ def _check_weights(weights: Tensor) -> None:
 
 
 def _check_draws(num_samples: int, most: int | None) -> None:
-    """See that so many samples can be drawn.
+    """Check that this many samples can be drawn.
 
     Args:
-        num_samples: Per epoch.
-        most: How many different samples there are to draw; None where each may come again.
+        num_samples: The number of draws per epoch.
+        most: How many different samples can be drawn; None if samples may be drawn again.
 
     Raises:
-        ConfigError: There are less.
+        ConfigError: There are not enough samples.
     """
     if num_samples < 1 or (most is not None and num_samples > most):
         if most is None:

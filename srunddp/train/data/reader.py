@@ -1,5 +1,5 @@
-"""How samples become weighted batches, in the rank or in a worker, and how torch's DataLoader is
-started.
+"""Turns samples into weighted batches, in the rank or in a worker, and starts
+torch's DataLoader.
 """
 
 import warnings
@@ -16,8 +16,8 @@ from srunddp.train.preemption.signals import iterate
 
 Collate = Callable[[list[Any]], Any]
 Weight: TypeAlias = Callable[[Any], float | Tensor]
-"""``weight(batch)``: by how much the mean loss of a batch counts; of what collate made, on the
-host.
+"""``weight(batch)``: how much the mean loss of a batch counts. It gets the output of collate, on
+the host.
 """
 
 
@@ -27,16 +27,17 @@ def start(
     """Begin to iterate over torch's loader; its workers start at once.
 
     Args:
-        loader: Torch's, of micro-batches.
-        signals: Names without SIG, which the workers do not get.
-        sent: What workers that are not forked are sent by pickle, by its name.
+        loader: torch's loader, whose items are micro-batches.
+        signals: Names, without SIG, of signals that the workers must not get.
+        sent: The objects, by name, that workers that are not forked get by pickle.
 
     Raises:
-        ConfigError: One of these cannot be sent.
+        ConfigError: One of these objects cannot be sent.
     """
     try:
         with warnings.catch_warnings():
-            # torch warns and then raises. What cannot be sent, and how to mend it, is said below.
+            # torch warns and then raises. The error below says what cannot be sent, and gives a
+            # hint.
             warnings.filterwarnings("ignore", "Got pickle error")
             return iterate(loader, signals)
     except Exception:
@@ -65,14 +66,14 @@ def _check_pickled(sent: Mapping[str, Any], method: str) -> None:
 
 
 def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -> MicroBatch:
-    """Return a micro-batch with a batch for its samples, and with its weight.
+    """Collate the samples of a micro-batch, and set its weight.
 
     Args:
-        part: With a list of samples; without samples it is returned as it is.
-        collate: Makes a batch of them; None where they are a batch already.
-        weight: By how much the batch counts; None for the number of samples.
+        part: A micro-batch with a list of samples; one without samples is returned as it is.
+        collate: Makes a batch from the samples; None if they are a batch already.
+        weight: Returns how much the batch counts; None for the number of samples.
     """
-    # A resume skips it: what was given out before must not be collated again, which may take long.
+    # A resume skips this micro-batch: collating it again might take long.
     if part.samples is None:
         return part
     if collate:
@@ -80,16 +81,16 @@ def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -
     else:
         batch = part.samples
     value: float | str = float(part.own)
-    # Samples that stand in for another rank's count there, and not here: their weight stays 0.
+    # Stand-ins count on the rank that they belong to, and not here: their weight stays 0.
     if weight is not None and part.own:
         value = _number(weight(batch))
     return part._replace(samples=batch, weight=value)
 
 
 def _number(value: Any) -> float | str:
-    """Return a weight as a number, or as a text what was found instead.
+    """Return a weight as a number, or a text that says what was found instead.
 
-    It may run in a worker: an error that is raised here would reach the rank as a traceback.
+    This may run in a worker, where an exception would reach the rank as a traceback.
     """
     if isinstance(value, Tensor) and value.dim():
         return f"a tensor of shape {tuple(value.shape)}"

@@ -1,4 +1,4 @@
-"""Whether all ranks were given the same samples, and those that a run began with."""
+"""Checks that all ranks have the same samples, and that these are the ones a run began with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from srunddp.train.world import World
 
 _IN_MEMORY = "in_memory"
 _READ = "read"
-# In place of an epoch: the samples are the same in each.
+# Used instead of an epoch's number if the samples are the same in each epoch.
 ANY_EPOCH = -1
 
 _NO_SAMPLES = Fingerprint(0, 0, (), ())
@@ -22,11 +22,11 @@ _NO_SAMPLES = Fingerprint(0, 0, (), ())
 
 @dataclass(frozen=True)
 class _Record:
-    """Samples that were looked at.
+    """The fingerprint of some samples.
 
     Attributes:
-        epoch: That they are of; :data:`ANY_EPOCH` where they are the same in each.
-        fingerprint: What they come to.
+        epoch: The epoch of the samples; :data:`ANY_EPOCH` if they are the same in each.
+        fingerprint: The fingerprint.
     """
 
     epoch: int
@@ -34,10 +34,10 @@ class _Record:
 
 
 class SameSamples:
-    """Looks at some samples of one data set, and compares them.
+    """Compares some samples of one data set between ranks, and with those of an earlier run.
 
-    A data set that draws random numbers of its own, by another generator than torch's, Python's or
-    numpy's global one, is not compared: its samples are others in each reading.
+    A data set that draws random numbers from a generator of its own, instead of the global ones of
+    torch, Python or numpy, is not compared: its samples differ in each reading.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class SameSamples:
         is_stream: bool,
         in_memory: Fingerprint | None,
     ) -> None:
-        """Compare what is known without reading; a collective.
+        """Compare the parts of the data set that are in memory; a collective.
 
         Args:
-            world: All of its ranks make this.
-            name: Of the data in messages.
+            world: The ranks, all of which create this.
+            name: The name of the data in messages.
             log: Prints a line for the user.
-            is_stream: The data is iterable. It is looked at in each epoch, as its first samples are
-                read there anyway.
-            in_memory: What is known of the data without reading.
+            is_stream: Whether the data is iterable. It is then compared in each epoch, as its first
+                samples are read there anyway.
+            in_memory: The fingerprint of the parts that are in memory; None if there is none.
 
         Raises:
-            ConfigError: Ranks have other data.
+            ConfigError: The data differs between ranks.
         """
         # Whether reading more samples could show nothing new.
         self.is_done = False
@@ -71,7 +71,7 @@ class SameSamples:
         self._in_memory = in_memory
         self._is_random = False
         self._has_told = False
-        # By _IN_MEMORY and _READ: what the run began with, which a checkpoint holds.
+        # What the run began with, by _IN_MEMORY and _READ; it is part of a checkpoint.
         self._began_with: dict[str, _Record] = {}
         if compare(world, in_memory) is Agreement.DIFFERENT:
             raise self._error()
@@ -81,25 +81,25 @@ class SameSamples:
     def checked(
         self, start: Callable[[Look], Iterator[MicroBatch]], epoch: int
     ) -> Iterator[MicroBatch]:
-        """Return the micro-batches of an iteration, once they are known to be of the same samples
-        on all ranks; a collective.
+        """Begin an iteration, check that the samples are the same on all ranks, and return its
+        micro-batches; a collective.
 
-        Afterwards ``is_done`` says whether there is nothing more to be seen in another epoch.
+        Afterwards ``is_done`` says that another epoch need not be checked.
 
         Args:
             start: Begins the iteration, whose first micro-batch has a fingerprint. It is called
-                again where something differs, to see whether the samples are others each time.
-            epoch: That the samples are of; or ``ANY_EPOCH``.
+                again if something differs, to see whether the samples differ in each reading.
+            epoch: The epoch of the samples; or ``ANY_EPOCH``.
 
         Raises:
-            ConfigError: Ranks differ.
+            ConfigError: The samples differ between ranks.
         """
         parts, fingerprint = _first(start, Look.ONCE)
         before = self._before(_READ, epoch, fingerprint)
         agreement = compare(self._world, fingerprint, before)
         if agreement in (Agreement.DIFFERENT, Agreement.CHANGED):
-            # Other samples are an error only if a rank reads the same ones each time. Data that is
-            # augmented at random by a generator of its own differs between readings as well.
+            # Different samples are an error only if each rank reads the same ones every time. Data
+            # that is augmented from a generator of its own also differs between readings.
             parts, repeated = _first(start, Look.REPEATEDLY)
             again = compare(self._world, repeated)
             if agreement is again is Agreement.DIFFERENT:
@@ -116,33 +116,35 @@ class SameSamples:
         return parts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samples that the run began with, or those of this epoch, as plain values."""
+        """Return, as plain values, the fingerprints of the samples that the run began with."""
         return {
             source: {"epoch": record.epoch, **record.fingerprint.state_dict()}
             for source, record in self._began_with.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Say so if the samples are not those of a state, now or once they are read.
+        """Compare with the samples of a state, now or once they are read; print a line if they
+        differ.
 
         Args:
-            state: From ``state_dict()``; empty where that is not known.
+            state: From ``state_dict()``; empty if it is not known.
         """
         for source, each in state.items():
             self._began_with[source] = _Record(each["epoch"], Fingerprint.from_state(each))
         before = self._before(_IN_MEMORY, ANY_EPOCH, self._in_memory)
         if self._in_memory and before and not self._in_memory.is_like(before):
             self._tell_of_change()
-        # The samples that this process has read were compared with those of its own beginning: they
-        # are to be looked at again, except where they are other ones each time.
+        # The samples that this process has read were compared with those of its own start: compare
+        # them again, unless they differ in each reading.
         if _READ in state:
             self.is_done = self._is_random
 
     def _before(self, source: str, epoch: int, now: Fingerprint | None) -> Fingerprint | None:
-        """Return what the run began with; None where it cannot be compared with what is read now.
+        """Return the fingerprint that the run began with; None if it cannot be compared with
+        ``now``.
 
-        Of a stream no more samples are looked at than are in a micro-batch, and those of a resume
-        are others than those of an epoch's start.
+        Of a stream, at most the samples of one micro-batch are compared, and after a resume these
+        are not those of the epoch's start.
         """
         record = self._began_with.get(source)
         if record is None or now is None:
@@ -173,7 +175,7 @@ class SameSamples:
 def _first(
     start: Callable[[Look], Iterator[MicroBatch]], look: Look
 ) -> tuple[Iterator[MicroBatch], Fingerprint | None]:
-    """Begin an iteration, and return it with the fingerprint of its first micro-batch."""
+    """Begin an iteration; return it and the fingerprint of its first micro-batch."""
     parts = start(look)
     first = list(itertools.islice(parts, 1))
     fingerprint = first[0].fingerprint if first else _NO_SAMPLES

@@ -1,8 +1,8 @@
-"""How the samples of an epoch are dealt to the ranks, micro-batch by micro-batch.
+"""Deals the samples of an epoch to the ranks, micro-batch by micro-batch.
 
-The order of an epoch is the same on all ranks. Each micro-batch takes its next ``world_size *
-batch_size`` samples, and each rank every ``world_size``-th of these. So what was seen after any
-step is a beginning of the order, and another number of ranks can go on from there.
+The order of an epoch is the same on all ranks. Each micro-batch takes the next ``world_size *
+batch_size`` samples of it, and each rank every ``world_size``-th of these. So after any step, the
+samples seen are the first part of the order, and another number of ranks can continue from there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -25,8 +25,8 @@ from srunddp.train import rng
 from srunddp.train.data.fingerprint import Fingerprint, Look, hashed, look_at, some_indices
 from srunddp.train.world import World, all_gather_ints
 
-# For what is random in the samples of a fingerprint. The same in all runs, as a later run compares
-# its own with the one in the checkpoint, whatever seed it has.
+# The seed for random numbers in the samples of a fingerprint. It is the same in all runs, because a
+# later run, whatever its seed, compares its fingerprint with that in the checkpoint.
 _SEED = 0
 
 
@@ -34,17 +34,17 @@ class MicroBatch(NamedTuple):
     """One rank's part of a micro-batch, on its way from its indices to a batch.
 
     Attributes:
-        samples: First their indices, then a list of the samples, and once collated a batch. Where
-            this rank has none, one of another rank's stands in. None where a resume skips them.
-        own: How many of ``samples`` count: all, or 0 where another rank's stand in.
-        total: How many count over all ranks; of a sharded stream those of this rank.
-        source: What seeds the random numbers by which samples with indices are read: the seed, the
-            epoch, the place in its order and the rank.
-        weight: Of the batch. A text where the user's function gave no number: what was found.
-        look: How some samples of the data set, the same on all ranks, are to be read for the
-            fingerprint.
-        fingerprint: Of these, or of the first samples of a stream; None where there is none to be
-            compared.
+        samples: First the indices, then a list of the samples, and after collate a batch. If this
+            rank has no samples, one of another rank stands in. None if a resume skips them.
+        own: How many of ``samples`` count: all, or 0 for a stand-in.
+        total: How many samples count over all ranks; for a sharded stream, on this rank.
+        source: The seed of the random numbers with which samples with indices are read: the
+            configured seed, the epoch, the position in its order and the rank.
+        weight: The weight of the batch; a text that says what was found if the user's function did
+            not return a number.
+        look: How some samples of the data set, the same on all ranks, are read for the fingerprint.
+        fingerprint: The fingerprint of these, or of the first samples of a stream; None if there is
+            none to compare.
     """
 
     samples: Any
@@ -58,18 +58,19 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardAssignment:
-    """Who gets what of each micro-batch, and how many make a step.
+    """How each micro-batch is split between the ranks, and how many make a step.
 
     Attributes:
         rank: This rank's number.
         world_size: How many ranks there are.
         batch_size: Samples per rank and micro-batch.
-        seed: Of all that is random in reading.
+        seed: The seed of all random numbers in reading.
         gradient_accumulation_steps: Micro-batches per step.
         drop_last: Leave out steps that are not full on every rank.
-        sharded: Each rank has a stream of its own, which may be longer or shorter than the others'.
-        equal: All ranks' parts of a micro-batch have equally many samples, stand-ins included. An
-            epoch's last samples, fewer than ranks, then make a micro-batch of their own.
+        sharded: Whether each rank has its own stream, which may be longer or shorter than others.
+        equal: Whether all ranks get equally many samples of each micro-batch, including stand-ins.
+            If an epoch's last samples are fewer than the ranks, they then make a separate
+            micro-batch.
     """
 
     rank: int
@@ -83,14 +84,14 @@ class ShardAssignment:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of all ranks in a full micro-batch."""
+        """The samples of all ranks in a full micro-batch."""
         return self.world_size * self.batch_size
 
     def split(self, samples: int) -> list[int]:
-        """Return how many samples of all ranks each of the micro-batches gets that these make.
+        """Return the sizes, over all ranks, of the micro-batches that are made from some samples.
 
         Args:
-            samples: Of all ranks, at most those of a full micro-batch.
+            samples: The number of samples of all ranks, at most those of a full micro-batch.
         """
         rest = samples % self.world_size
         if not self.equal or rest in (0, samples):
@@ -99,16 +100,16 @@ class ShardAssignment:
 
 
 def check_agreement(world: World, values: Mapping[str, Any]) -> None:
-    """See that all ranks were given the same; a collective.
+    """Check that all ranks were given the same values; a collective.
 
-    Ranks that differ would meet in different collectives later, and wait for each other for ever.
+    Ranks that differ would later call different collectives, and wait for each other forever.
 
     Args:
-        world: All of its ranks call this.
-        values: By the names that a message gives them; as many on all ranks.
+        world: The ranks, all of which call this.
+        values: The values, by their names in messages; equally many on all ranks.
 
     Raises:
-        ConfigError: Ranks differ.
+        ConfigError: A value differs between ranks.
     """
     numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
     for name, *row in zip(values, *all_gather_ints(world, numbers), strict=True):
@@ -129,13 +130,13 @@ def check_agreement(world: World, values: Mapping[str, Any]) -> None:
 
 
 def length_of(data: Dataset[Any]) -> int | None:
-    """Return the number of samples of a data set; None where it does not tell.
+    """Return the number of samples of a data set; None if it has no length.
 
     Args:
-        data: The user's.
+        data: The user's data set.
 
     Raises:
-        ConfigError: It is a DataLoader, or has neither a length nor is iterable.
+        ConfigError: It is a DataLoader, or it has no length and is not iterable.
     """
     if isinstance(data, DataLoader):
         size = data.batch_size
@@ -150,7 +151,10 @@ def length_of(data: Dataset[Any]) -> int | None:
         )
     try:
         return len(cast(Sized, data))
-    except (TypeError, NotImplementedError):  # a ChainDataset has a __len__, whatever it is made of
+    except (
+        TypeError,
+        NotImplementedError,
+    ):  # a ChainDataset always has a __len__
         if isinstance(data, IterableDataset):
             return None
     raise ConfigError(
@@ -165,24 +169,24 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
     """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
 
     def __init__(self, assignment: ShardAssignment) -> None:
-        """Have no order yet.
+        """Create a sampler, which has no order before :meth:`begin`.
 
         Args:
-            assignment: Who gets what of each micro-batch.
+            assignment: How each micro-batch is split between the ranks.
         """
         self._assignment = assignment
 
     def begin(self, order: Tensor, epoch: int, start: int, look: Look = Look.NONE) -> None:
-        """Have the next iteration be of this order.
+        """Set the order of the next iteration.
 
         Args:
             order: Indices of the epoch's samples, int64 of shape (samples,), on the CPU.
-            epoch: Its number.
-            start: So many samples of all ranks were given out before.
-            look: How some samples are looked at with the first micro-batch.
+            epoch: The number of the epoch.
+            start: How many samples of all ranks were yielded before.
+            look: How some samples are read for the fingerprint, with the first micro-batch.
         """
-        # A slice of a numpy array costs a tenth of a tensor's, and there is one for each
-        # micro-batch.
+        # Slicing a numpy array takes a tenth of the time of slicing a tensor, and each micro-batch
+        # needs one slice.
         self._order = order.numpy()
         self._epoch = epoch
         self._start = start
@@ -206,11 +210,12 @@ class Reader(Dataset[Any]):
     """A data set with indices, read micro-batch by micro-batch."""
 
     def __init__(self, data: Dataset[Any], *, rows: bool = False) -> None:
-        """Read nothing yet.
+        """Create a reader, which reads nothing yet.
 
         Args:
-            data: The user's.
-            rows: It is a TensorDataset, of which a micro-batch is one indexing of each tensor.
+            data: The user's data set.
+            rows: Whether it is a TensorDataset, of which one indexing operation per tensor reads a
+                micro-batch.
         """
         self._data = data
         self._rows = rows
@@ -219,9 +224,9 @@ class Reader(Dataset[Any]):
         self._epoch: int | None = None
 
     def begin(self, epoch: int) -> None:
-        """Tell the data set of another epoch.
+        """Tell the data set that another epoch begins.
 
-        Each worker has a copy of it, which is told with its first samples.
+        Each worker has a copy of the data set, which is told with its first samples.
 
         Args:
             epoch: Passed to the data set's ``set_epoch``, if it has one.
@@ -233,28 +238,28 @@ class Reader(Dataset[Any]):
     def __getitems__(self, part: MicroBatch) -> MicroBatch:
         """Read a micro-batch.
 
-        The DataLoader calls this instead of ``__getitem__``, with what the sampler gave.
+        The DataLoader calls this instead of ``__getitem__``, with an item of the sampler.
 
         Args:
-            part: With indices for its samples.
+            part: The micro-batch, with the indices of its samples.
 
         Returns:
-            The same with samples.
+            The same micro-batch with its samples.
         """
         self.begin(part.source[1])
         if part.look:
             part = part._replace(fingerprint=self._look_at_some(part.look))
-        # In a worker what is drawn depends on the place in the epoch alone, not on which worker
-        # reads it. The rank itself has its own random numbers, which a checkpoint brings back.
+        # In a worker, random numbers depend only on the position in the epoch, not on which worker
+        # reads. The rank itself has its own random numbers, which a checkpoint restores.
         if get_worker_info():
             rng.seed(hashed(part.source))
         return MicroBatch(self._read(part.samples), *part[1:])
 
     def _look_at_some(self, look: Look) -> Fingerprint | None:
-        """Return the fingerprint of samples that are the same ones on all ranks.
+        """Return the fingerprint of some samples, the same ones on all ranks.
 
-        In the worker, as a data set may open its files where it is read: opened in the rank and
-        then forked, several workers would share one file position.
+        This is done in the worker, because a data set may open its files when it is read: if it
+        were opened in the rank and then forked, several workers would share one file position.
         """
         indices = some_indices(len(cast(Sized, self._data)))
         return look_at(lambda: self._read(indices), look, _SEED)

@@ -1,4 +1,4 @@
-"""What a script does when it is imported, as far as its text tells."""
+"""Finds out from a script's text what importing it would do."""
 
 import ast
 
@@ -6,12 +6,12 @@ import ast
 def uses_mpi_when_imported(text: str) -> bool:
     """Return whether importing the script would call MPI.
 
-    That is a call outside its functions and its ``if __name__ == "__main__":``. Importing
-    mpi4py.MPI and naming what is in it, as in ``comm = MPI.COMM_WORLD``, is no use; a call and a
-    property such as ``comm.rank`` are.
+    This means a call outside its functions and its ``if __name__ == "__main__":``. Importing
+    mpi4py.MPI and naming its contents, as in ``comm = MPI.COMM_WORLD``, does not count; a call and
+    a property such as ``comm.rank`` do.
 
     Args:
-        text: The source; one that is no Python counts as one that calls nothing.
+        text: The source; a text that is not Python counts as one that calls nothing.
     """
     try:
         script = ast.parse(text)
@@ -39,7 +39,7 @@ class _TopLevel(ast.NodeVisitor):
             self._names.update(alias.asname or alias.name for alias in node.names)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        # comm = MPI.COMM_WORLD is no call, but what is done with comm may be one.
+        # comm = MPI.COMM_WORLD is not a call, but a later use of comm may be one.
         if self._is_constant(node.value):
             self._names.update(each.id for each in node.targets if isinstance(each, ast.Name))
         else:
@@ -63,7 +63,9 @@ class _TopLevel(ast.NodeVisitor):
         self.uses_mpi = self.uses_mpi or node.id in self._names
 
     def _is_constant(self, node: ast.expr) -> bool:
-        """Return whether this only names a part of MPI: its constants have capital letters."""
+        """Return whether an expression only names a part of MPI: its constants are in capital
+        letters.
+        """
         while isinstance(node, ast.Attribute) and node.attr.isupper():
             node = node.value
         return isinstance(node, ast.Name) and node.id in self._names

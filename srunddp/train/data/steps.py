@@ -1,4 +1,4 @@
-"""Micro-batches put together to optimizer steps, and how much each counts."""
+"""Groups micro-batches into optimizer steps, and computes how much each counts."""
 
 import itertools
 import math
@@ -14,16 +14,17 @@ from srunddp.train.world import host_group
 
 
 class Batch(NamedTuple):
-    """One rank's part of a micro-batch, on the device: its tensors, and what has a ``to(device)``.
+    """One rank's part of a micro-batch. Tensors, and objects with a ``to(device)``, are on the
+    device.
 
     Attributes:
-        data: What collate made of the samples; None on a rank of a sharded data set that never had
-            one.
-        samples: How many of this rank's count; 0 where another rank's stand in.
-        weight: Of these samples: their number, or what the user's function says.
-        scale: The batch's mean loss is multiplied by it before the backward pass. Averaged over
-            ranks and summed over the step's batches, that is the mean over all weights of the step.
-            It is ``weight * world_size`` divided by the sum of these weights, or 0 where that is 0.
+        data: The output of collate; None on a rank of a sharded data set that never had a sample.
+        samples: How many samples of this rank count; 0 if a sample of another rank stands in.
+        weight: The weight of the samples: their number, or the result of the user's function.
+        scale: A factor for the batch's mean loss before the backward pass. Averaged over ranks and
+            summed over the step's batches, the loss is then the weighted mean of the step. It is
+            ``weight * world_size`` divided by the sum of all weights of the step, or 0 if that sum
+            is 0.
     """
 
     data: Any
@@ -36,10 +37,11 @@ class StepBatches(NamedTuple):
     """The micro-batches of one optimizer step.
 
     Attributes:
-        batches: Of this rank; all ranks have equally many.
-        samples: How many count, of all ranks and batches.
-        weight: The sum of the weights of all ranks and batches.
-        copied: Comes when the batches are on the device; None where they are there now.
+        batches: The batches of this rank; all ranks have equally many.
+        samples: How many samples count, over all ranks and batches.
+        weight: The sum of the weights over all ranks and batches.
+        copied: An event that is recorded once the batches are on the device; None if they are there
+            now.
     """
 
     batches: list[Batch]
@@ -51,21 +53,22 @@ class StepBatches(NamedTuple):
 def group_steps(
     parts: Iterator[MicroBatch], assignment: ShardAssignment, *, weighted: bool
 ) -> Iterator[StepBatches]:
-    """Put this rank's micro-batches, still in the host's memory, together to steps.
+    """Group this rank's micro-batches, which are still in the host's memory, into steps.
 
-    Where a weight is not the number of samples, or a sharded data set decides how many there are,
-    each step costs one all-reduce on the host group.
+    If weights are not numbers of samples, or the data set is sharded, each step costs one
+    all-reduce on the host group.
 
     Args:
-        parts: This rank's micro-batches of an epoch, or of what is left of it.
-        assignment: How many micro-batches make a step, and whether the last step may be smaller.
-        weighted: Whether a weight is something else than the number of samples.
+        parts: This rank's micro-batches of an epoch, or of the rest of one.
+        assignment: Says how many micro-batches make a step, and whether the last step may be
+            smaller.
+        weighted: Whether weights are something other than numbers of samples.
 
     Yields:
         Steps with equally many micro-batches on all ranks.
 
     Raises:
-        ConfigError: A weight is no finite number of at least 0.
+        ConfigError: A weight is not a finite number of at least 0.
     """
     accumulation = assignment.gradient_accumulation_steps
     full = accumulation * assignment.global_batch_size
@@ -80,8 +83,8 @@ def group_steps(
         if step:
             latest = step[-1]
         # All ranks have to run equally many forward and backward passes, or those with more would
-        # wait for ever. A rank whose shard has ended runs its latest micro-batch again, which does
-        # not count.
+        # wait forever. A rank whose shard has ended runs its last micro-batch again, which does not
+        # count.
         missing = size.batches - len(step)
         step += [latest._replace(own=0, weight=0.0)] * missing
         batches = [_batch(part, assignment.world_size, size.weight) for part in step]
@@ -89,12 +92,12 @@ def group_steps(
 
 
 class _StepSize(NamedTuple):
-    """What a step comes to over all ranks.
+    """The size of a step over all ranks.
 
     Attributes:
-        batches: Micro-batches of the rank that has the most.
-        samples: How many count.
-        weight: The sum of their weights.
+        batches: The number of micro-batches on the rank that has the most.
+        samples: How many samples count.
+        weight: The sum of the weights.
     """
 
     batches: int
@@ -106,13 +109,13 @@ def _size_over_ranks(
     step: Sequence[MicroBatch], assignment: ShardAssignment, *, weighted: bool
 ) -> _StepSize:
     if assignment.sharded:
-        # Each rank knows its own part alone.
+        # Each rank knows only its own part.
         weight, *counts = _sums(step, assignment)
         batches = sum(1 for count in counts if count)
         return _StepSize(batches, int(sum(counts)), weight)
     samples = sum(part.total for part in step)
-    # Data that all ranks read is dealt so that all have a micro-batch or none has: they come to
-    # this all-reduce together, or leave it out together.
+    # Data that all ranks read is dealt so that either all or none have a micro-batch: all of them
+    # call this all-reduce, or none do.
     if weighted and step:
         weight, *_ = _sums(step, assignment)
     else:
@@ -130,10 +133,10 @@ def _batch(part: MicroBatch, ranks: int, weight_of_step: float) -> Batch:
 
 
 def _sums(step: Sequence[MicroBatch], assignment: ShardAssignment) -> list[float]:
-    """Return the weight of the step over all ranks, and the samples of each of its micro-batches.
+    """Return the weight of a step and the samples of each of its micro-batches, over all ranks.
 
-    A collective of the host group, as the batches are still in the host's memory: a sum on the GPU
-    would wait for what it computes of the step before.
+    This is a collective of the host group, because the batches are still in the host's memory: a
+    sum on the GPU would wait until the previous step is computed.
     """
     weight = sum(_checked(part.weight) for part in step)
     counts = [0.0] * assignment.gradient_accumulation_steps
@@ -141,15 +144,15 @@ def _sums(step: Sequence[MicroBatch], assignment: ShardAssignment) -> list[float
         counts[number] = float(part.own)
     if assignment.world_size == 1:
         return [weight, *counts]
-    # float32 has no room for a number of tokens above 2**24.
+    # float32 cannot hold every number of tokens above 2**24.
     sums = torch.tensor([weight, *counts], dtype=torch.float64)
     dist.all_reduce(sums, group=host_group())
     return sums.tolist()
 
 
 def _checked(weight: float | str) -> float:
-    # A text is what a worker found instead of a number: it says it here, where an error of the
-    # user's can be shown as one line.
+    # A text says what a worker found instead of a number. Raise here, in the rank, where a user's
+    # mistake can be shown as one line.
     if isinstance(weight, str) or not 0 <= weight < math.inf:
         raise ConfigError(
             f"weight(batch) is {weight}",

@@ -1,5 +1,5 @@
-"""Iterable data sets: those that all ranks read whole, and those that split themselves by rank and
-worker.
+"""Iterable data sets: those that all ranks read completely, and those that split themselves by rank
+and worker.
 """
 
 import itertools
@@ -15,16 +15,17 @@ from srunddp.train.data.fingerprint import Look, fingerprint_of, hashed, look_at
 from srunddp.train.data.sampler import MicroBatch, ShardAssignment
 from srunddp.train.rng import IsolatedRng
 
-# Samples at the start of a stream, by which it is told from another: so many that a random change
-# of samples shows in at least one of them.
+# Samples at the start of a stream that identify it: enough that a random change of samples shows in
+# at least one of them.
 _FIRST = 4
 
 
 class _Placed(NamedTuple):
-    """A micro-batch of this rank, and where it is in the epoch.
+    """A micro-batch of this rank, and its position in the epoch.
 
     Attributes:
-        place: In samples of all ranks; of a sharded stream in micro-batches of this worker.
+        place: The position in samples of all ranks; for a sharded stream in micro-batches of this
+            worker.
         part: The micro-batch.
     """
 
@@ -33,12 +34,12 @@ class _Placed(NamedTuple):
 
 
 class _Dealt(NamedTuple):
-    """What a rank keeps of the samples of a micro-batch of all ranks.
+    """The samples that a rank keeps of a micro-batch of all ranks.
 
     Attributes:
         own: This rank's samples.
-        stand_in: The first sample of all, for a rank that has none of its own; in a list.
-        total: Samples of all ranks.
+        stand_in: A list with the first sample of all, for a rank that has none of its own.
+        total: The number of samples of all ranks.
     """
 
     own: list[Any]
@@ -47,28 +48,27 @@ class _Dealt(NamedTuple):
 
 
 class Stream(IterableDataset[Any]):
-    """An iterable data set, read in micro-batches; where it has a ``set_epoch``, that is called
-    first.
+    """An iterable data set, read in micro-batches; if it has a ``set_epoch``, that is called first.
 
     Unless it is ``sharded``, all ranks must see the same samples in the same order. They are dealt
-    as :mod:`srunddp.train.data.sampler` says: each worker reads all, and keeps its part. So the
-    data set is told that it is read by one worker, whatever their number: it would be split twice,
-    and samples lost.
+    as :mod:`srunddp.train.data.sampler` describes: each worker reads all samples and keeps its
+    part. So the data set is told that a single worker reads it, whatever their number; otherwise it
+    would be split twice, and samples would be lost.
 
-    A data set that is ``sharded`` gives each worker of each rank samples of its own. Each of them
-    makes its own micro-batches, and the rank takes these from its workers in turn.
+    A data set that is ``sharded`` gives each worker of each rank its own samples. Each worker makes
+    its own micro-batches, and the rank takes these from its workers in turn.
 
-    What is drawn at random in reading is the same again after a resume; for a data set that all
-    ranks read whole it is the same on all of them.
+    Random numbers drawn while reading are the same again after a resume. For a data set that all
+    ranks read completely, they are the same on all ranks.
     """
 
     def __init__(self, data: IterableDataset[Any], assignment: ShardAssignment) -> None:
-        """Read nothing yet.
+        """Create a stream, which reads nothing yet.
 
         Args:
-            data: The user's.
-            assignment: Who gets what. With ``drop_last`` a worker of a sharded data set leaves out
-                its last micro-batch where that is not full.
+            data: The user's data set.
+            assignment: How each micro-batch is split between the ranks. With ``drop_last``, a
+                worker of a sharded data set leaves out its last micro-batch if it is not full.
         """
         self._data = data
         self._assignment = assignment
@@ -76,23 +76,24 @@ class Stream(IterableDataset[Any]):
         # The number of the loader worker that holds this copy; None in the rank's own process.
         self._worker: int | None = None
         self._workers = 1
-        # Epoch, start and look. Shared memory, as workers have a copy of this object that was made
-        # when they began: persistent ones could not be told of a later epoch otherwise.
+        # Epoch, start and look. They are in shared memory, because workers have a copy of this
+        # object from their start: persistent workers could not learn of a later epoch otherwise.
         self._start = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, epoch: int, start: int, look: Look = Look.NONE) -> None:
-        """Have the next iteration be of this epoch; what was seen before ``start`` is read again.
+        """Set the epoch of the next iteration; samples before ``start`` are read again and dropped.
 
         Args:
             epoch: Passed to the data set's ``set_epoch``.
-            start: In samples of all ranks, and none of these come again. Of a sharded data set in
-                micro-batches of this rank, which may come without samples.
-            look: How the first samples are looked at; repeatedly, the stream is begun anew as
-                often.
+            start: The position in samples of all ranks, none of which are yielded again. For a
+                sharded data set, in micro-batches of this rank, which may be yielded without
+                samples.
+            look: How the first samples are read for the fingerprint. If repeatedly, the stream
+                begins again each time.
         """
         self._start.copy_(torch.tensor([epoch, start, look]))
-        # Here too, before the workers do. Hugging Face's datasets keep the epoch in memory that the
-        # workers share: several that change it at once may leave a wrong number there.
+        # Set it here too, before the workers do. Hugging Face's datasets keep the epoch in memory
+        # that the workers share: several workers that change it at once may leave a wrong number.
         self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
@@ -101,20 +102,20 @@ class Stream(IterableDataset[Any]):
             set_epoch(epoch)
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield the micro-batches that this worker, or the rank without workers, gives out."""
+        """Yield the micro-batches of this worker, or of a rank without workers."""
         epoch, start, look = self._start.tolist()
         self._set_epoch(epoch)
         self._note_worker()
         worker = self._worker or 0
         source = (self._assignment.seed, epoch)
-        # All readers of a stream that is read whole must draw alike, or they would deal from
-        # different orders. Those of a sharded one must not: they would augment alike.
+        # All readers of a complete stream must draw the same random numbers, or they would deal
+        # from different orders. Readers of a sharded stream must not, or they would augment alike.
         reader: tuple[int, ...] = ()
         if self._sharded:
             reader = (self._assignment.rank, worker)
         own_seed = hashed((*source, *reader))
         fingerprint = None
-        # Worker 0 gives out the rank's first micro-batch, with which the fingerprint travels.
+        # Worker 0 yields the rank's first micro-batch, which carries the fingerprint.
         if look == Look.REPEATEDLY and worker == 0:
             first = partial(self._first_samples, self._looked_at(start))
             fingerprint = look_at(first, Look.REPEATEDLY, own_seed, text=True)
@@ -126,11 +127,11 @@ class Stream(IterableDataset[Any]):
         for number, placed in enumerate(_read_with(isolated, parts)):
             if not self._sharded and number % self._workers != worker:
                 # The DataLoader takes one item from each worker in turn. All workers read this
-                # micro-batch, and it is the turn of another one to give it out.
+                # micro-batch, and it is another worker's turn to yield it.
                 continue
             if self._worker is not None:
-                # Collate runs next in this worker. What it draws, as MixUp does, must not depend on
-                # the number of workers.
+                # Collate runs next in this worker. Random numbers that it draws, as MixUp does,
+                # must not depend on the number of workers.
                 rng.seed(hashed((*source, placed.place, self._assignment.rank, *reader)))
             if fingerprint:
                 yield placed.part._replace(fingerprint=fingerprint)
@@ -139,16 +140,17 @@ class Stream(IterableDataset[Any]):
                 yield placed.part
 
     def _note_worker(self) -> None:
-        """See which worker this is, and have the data set not see it where all read the whole."""
+        """Note which worker this is; if all workers read everything, hide it from the data set."""
         info = get_worker_info()
-        # Once only: a persistent worker finds the changed numbers in ``info`` in its next epoch.
+        # Do this only once: in its next epoch, a persistent worker finds the changed numbers in
+        # ``info``.
         if self._worker is not None or info is None:
             return
         self._worker = info.id
         self._workers = info.num_workers
         if not self._sharded:
-            # A data set that splits itself by get_worker_info() is to see one worker that reads
-            # all. torch's WorkerInfo is frozen, and raises at a plain assignment.
+            # A data set that splits itself by get_worker_info() must see a single worker that reads
+            # everything. torch's WorkerInfo is frozen, and raises on a plain assignment.
             object.__setattr__(info, "id", 0)
             object.__setattr__(info, "num_workers", 1)
 
@@ -156,9 +158,10 @@ class Stream(IterableDataset[Any]):
         return list(itertools.islice(iter(self._data), count))
 
     def _looked_at(self, start: int) -> int:
-        """Return how many samples are looked at.
+        """Return the number of samples for the fingerprint.
 
-        No more than what is read in one go, as all workers must draw numpy's random numbers alike.
+        These are at most as many as are read in one go, because all workers must draw numpy's
+        random numbers alike.
         """
         count = min(_FIRST, self._assignment.global_batch_size)
         return min(count, start) if start else count
@@ -166,11 +169,11 @@ class Stream(IterableDataset[Any]):
     def _dealt_parts(self, start: int, *, look: bool) -> Iterator[_Placed]:
         """Read the stream from its beginning, and yield this rank's part of each micro-batch.
 
-        All workers of the rank do so, and each then gives out some of these.
+        All workers of the rank do this, and each yields some of the parts.
 
         Args:
-            start: So many samples were seen before a resume.
-            look: The first part is to have a fingerprint.
+            start: How many samples were seen before a resume.
+            look: Whether the first part needs a fingerprint.
         """
         samples = iter(self._data)
         fingerprint = None
@@ -186,7 +189,7 @@ class Stream(IterableDataset[Any]):
                 return
             left = dealt.own
             for total in self._assignment.split(dealt.total):
-                # The places rank, rank + world_size, ... below the end.
+                # The positions rank, rank + world_size, ... before the end.
                 own_count = len(range(self._assignment.rank, total, self._assignment.world_size))
                 own = left[:own_count]
                 left = left[own_count:]
@@ -196,25 +199,24 @@ class Stream(IterableDataset[Any]):
                 place += total
 
     def _pass_over(self, samples: Iterator[Any], start: int) -> None:
-        """Read what was seen before a resume, and drop it.
+        """Read the samples that were seen before a resume, and drop them.
 
-        A stream cannot begin in the middle. By reading it again, what it draws at random comes to
-        where it was, too.
+        A stream cannot begin in the middle. Reading it again also brings its random numbers to the
+        state that they had.
         """
         full = self._assignment.global_batch_size
         for passed in range(0, start, full):
             for _ in itertools.islice(samples, min(full, start - passed)):
                 pass
-            # numpy makes two normal numbers at a time and holds one back, and the run before lost
-            # that after each micro-batch, at the end of an IsolatedRng. Kept here, it would shift
-            # all normal numbers that follow by one.
+            # numpy makes two normal numbers at a time and keeps one. The previous run lost that one
+            # after each micro-batch, at the end of an IsolatedRng. Keeping it here would shift all
+            # later normal numbers by one.
             rng.forget_normal()
 
     def _deal(self, samples: Iterator[Any]) -> _Dealt:
         """Read the next micro-batch of all ranks, and keep every ``world_size``-th of its samples.
 
-        The others are dropped as they come: to hold them would take ``world_size`` times the
-        memory.
+        The others are dropped at once: keeping them would take ``world_size`` times the memory.
         """
         rank = self._assignment.rank
         ranks = self._assignment.world_size
@@ -237,16 +239,16 @@ class Stream(IterableDataset[Any]):
         """Read a sharded stream from its beginning, and yield this worker's micro-batches.
 
         Args:
-            start: So many micro-batches of the rank were given out before a resume. The rank skips
-                them; those that are surely among them come without samples, which need not be
-                collated then.
+            start: How many micro-batches the rank had yielded before a resume. The rank skips them;
+                those that are certainly among them come without samples, so they need not be
+                collated.
             worker: The number of this worker.
         """
         samples = iter(self._data)
         size = self._assignment.batch_size
         least = size if self._assignment.drop_last else 1
-        # Workers take turns, so that of the rank's first micro-batches this many are this worker's.
-        # They are more where another worker has come to its end, and no longer takes its turn.
+        # Workers take turns, so this many of the rank's first micro-batches are from this worker.
+        # There are more if another worker has reached its end and no longer takes its turn.
         passed = len(range(worker, start, self._workers))
         for number in itertools.count():
             own = list(itertools.islice(samples, size))
@@ -257,10 +259,10 @@ class Stream(IterableDataset[Any]):
 
 
 def _read_with(isolated: IsolatedRng, parts: Iterator[_Placed]) -> Iterator[_Placed]:
-    """Yield the same parts; what is drawn at random to read them is of a sequence of its own.
+    """Yield the same parts, but read them with a separate sequence of random numbers.
 
-    The sequence is in use only while ``parts`` is asked for the next one: collate, and the training
-    of a rank that reads without workers, draw from another.
+    The sequence is in use only while the next part is read: collate, and the training of a rank
+    that reads without workers, draw from another one.
     """
     while True:
         with isolated:

@@ -1,4 +1,4 @@
-"""The way of batches from the host's memory to the device."""
+"""Copies batches from the host's memory to the device."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,21 +8,21 @@ from torch import Tensor
 
 
 class DeviceTransfer:
-    """Copies batches of any structure to a device, on a stream of its own where that is a GPU.
+    """Copies batches of any structure to a device; for a GPU, on a separate CUDA stream.
 
-    Moved are tensors in mappings, tuples and lists, and whatever has a ``to(device)``; all else
+    It moves tensors in mappings, tuples and lists, and objects with a ``to(device)``; anything else
     stays as it is.
     """
 
     def __init__(
         self, device: torch.device, *, channels_last: bool = False, beside: bool = False
     ) -> None:
-        """Copy nothing yet.
+        """Create a transfer, which copies nothing yet.
 
         Args:
-            device: To which batches are copied.
-            channels_last: Tensors of four dimensions come with their channels innermost.
-            beside: Copy while the device computes; for a GPU.
+            device: The device to copy to.
+            channels_last: Store tensors of four dimensions with their channels innermost.
+            beside: Copy while the device computes; only for a GPU.
         """
         self._device = device
         if channels_last:
@@ -38,33 +38,32 @@ class DeviceTransfer:
         """Begin to copy batches to the device.
 
         Args:
-            batches: In the host's memory.
+            batches: The batches, in the host's memory.
 
         Returns:
-            The batches on the device, and the event that comes when they are there, for
-            :meth:`arrived` before they are used. The same list where nothing is to be copied.
+            The batches on the device, and an event that is recorded once they are there; pass both
+            to :meth:`arrived` before using them. The same list if nothing has to be copied.
         """
         if self._stream is None:
             if not self._is_there:
                 batches = [self._moved(batch, None) for batch in batches]
             return batches, None
         computing = torch.cuda.current_stream(self._device)
-        # On a stream of its own the copies overlap what the device still computes of the step
-        # before.
+        # On a separate stream the copies overlap with the computation of the previous step.
         with torch.cuda.stream(self._stream):
             moved = [self._moved(batch, computing) for batch in batches]
             return moved, self._stream.record_event()
 
     def arrived(self, batches: list[Any], copied: torch.cuda.Event | None) -> None:
-        """Have what the device computes from now on wait until the batches are there.
+        """Let later work of the device wait until the batches are there.
 
         Args:
-            batches: From :meth:`send`.
-            copied: From there, too.
+            batches: The batches that :meth:`send` returned.
+            copied: The event that :meth:`send` returned.
         """
         if copied is not None:
             computing = torch.cuda.current_stream(self._device)
-            # Queued on the GPU, which waits for the copy; the host does not.
+            # The wait is queued on the GPU; the host does not wait.
             computing.wait_event(copied)
             _record(batches, computing)
 
@@ -73,7 +72,7 @@ class DeviceTransfer:
 
         Args:
             tree: Tensors in any structure.
-            computing: The stream on which it will be used, where it is copied on another; else
+            computing: The stream that will use the tensors, if another one copies them; otherwise
                 None.
         """
         if isinstance(tree, Tensor):
@@ -83,8 +82,8 @@ class DeviceTransfer:
         if hasattr(tree, "to"):
             if computing is None or isinstance(tree, Mapping):
                 return tree.to(self._device)
-            # Copied on the stream that uses it, without an overlap: its tensors cannot be found, so
-            # that record_stream() cannot be called on them.
+            # Copy on the stream that uses it, without overlap: its tensors cannot be found, so
+            # record_stream() cannot be called on them.
             with torch.cuda.stream(computing):
                 return tree.to(self._device)
         if isinstance(tree, Mapping):
@@ -101,7 +100,7 @@ class DeviceTransfer:
 def _record(tree: Any, computing: torch.cuda.Stream) -> None:
     """Tell torch's allocator that a stream uses these tensors, which were made on another one.
 
-    Else it could give their memory away, once Python has dropped them, while this stream still
+    Otherwise it could reuse their memory, once Python has dropped them, while this stream still
     reads it.
     """
     if isinstance(tree, Tensor) and tree.is_cuda:

@@ -1,4 +1,4 @@
-"""How many loader workers a rank has, and how they start."""
+"""Decides how many loader workers a rank has, and how they start."""
 
 import multiprocessing
 import os
@@ -17,35 +17,35 @@ from srunddp.train.data.script_text import uses_mpi_when_imported
 from srunddp.train.world import World, all_gather_ints
 
 _INFINIBAND = Path("/sys/class/infiniband")
-# More workers of one rank rarely read faster, and each takes memory for torch and its batches.
+# More workers per rank rarely read faster, and each takes memory for torch and its batches.
 _MOST = 8
-_SOCKET = "/pymp-12345678/listener-12345678"  # as long as multiprocessing's, below its folder
-_LONGEST_ADDRESS = 107  # bytes of a socket's path, by Linux
+_SOCKET = "/pymp-12345678/listener-12345678"  # as long as multiprocessing's path within its folder
+_LONGEST_ADDRESS = 107  # bytes of a socket's path in Linux
 
 
 def default_workers(cpus: int) -> int:
-    """Return the number of workers of one loader.
+    """Return the default number of workers for a loader.
 
     Args:
-        cpus: That the rank may use.
+        cpus: The number of CPUs that the rank may use.
     """
     # One is left for the rank itself, which launches the GPU's kernels.
     return min(_MOST, max(cpus - 1, 0))
 
 
 def start_method(method: str | None, backend: str) -> str:
-    """Return how workers start: by the method that the user wants, else ``fork`` or ``forkserver``.
+    """Return how workers start: by the user's method, or else ``fork`` or ``forkserver``.
 
-    Only for loaders that have workers.
+    Call this only for loaders that have workers.
 
-    A fork of a process in which MPI runs, or which has memory registered for RDMA as NCCL has, may
-    crash or hang. The fork server is started apart and has neither. As with spawn, each of its
-    workers imports the script: one that would train or use MPI there too gets fork, and so does a
-    script where the server's socket has no room.
+    Forking a process in which MPI runs, or that has memory registered for RDMA as NCCL does, may
+    crash or hang. The fork server is a separate process and has neither. As with spawn, each of its
+    workers imports the script: a script that would train or use MPI on import gets fork, and so
+    does one for which the path of the server's socket would be too long.
 
     Args:
-        method: The user's; None for one that is safe.
-        backend: Of the default process group.
+        method: The user's choice; None to choose a safe method.
+        backend: The backend of the default process group.
     """
     room = make_room_for_sockets()
     if method is None:
@@ -55,28 +55,28 @@ def start_method(method: str | None, backend: str) -> str:
         else:
             method = "fork"
     if method == "forkserver":
-        # Once in the server, rather than for two seconds in each worker.
+        # Import it once in the server, which saves two seconds in each worker.
         multiprocessing.set_forkserver_preload(["torch"])
     return method
 
 
 def make_room_for_sockets() -> bool:
-    """Have ``multiprocessing`` use a folder below /tmp if TMPDIR's is too long for its sockets.
+    """Make ``multiprocessing`` use a folder under /tmp if TMPDIR is too long for its sockets.
 
-    Python does so itself from 3.14 on. The fork server has such a socket, and each worker that
-    sends tensors, however it was started.
+    Python 3.14 and newer do so themselves. The fork server has such a socket, and so has each
+    worker that sends tensors, however it was started.
 
     Returns:
-        Whether the sockets have room.
+        Whether the paths of the sockets fit now.
     """
     chosen = tempfile.tempdir
     if _has_room(tempfile.gettempdir()):
         return True
     tempfile.tempdir = "/tmp"
     try:
-        # multiprocessing makes its folder at the first call, which may have been the script's, and
-        # keeps it: what matters is that tempdir is /tmp during this call. The script's own
-        # temporary files go to TMPDIR as before.
+        # multiprocessing creates its folder at the first call, which may have been the script's,
+        # and keeps it: only during this call tempdir has to be /tmp. The script's own temporary
+        # files go to TMPDIR as before.
         folder = util.get_temp_dir()
     except OSError:
         return False
@@ -90,9 +90,9 @@ def _has_room(folder: str) -> bool:
 
 
 def _may_be_imported() -> bool:
-    """Return whether importing the script runs it no second time and uses no MPI.
+    """Return whether importing the script neither runs it a second time nor uses MPI.
 
-    As far as its text tells: a worker that starts by forkserver imports it.
+    This is judged by its text. A worker that starts by forkserver imports the script.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is None:
@@ -105,25 +105,25 @@ def _may_be_imported() -> bool:
 
 
 def share(world: World) -> int:
-    """Return how many CPUs this rank may use for itself, at least 1; a collective.
+    """Return this rank's share of the CPUs, at least 1; a collective.
 
-    Those of its affinity mask, divided among the ranks of its node that have the same; see
+    The CPUs of its affinity mask are divided among the ranks of its node with the same mask, see
     :func:`srunddp.bootstrap.environment.cpus.share`.
 
     Args:
-        world: All of its ranks call this.
+        world: The ranks, all of which call this.
     """
     own = [hashed(socket.gethostname()), hashed(of_rank.mask())]
     return of_rank.share(of_rank.usable(), all_gather_ints(world, own).count(own), os.environ)
 
 
 def set_threads(cpus: int, wanted: int | None) -> None:
-    """Set how many threads torch computes with on the CPU.
+    """Set the number of threads with which torch computes on the CPU.
 
     Args:
-        cpus: That the rank may use.
-        wanted: What the user has configured. Where None, no more than ``cpus``, unless the
-            environment says how many.
+        cpus: The number of CPUs that the rank may use.
+        wanted: The number that the user has configured. None for at most ``cpus``, unless the
+            environment sets a number.
     """
     if wanted is not None:
         torch.set_num_threads(wanted)

@@ -1,4 +1,4 @@
-"""Sums over all ranks, divided once by the sum of the weights: never a mean of means."""
+"""Sums over all ranks that are divided once by the sum of the weights, never a mean of means."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,29 +14,29 @@ from srunddp.train.world import World
 
 PlainMetric: TypeAlias = Callable[[Any, Any], Tensor | int]
 """``metric(outputs, targets)``: one value per sample, of shape (samples,); or a count, an integer
-of no dimension.
+scalar.
 """
 
 Metric: TypeAlias = PlainMetric | TorchMetric
-"""``metric(outputs, targets)``, with one value per sample or a count; or a metric or collection of
-torchmetrics.
+"""``metric(outputs, targets)``, which returns one value per sample or a count; or a metric or
+collection of torchmetrics.
 """
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 1 where the highest score is the target's class, else 0.
+    """Return, for each sample, 1 if the target's class has the highest score, else 0.
 
     Args:
-        outputs: scores of shape (samples, classes, ...).
-        targets: class indices of shape (samples, ...); of several per sample the share of right
-            ones counts.
+        outputs: Scores of shape (samples, classes, ...).
+        targets: Class indices of shape (samples, ...). With several per sample, the result is the
+            share of correct ones.
 
     Returns:
-        Of shape (samples,).
+        A tensor of shape (samples,).
 
     Raises:
-        ConfigError: the shapes do not match, as of one score per sample, or where classes are the
-            last dimension.
+        ConfigError: The shapes do not match, for example with one score per sample, or with classes
+            as the last dimension.
     """
     # Scores of one dimension have no classes, and are refused below with a hint.
     found = outputs.argmax(dim=1) if outputs.dim() > 1 else outputs
@@ -63,27 +63,28 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class MetricAccumulator:
-    """The loss and the metrics over the batches of all ranks.
+    """Accumulates the loss and the metrics over the batches of all ranks.
 
-    All sums are float64: they add a float32 run's values, and counts, without a rounding that would
-    depend on the order of ranks. A batch's loss comes in as its mean in the loss's own precision.
-    The sums stay on the device, and nothing waits for it before :meth:`means` or :meth:`by_rank`.
+    All sums are float64, so that values of a float32 run, and counts, add up without rounding that
+    would depend on the order of ranks. The loss of a batch is added as its mean, in the precision
+    of the loss. The sums stay on the device, and nothing waits for it before :meth:`means` or
+    :meth:`by_rank`.
     """
 
     def __init__(
         self, metrics: Mapping[str, Metric], world: World, resumed: Sequence[Sequence[float]] = ()
     ) -> None:
-        """Start from nothing, or from what :meth:`by_rank` gave.
+        """Start from zero, or from the result of :meth:`by_rank`.
 
         Args:
-            metrics: by name; those with a state are copied, so that other accumulators may have the
-                same ones.
-            world: the ranks to sum over.
-            resumed: as of a checkpoint, of any number of ranks; metrics with a state start from
-                zero all the same.
+            metrics: The metrics by name; those with a state are copied, so that other accumulators
+                may use the same ones.
+            world: The ranks to sum over.
+            resumed: The result of :meth:`by_rank`, for example from a checkpoint, from any number
+                of ranks. Metrics with a state start from zero anyway.
 
         Raises:
-            ConfigError: a metric with a state cannot be gathered from several ranks.
+            ConfigError: The state of a metric cannot be gathered from several ranks.
         """
         self._world = world
         self._stateful = {
@@ -99,21 +100,21 @@ class MetricAccumulator:
         self._updated = False
         self._weight = 0.0
         self._samples = 0
-        # Of the loss, and of each metric its values per sample and its counts, of which it has one
-        # kind.
+        # Sums of the loss, and for each metric of its values per sample and of its counts; a metric
+        # has only one of the two.
         self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device)
         self._loss = self._sums[0]
         self._values = self._sums[1::2]
         self._counts = self._sums[2::2]
-        # Made once: a copy from the host to a GPU waits for the GPU.
+        # Create it once: a copy from the host to a GPU waits for the GPU.
         self._zero = torch.zeros(1, device=world.device)
         self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take this rank's row of the sums so far.
+        """Continue from this rank's row of the sums.
 
-        Each rank goes on with its own, so that it adds in the same order as without a stop, to the
-        last bit. In a world of another size rank 0 takes all.
+        Each rank continues with its own row, so that it adds in the same order, to the last bit, as
+        without a stop. If the number of ranks has changed, rank 0 takes the sum of all rows.
         """
         if len(rows) != self._world.world_size:
             rows = [[sum(column) for column in zip(*rows, strict=True)]]
@@ -121,7 +122,8 @@ class MetricAccumulator:
             row = rows[self._world.rank]
         else:
             row = []
-        # A row of other metrics than now has another length. The epoch's figures then begin anew.
+        # If the metrics have changed, the row has another length. The epoch's figures then begin
+        # anew.
         if len(row) == 2 + len(self._sums):
             self._weight = row[0]
             self._samples = int(row[1])
@@ -131,35 +133,35 @@ class MetricAccumulator:
         """Add a batch.
 
         Args:
-            loss: the mean over the batch, of no dimension.
-            outputs: of the batch, for the metrics.
-            targets: of the batch, for the metrics.
-            samples: in the batch; 0 where they belong to another rank.
-            weight: of the batch's mean among those of other batches; with 0 the samples count in
-                the metrics, and the loss, which may be NaN then, does not.
+            loss: The mean loss of the batch, a scalar.
+            outputs: The outputs of the batch, for the metrics.
+            targets: The targets of the batch, for the metrics.
+            samples: The number of samples; 0 if they belong to another rank.
+            weight: The weight of the batch's mean loss. With 0 the samples count in the metrics,
+                but the loss, which may be NaN, does not.
 
         Raises:
-            ConfigError: a metric gives neither a value per sample nor a count.
+            ConfigError: A metric returned neither a value per sample nor a count.
         """
         self._samples += samples
-        # Not times 0: the mean over no label at all is NaN, and NaN times 0 as well.
+        # Do not multiply by 0: the mean over no labels is NaN, and NaN times 0 is NaN too.
         if weight:
             self._weight += weight
             self._loss.add_(loss.detach(), alpha=weight)
         if self.needs_outputs(samples):
-            # A metric that keeps outputs would else keep the graph of each batch in memory.
+            # Otherwise a metric that keeps outputs would keep the graph of each batch in memory.
             if isinstance(outputs, Tensor):
                 outputs = outputs.detach()
             self._add(outputs, targets, samples)
 
     def needs_outputs(self, samples: int) -> bool:
-        """Return whether metrics are called with the outputs of a batch.
+        """Return whether metrics need the outputs of a batch.
 
-        Also one of weight 0, such as one whose labels are all ignored: which samples are in one
-        batch depends on the number of ranks, and the metrics must not.
+        They also need those of a batch of weight 0, such as one whose labels are all ignored: which
+        samples share a batch depends on the number of ranks, and the metrics must not.
 
         Args:
-            samples: In the batch, of this rank.
+            samples: The number of this rank's samples in the batch.
         """
         return bool(samples and (self._plain or self._stateful))
 
@@ -171,7 +173,7 @@ class MetricAccumulator:
             value = metric(outputs, targets)
             if _is_count(name, value, samples):
                 self._counts[index].add_(value)
-                # Zeros in its row: all rows are summed by one operation.
+                # Put zeros into its row: one operation sums all rows.
                 value = self._zero.expand(samples)
             rows.append(cast(Tensor, value))
         if rows:
@@ -180,7 +182,7 @@ class MetricAccumulator:
             stateful.update(outputs, targets)
 
     def by_rank(self) -> list[list[float]]:
-        """Return the sums of each rank so far, float64; a collective."""
+        """Return the sums of each rank so far, one row per rank; a collective."""
         own = self._own()
         rows = [own.clone() for _ in range(self._world.world_size)]
         if self._world.world_size > 1:
@@ -194,14 +196,14 @@ class MetricAccumulator:
     def means(self) -> dict[str, float]:
         """Compute the means over all ranks; a collective: one all-reduce, one wait.
 
-        The loss is divided by the sum of the weights, values per sample by the number of samples,
-        counts by the sum of the weights. Metrics with a state take a gather and a broadcast, too.
+        The loss and counts are divided by the sum of the weights, values per sample by the number
+        of samples. Metrics with a state need a gather and a broadcast in addition.
 
         Returns:
-            ``loss`` and the metrics; NaN for those of no sample at all.
+            ``loss`` and the metrics by name; NaN for those without any sample.
 
         Raises:
-            ConfigError: a metric with a state computes no number.
+            ConfigError: A metric with a state did not compute a number.
         """
         row = self._own()
         if self._world.world_size > 1:
@@ -212,7 +214,7 @@ class MetricAccumulator:
             if not samples:
                 figures[name] = math.nan
                 continue
-            # A metric has one kind of value, so that one of the two is 0.
+            # A metric has only one kind of value, so one of the two sums is 0.
             figures[name] = values / samples
             if weight:
                 figures[name] += counts / weight
@@ -224,8 +226,8 @@ class MetricAccumulator:
 def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the sum of each row, in float64.
 
-    All rows take two operations together: on a GPU the launch of an operation costs more than the
-    sum of a small row.
+    Two operations sum all rows: on a GPU, launching an operation costs more than summing a small
+    row.
     """
     if len(rows) == 1:
         return rows[0].sum(dtype=torch.float64)
@@ -237,7 +239,7 @@ def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _is_count(name: str, value: Tensor | int, samples: int) -> bool:
-    """Return whether a metric's value is a count, and not one value per sample.
+    """Return whether a metric's value is a count rather than one value per sample.
 
     Raises:
         ConfigError: It is neither.

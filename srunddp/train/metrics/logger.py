@@ -1,4 +1,4 @@
-"""The figures of a run, as lines of JSON and for TensorBoard."""
+"""Writes the figures of a run as lines of JSON and for TensorBoard."""
 
 import contextlib
 import json
@@ -21,23 +21,23 @@ _OURS = ("kind", "step", "time")
 
 
 class MetricsLogger:
-    """Appends to ``metrics.jsonl`` and to TensorBoard's event files; for rank 0 alone.
+    """Appends to ``metrics.jsonl`` and to TensorBoard's event files; only for rank 0.
 
     Each line is an object with ``kind``, ``step``, ``time`` (ISO 8601, UTC) and the figures. A disk
-    that fails while training ends nothing: ``log`` is called once, and what could not be written is
+    error does not end training: ``log`` is called once, and lines that could not be written are
     missing.
     """
 
     def __init__(self, folder: Path, tensorboard: bool, log: Callable[[str], None]) -> None:
-        """Open the file, behind the lines that are there.
+        """Open the file for appending, and drop incomplete lines.
 
         Args:
-            folder: is made if it is missing.
-            tensorboard: write to its subfolder ``tensorboard`` too, where TensorBoard is installed.
-            log: takes a line for the user.
+            folder: The folder of the files; it is created if it is missing.
+            tensorboard: Also write to its subfolder ``tensorboard`` if TensorBoard is installed.
+            log: Prints a line for the user.
 
         Raises:
-            ConfigError: the folder or the file cannot be written to.
+            ConfigError: The folder or the file cannot be written to.
         """
         self._folder = folder
         self._log = log
@@ -56,12 +56,12 @@ class MetricsLogger:
             _link_from_monitor(folder / FILE)
 
     def add(self, kind: str, step: int, /, **figures: float) -> None:
-        """Write one line; the kernel has it when this returns, so that a killed rank loses none.
+        """Write one line; the kernel has it when this returns, so a killed rank loses no lines.
 
         Args:
             kind: ``step``, ``epoch``, ``evaluation`` or ``log``.
-            step: counted over all epochs.
-            figures: one that is no number is written as ``"NaN"``, ``"Infinity"`` or
+            step: The number of the step, counted over all epochs.
+            figures: The figures; one that is not finite is written as ``"NaN"``, ``"Infinity"`` or
                 ``"-Infinity"``.
         """
         line = {
@@ -70,31 +70,32 @@ class MetricsLogger:
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         for name, value in figures.items():
-            # A metric may have the name of one of the line's own keys.
+            # A metric may have the name of one of our own keys.
             own = f"{name}_" if name in _OURS else name
             line[own] = _number(value)
-        # JSON has no NaN: without allow_nan=False Python would write one, and other readers refuse
-        # the line. What is no number is a text by now.
+        # JSON has no NaN: without allow_nan=False Python would write one, and other readers would
+        # refuse the line. Figures that are not finite are strings by now.
         with self._ignoring_disk_errors():
             append_whole(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         if self._tensorboard:
             self._add_scalars(kind, step, figures)
 
     def rewind(self, step: int) -> None:
-        """Drop what an earlier run wrote for later steps, as a run goes on after this one.
+        """Drop lines that an earlier run wrote for later steps, because this run continues after
+        ``step``.
 
         Args:
-            step: The last one that is kept.
+            step: The last step whose lines are kept.
         """
         with self._ignoring_disk_errors():
             self._keep_steps_to(step)
-        # TensorBoard's files are only appended to. A writer that begins with a purge_step has
-        # TensorBoard hide what older files have from there on.
+        # TensorBoard's files can only be appended to. If a writer begins with a purge_step,
+        # TensorBoard hides everything in older files from that step on.
         self._close_writer()
         self._purge_step = step + 1
 
     def close(self) -> None:
-        """Write what is left, and close the files."""
+        """Flush and close the files."""
         self._close_writer()
         with self._ignoring_disk_errors():
             os.close(self._file)
@@ -102,11 +103,11 @@ class MetricsLogger:
     def _keep_steps_to(self, step: float) -> None:
         path = self._folder / FILE
         lines = path.read_bytes().splitlines(keepends=True)
-        # A line without an end was cut by a kill, or by a full disk.
+        # A line without a line end was cut off by a kill or by a full disk.
         kept = [line for line in lines if _step(line) <= step and line.endswith(b"\n")]
         if len(kept) < len(lines):
             replace_file(path, b"".join(kept))
-            # Another file has the name now; the open one would take lines that nobody finds.
+            # Another file has the name now; lines written to the open one would be lost.
             os.close(self._file)
             self._file = _open(self._folder)
 
@@ -114,7 +115,7 @@ class MetricsLogger:
         try:
             with self._ignoring_disk_errors():
                 if self._writer is None:
-                    # Imported at the first figure: it takes a second, and TensorBoard may not be
+                    # Import at the first figure: it takes a second, and TensorBoard may not be
                     # installed.
                     from torch.utils.tensorboard import SummaryWriter
 
@@ -125,10 +126,11 @@ class MetricsLogger:
                     self._writer.add_scalar(f"{kind}/{name}", value, step)
                 return
         except ImportError:
-            # TensorBoard is not installed, and tensorboard=true is the default: no word of it.
+            # TensorBoard is not installed. Do not mention it, because tensorboard=true is the
+            # default.
             pass
-        # SummaryWriter writes in a thread, which ends with the first error of the disk: from then
-        # on nothing would be written, and a full queue would hold up training.
+        # SummaryWriter writes in a thread, which ends at the first disk error: from then on nothing
+        # would be written, and its full queue would block training.
         self._tensorboard = False
         self._writer = None
 
@@ -152,15 +154,15 @@ class MetricsLogger:
 
 
 def _open(folder: Path) -> int:
-    # O_APPEND: a second process that writes there by mistake does not overwrite lines. O_CLOEXEC: a
-    # script's child processes have nothing to do with it.
+    # O_APPEND: a second process that writes there by mistake does not overwrite lines. O_CLOEXEC:
+    # the script's child processes must not inherit it.
     return os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _link_from_monitor(path: Path) -> None:
     """Let the report of a run with ``--monitor`` find the figures.
 
-    The file may have those of earlier runs, too.
+    The file may also have figures of earlier runs.
     """
     folder = os.environ.get(MONITOR_FOLDER)
     if folder:
@@ -172,7 +174,7 @@ def _link_from_monitor(path: Path) -> None:
 
 
 def _step(line: bytes) -> float:
-    """Return the step of a line; NaN, which compares as False with any step, for none of ours."""
+    """Return the step of a line; NaN, which is never <= a step, if it is not one of our lines."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return float(json.loads(line)["step"])
     return math.nan

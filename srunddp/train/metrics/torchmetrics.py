@@ -1,9 +1,9 @@
-"""Metrics that keep a state, such as torchmetrics' ones: their states from all ranks, computed
-once.
+"""Metrics that keep a state, such as those of torchmetrics: gathers their states from all ranks,
+and computes once.
 
-torchmetrics' own synchronisation takes it that every rank has samples, and for some metrics that
-all have as many batches: else it fails or hangs. And what each rank computes for itself may differ
-in the last digit, on which the ranks must not decide to stop.
+torchmetrics' own synchronisation assumes that every rank has samples, and for some metrics that all
+ranks have equally many batches; otherwise it fails or hangs. Also, if each rank computed for
+itself, results could differ in the last digit, and ranks could decide differently whether to stop.
 """
 
 import copy
@@ -22,10 +22,12 @@ from srunddp.train.world import World, on_rank_zero
 
 
 class TorchMetric(Protocol):
-    """What we ask of such a metric; torchmetrics' ``Metric`` and ``MetricCollection`` have it."""
+    """The methods that such a metric needs; torchmetrics' ``Metric`` and ``MetricCollection`` have
+    them.
+    """
 
     def update(self, outputs: Tensor, targets: Tensor) -> object:
-        """Take a batch into account."""
+        """Add a batch."""
 
     def compute(self) -> Any:
         """Return the figure, or figures by name, of all batches since the last reset."""
@@ -35,29 +37,29 @@ class TorchMetric(Protocol):
 
 
 def is_stateful(metric: object) -> TypeGuard[TorchMetric]:
-    """Return whether a metric is to be updated and computed, rather than called.
+    """Return whether a metric has to be updated and computed, rather than called.
 
     Args:
-        metric: The user's.
+        metric: The user's metric.
     """
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
 def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
-    """Return a copy of a metric on this rank's device that has seen nothing.
+    """Return a copy of a metric, reset and on this rank's device.
 
-    It calls no collective itself.
+    The copy calls no collectives itself.
 
     Args:
-        name: Of the metric in messages.
-        metric: The user's.
+        name: The name of the metric in messages.
+        metric: The user's metric.
         world: The ranks of the training.
 
     Raises:
-        ConfigError: it keeps figures over epochs itself; or on several ranks, where it has no
-            states that can be gathered.
+        ConfigError: The metric keeps figures over several epochs; or there are several ranks, and
+            it has no states that can be gathered.
     """
-    # torchmetrics' MetricTracker, which wants a call at each epoch's begin.
+    # This is torchmetrics' MetricTracker, which needs a call at the beginning of each epoch.
     if callable(getattr(metric, "increment", None)):
         raise ConfigError(
             f"metric {name!r} is a {type(metric).__name__}",
@@ -74,8 +76,8 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
             expected="states of torchmetrics' add_state(), which can be gathered from all ranks",
             hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
         )
-    # compute() would gather the states by collectives of its own, of which it makes one for each
-    # batch of some metrics: ranks with fewer batches would hang.
+    # Otherwise compute() would gather the states by its own collectives, for some metrics one for
+    # each batch: ranks with fewer batches would hang.
     for part in _parts(own):
         part.distributed_available_fn = lambda: False
     return own
@@ -84,19 +86,19 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
 def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> dict[str, float]:
     """Compute each metric over the samples of all ranks; a collective.
 
-    Rank 0 computes, and all get its figures.
+    Rank 0 computes, and all ranks get its figures.
 
     Args:
-        metrics: from :func:`reset_copy`; those of rank 0 are of no use afterwards.
-        updated: whether this rank has updated them; where no rank has, as after a resume at an
-            epoch's very end, the figures are not known.
-        world: all of its ranks call this.
+        metrics: Metrics from :func:`reset_copy`; those of rank 0 cannot be used afterwards.
+        updated: Whether this rank has updated them. If no rank has, for example after a resume at
+            the very end of an epoch, the figures are NaN.
+        world: The ranks, all of which call this.
 
     Returns:
-        By name, or by ``name/subname`` where a metric has several figures.
+        The figures by name, or by ``name/subname`` if a metric has several.
 
     Raises:
-        ConfigError: a figure is no number. PeerError on the other ranks, also where computing it
+        ConfigError: A figure is not a number. PeerError on the other ranks, also if computing
             failed.
     """
     unknown = dict.fromkeys(metrics, math.nan)
@@ -117,13 +119,13 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
         return _figures(metrics)
 
     # on_rank_zero() turns the limit of --stall-timeout off, and nothing turns it on again before
-    # the next step. This does, so that a rank that hangs right after it is noticed.
+    # the next step. This context does, so that a rank that hangs right afterwards is noticed.
     with stall_limit_suspended():
         return on_rank_zero(world, compute_all)
 
 
 def _parts(metric: TorchMetric) -> list[Any]:
-    """Return the metrics that keep states themselves: it, and those within it."""
+    """Return the metrics that keep states themselves: this one, and those within it."""
     modules = metric.modules() if isinstance(metric, nn.Module) else [metric]
     return [module for module in modules if isinstance(getattr(module, "_reductions", None), dict)]
 
@@ -131,7 +133,7 @@ def _parts(metric: TorchMetric) -> list[Any]:
 def _states(metric: TorchMetric) -> list[dict[str, Any]]:
     """Return the states of a metric and of those within it, on the CPU.
 
-    An unpickled CUDA tensor would go to the GPU number that it came from.
+    A CUDA tensor would be unpickled to the GPU number from which it came.
     """
     return [
         {name: _on_cpu(getattr(part, name)) for name in part._reductions} for part in _parts(metric)
@@ -141,8 +143,8 @@ def _states(metric: TorchMetric) -> list[dict[str, Any]]:
 def _on_cpu(state: Any) -> Any:
     if isinstance(state, list):
         return [_on_cpu(value) for value in state]
-    # A copy also of a tensor on the CPU: pickle writes all of the memory that a view looks into,
-    # such as the whole batch.
+    # Copy tensors on the CPU too: pickle writes all of the memory that a view refers to, such as
+    # the whole batch.
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     return state
@@ -156,7 +158,7 @@ def _merge(
         for part, states in zip(_parts(metric), of_parts, strict=True):
             for state, reduction in part._reductions.items():
                 setattr(part, state, _reduced(reduction, [of_rank[state] for of_rank in states]))
-            # Rank 0 may have seen no sample itself; torchmetrics would warn of a compute() without
+            # Rank 0 itself may have seen no sample; torchmetrics would warn of a compute() without
             # an update().
             part._update_count = max(part._update_count, 1)
         if isinstance(metric, nn.Module):
@@ -164,9 +166,10 @@ def _merge(
 
 
 def _reduced(reduction: Callable[[Any], Any] | None, states: list[Any]) -> Any:
-    """Return one state of those of several ranks, as torchmetrics reduces gathered ones.
+    """Reduce the states of several ranks to one, as torchmetrics does.
 
-    But of those ranks only that have been updated: another one's would be a 0 among minima, say.
+    ``states`` are only those of ranks that have updated the metric: others could be a 0 among
+    minima, for example.
     """
     if len(states) == 1:
         return states[0]
@@ -184,14 +187,14 @@ def _figures(metrics: Mapping[str, TorchMetric]) -> dict[str, float]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, float]:
-    """Return the numbers of nested mappings by their keys, with a slash between them.
+    """Flatten nested mappings of numbers; the keys are joined with slashes.
 
     Args:
-        value: What a metric has computed.
-        name: Of the value itself.
+        value: The result of a metric.
+        name: The name of the value itself.
 
     Raises:
-        ConfigError: It is neither a number nor a mapping of numbers.
+        ConfigError: The value is neither a number nor a mapping of numbers.
     """
     if isinstance(value, Mapping):
         parts = [_flat(part, f"{name}/{key}" if name else key) for key, part in value.items()]

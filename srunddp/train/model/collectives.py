@@ -1,4 +1,4 @@
-"""Finds out whether a step calls collectives itself."""
+"""Finds out whether the user's step calls collectives."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,43 +14,43 @@ _NOTHING = contextlib.nullcontext()
 class CollectiveWatch:
     """Watches the first forward pass of training, or of evaluations.
 
-    Where a step calls collectives, such as the all_gather of a contrastive loss, a rank without a
-    sample has to run it all the same: the others would wait for it. Only those of the default
+    If a step calls collectives, such as the all_gather of a contrastive loss, a rank without a
+    sample has to run it too, because the others would wait for it. Only collectives of the default
     process group are seen.
 
     Attributes:
-        found: Whether the step calls some; None until all ranks have agreed.
+        found: Whether the step calls collectives; None until all ranks have agreed.
     """
 
     def __init__(self, world: World) -> None:
-        """Watch nothing yet.
+        """Create a watch, which watches nothing yet.
 
         Args:
-            world: The ranks; one alone has no one to wait for it.
+            world: The ranks; with a single one, no rank can wait for another.
         """
         self.found: bool | None = None if world.world_size > 1 else False
         self._world = world
         self._here = False
 
     def watching(self) -> AbstractContextManager[None]:
-        """Return a context for a forward pass, which watches it, unless that is over."""
+        """Return a context that watches a forward pass, unless the result is known already."""
         if self.found is None:
             return self._watching()
         return _NOTHING
 
     def agree(self) -> bool:
-        """Come to one result on all ranks; all call this after the first forward pass.
+        """Agree on one result on all ranks; all call this after the first forward pass.
 
         Returns:
-            Whether it has turned out just now that the step calls collectives.
+            Whether this call has found out that the step calls collectives.
         """
         if self.found is not None:
             return False
         self.found = [1] in all_gather_ints(self._world, [int(self._here)])
         return self.found
 
-    # Counted in the process group and not by patching torch.distributed: a step may reach it
-    # through any library.
+    # Count in the process group instead of patching torch.distributed: a step may call it through
+    # any library.
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
         before = _count()
@@ -60,10 +60,10 @@ class CollectiveWatch:
 
 
 def _count() -> int:
-    """Return how many collectives the default process group has been asked for.
+    """Return how many collectives have been called in the default process group.
 
-    torch counts them to compare the order between ranks (TORCH_DISTRIBUTED_DEBUG). 0 where it does
-    not tell.
+    torch counts them to compare the order between ranks (TORCH_DISTRIBUTED_DEBUG). 0 if the backend
+    does not count.
     """
     group = dist.group.WORLD
     count = getattr(group, "_get_sequence_number_for_group", None)

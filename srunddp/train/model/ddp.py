@@ -1,4 +1,4 @@
-"""The model on this rank's device, and what DistributedDataParallel makes of a step on it."""
+"""The model on this rank's device, and its steps in DistributedDataParallel."""
 
 import contextlib
 import gc
@@ -22,22 +22,22 @@ from srunddp.train.world import World, absent_ranks, all_gather_ints
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _numbers = itertools.count()
-# The time for the slowest rank to come to the same callback: it may still be in one of another
-# kind, such as one that writes pictures.
+# Time for the slowest rank to reach the same callback: it may still be in another one, such as one
+# that writes pictures.
 _CHANGED_WITHIN = timedelta(seconds=300)
 
 
 class DDPModel:
-    """One rank's copy of the model, and of the loss function where that is a module.
+    """One rank's copy of the model, and of the loss function if that is a module.
 
     Attributes:
-        model: The user's, on the device; with SyncBatchNorm in it where that was asked for.
-        training: Called with a batch or None, returns its loss and outputs; gradients are shared in
-            the backward.
-        testing: The same of the model alone, without gradients to share.
-        collectives: Whether the step calls some in training.
-        evaluation_collectives: Whether the step calls some in evaluations.
-        parameters: The model's and the loss function's, by name.
+        model: The user's model on the device, with SyncBatchNorm if that was asked for.
+        training: Called with a batch or None, returns its loss and outputs; the backward pass
+            shares gradients.
+        testing: The same without sharing gradients.
+        collectives: Whether the step calls collectives in training.
+        evaluation_collectives: Whether the step calls collectives in evaluations.
+        parameters: The parameters of the model and the loss function, by name.
     """
 
     def __init__(
@@ -51,22 +51,22 @@ class DDPModel:
         """Move the model to the device, and give all ranks rank 0's parameters and buffers.
 
         Args:
-            model: The user's.
+            model: The user's model.
             step: Computes the loss of a batch.
-            loss_function: The user's; None where the step has it.
-            world: All of its ranks make this.
-            config: Of the training.
+            loss_function: The user's loss function; None if the step contains it.
+            world: The ranks, all of which create this.
+            config: The settings of the training.
 
         Raises:
-            ConfigError: This device or this backend cannot do what the configuration asks for.
+            ConfigError: The device or the backend cannot do what the configuration asks for.
         """
         if config.channels_last:
             layout = torch.channels_last
         else:
             layout = torch.preserve_format
         model = _prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
-        # Below DistributedDataParallel, whose hooks torch.compile then need not trace. The user's
-        # model stays as it is: names in a checkpoint have no "_orig_mod.".
+        # Compile inside DistributedDataParallel, whose hooks torch.compile then need not trace. The
+        # user's model stays as it is, so names in a checkpoint have no "_orig_mod.".
         compiled: Any = torch.compile(model) if config.compile else model
         self.model = model
         uses_all = not config.ddp.find_unused_parameters
@@ -77,28 +77,28 @@ class DDPModel:
         self.parameters = NamedParameters(model=model, loss_function=self.testing.loss_function)
         # The parameters that required a gradient when the model was wrapped.
         self._wrapped_for: Mapping[str, nn.Parameter] = {}
-        # Keys in the store are used once: this Trainer among those of the process, in the same
-        # order on all ranks, and how often what requires a gradient has changed amid an epoch.
+        # Each key in the store is used once. It has the number of this Trainer in the process, the
+        # same on all ranks, and how often trained parameters have changed within epochs.
         self._number = next(_numbers)
         self._changes = 0
-        # Not the module itself: its call looks for hooks, which nobody can set, at some
-        # microseconds.
+        # Use forward and not the module: its __call__ looks for hooks, which nobody can set, and
+        # that takes some microseconds.
         self.training: Callable[[Any], tuple[Tensor, Any]] = self.testing.forward
         self._static = False
-        # Whether a static graph is still to be recorded, by the first backward that shares
+        # Whether a static graph has yet to be recorded, by the first backward that shares
         # gradients.
         self._unknown = False
         if world.world_size > 1:
             self._wrap()
         sparse = any(getattr(module, "sparse", False) for module in model.modules())
         # training(None) gives dense gradients of 0, in a graph without the model's layers. That is
-        # not enough for a static graph, which is to be the same in each step; where other ranks
-        # have sparse gradients; and where SyncBatchNorm's forward is a collective.
+        # not enough for a static graph, which has to be the same in each step, nor if other ranks
+        # have sparse gradients, nor with SyncBatchNorm, whose forward is a collective.
         self._runs_always = self._static or sparse or config.ddp.sync_batchnorm
         self.collectives = CollectiveWatch(world)
         self.evaluation_collectives = CollectiveWatch(world)
         self._shares_buffers = self._ddp is not None and config.ddp.broadcast_buffers
-        # Once, as DistributedDataParallel does: to look for them takes longer than a small step.
+        # List them once, as DistributedDataParallel does: listing takes longer than a small step.
         if self._shares_buffers:
             self._buffers = list(self.testing.buffers())
         else:
@@ -106,17 +106,17 @@ class DDPModel:
 
     @property
     def runs_always(self) -> bool:
-        """Whether a micro-batch of weight 0 has to be run as well.
+        """Whether a micro-batch of weight 0 has to be run too.
 
-        Else ``training(None)`` stands in for it.
+        If not, ``training(None)`` replaces it.
         """
         return self._runs_always or bool(self.collectives.found)
 
     @property
     def evaluates_always(self) -> bool:
-        """Whether a batch of an evaluation has to be run where it counts for nothing.
+        """Whether a batch of an evaluation has to be run even if it does not count.
 
-        Also until all ranks know whether the step calls collectives.
+        This is so if the step calls collectives, and until all ranks know whether it does.
         """
         return self.evaluation_collectives.found is not False
 
@@ -128,16 +128,17 @@ class DDPModel:
         self._wrapped_for = self.parameters.trained()
 
     def follow_requires_grad(self, *, at_epoch: bool = True) -> None:
-        """Wrap the model anew where other parameters require a gradient than when it was wrapped.
+        """Wrap the model again if other parameters require a gradient than when it was wrapped.
 
-        DistributedDataParallel shares the gradients of those that did then, and no others.
+        DistributedDataParallel shares only gradients of parameters that required one when it was
+        created.
 
         Args:
-            at_epoch: All ranks call this now, and are compared. Else only those on which something
-                has changed wait for each other.
+            at_epoch: Whether all ranks call this now, and compare their parameters. If not, only
+                ranks with a change wait for each other.
 
         Raises:
-            ConfigError: Ranks differ.
+            ConfigError: The parameters that require a gradient differ between ranks.
         """
         if self._ddp is None:
             return
@@ -145,7 +146,7 @@ class DDPModel:
             self.parameters.refresh()
         trained = self.parameters.trained()
         changed = not _same(trained, self._wrapped_for)
-        # Over the store first: on a rank where nothing has changed, no one is in this function.
+        # Meet over the store first: a rank without a change is not in this function.
         if changed and not at_epoch:
             self._changes += 1
             key = f"requires_grad/{self._number}/{self._changes}"
@@ -155,23 +156,23 @@ class DDPModel:
         if self._shares_buffers and at_epoch:
             self._buffers = list(self.testing.buffers())
         if changed:
-            # The old one goes first: its hooks on the parameters would share each gradient as well.
-            # torch removes them when the object is freed, and it is in a circle of references, for
-            # which only the garbage collector looks.
+            # Free the old wrapper first: its hooks on the parameters would share each gradient too.
+            # torch removes them when the object is freed, but it is in a reference cycle, which
+            # only the garbage collector finds.
             self._ddp = None
             self.training = self.testing.forward
             for parameter in self.testing.parameters():
-                # With gradient_as_bucket_view it is a view of the old one's buckets, and keeps
-                # them.
+                # With gradient_as_bucket_view the gradient is a view of the old wrapper's buckets,
+                # and would keep them in memory.
                 parameter.grad = None
             gc.collect()
             self._wrap()
 
     def check_requires_grad(self) -> None:
-        """Refuse a change amid a step: its gradients are shared already.
+        """Refuse a change within a step, whose gradients are shared already.
 
         Raises:
-            ConfigError: Other parameters require a gradient than at the beginning of the step.
+            ConfigError: Other parameters require a gradient than when the step began.
         """
         trained = self.parameters.trained()
         if self._ddp is not None and not _same(trained, self._wrapped_for):
@@ -184,7 +185,7 @@ class DDPModel:
 
     @property
     def rebuilds_buckets(self) -> bool:
-        """Whether DistributedDataParallel orders its buckets again after its first backward, as it
+        """Whether DistributedDataParallel reorders its buckets after its first backward pass, as it
         does by default.
         """
         return self._ddp is not None and (
@@ -192,24 +193,26 @@ class DDPModel:
         )
 
     def accumulating(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a forward and backward whose gradients only add to this rank's."""
+        """Return a context for a forward and backward pass that only adds to this
+        rank's gradients.
+        """
         if self._ddp is None or self._unknown:
-            # A static graph is recorded in the first backward, which torch lets share gradients or
-            # else fails. One more mean over ranks changes nothing: what is added to is the same on
-            # all of them.
+            # A static graph is recorded in the first backward pass, which must share gradients, or
+            # torch fails. One more mean over the ranks changes nothing: later gradients are added
+            # to the same values on all ranks.
             self._unknown = False
             return contextlib.nullcontext()
         return self._ddp.no_sync()
 
     def static_graph_recorded(self) -> None:
-        """Note that a backward has shared gradients, in which a static graph was recorded."""
+        """Note that a backward pass has shared gradients, and so has recorded a static graph."""
         self._unknown = False
 
     def share_buffers(self) -> bool:
         """Give all ranks rank 0's buffers, such as BatchNorm's running statistics; a collective.
 
         Returns:
-            Whether there are any.
+            Whether there are any buffers.
         """
         if self._buffers:
             share(self._buffers)
@@ -218,11 +221,12 @@ class DDPModel:
     def share_all_buffers(self, *modules: nn.Module) -> None:
         """Give all ranks rank 0's buffers of these modules, before an evaluation; a collective.
 
-        After a training step each rank's are its own, and a result would depend on which rank saw
-        the sample.
+        After a training step the buffers differ between ranks, and a result would depend on which
+        rank saw the sample.
 
         Args:
-            modules: Whose buffers are looked up anew, as a module may have replaced one.
+            modules: The modules; their buffers are looked up each time, because a module may have
+                replaced one.
         """
         if self._shares_buffers:
             for module in modules:
@@ -235,17 +239,17 @@ def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) 
 
 
 def _await_change(world: World, key: str) -> None:
-    """Wait until all ranks have changed what requires a gradient, as this one has.
+    """Wait until all ranks have changed which parameters require a gradient, as this rank has.
 
-    A collective would meet one of the next step's on a rank on which nothing has changed. So the
+    On a rank without a change, a collective here would be matched with one of the next step. So the
     ranks meet over the store first.
 
     Args:
-        world: Its ranks on which something has changed call this.
-        key: Of this change, in the store.
+        world: The ranks; those with a change call this.
+        key: The key of this change in the store.
 
     Raises:
-        ConfigError: Nothing has changed on another rank.
+        ConfigError: Another rank has no change.
     """
     if absent := absent_ranks(world, key, _CHANGED_WITHIN):
         raise ConfigError(
@@ -257,13 +261,13 @@ def _await_change(world: World, key: str) -> None:
 
 
 def _check_alike(world: World, trained: list[str]) -> None:
-    """Compare the names of what is trained with the other ranks'; all ranks call this.
+    """Compare the names of the trained parameters between ranks; a collective.
 
     Raises:
-        ConfigError: Another rank trains something else.
+        ConfigError: Another rank trains other parameters.
     """
-    # One number from each rank, as it is called once an epoch: the names are sent only to say which
-    # of them differ.
+    # This is called once per epoch, so each rank sends only a number. The names are sent only to
+    # say which of them differ.
     checksum = zlib.crc32("\n".join(trained).encode())
     if len({row[0] for row in all_gather_ints(world, [checksum])}) == 1:
         return
@@ -279,7 +283,7 @@ def _check_alike(world: World, trained: list[str]) -> None:
 
 
 def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    """Return what a message says of the first name that is in one of them alone."""
+    """Describe, for a message, the first name that is in only one of two lists."""
     for verb, names in (("has", set(now) - set(before)), ("has not", set(before) - set(now))):
         if names:
             more = len(names) - 1
@@ -292,10 +296,10 @@ def share(buffers: Iterable[Tensor]) -> None:
     """Give all ranks rank 0's values of these tensors; a collective.
 
     Args:
-        buffers: The same in number, types and shapes on all ranks.
+        buffers: The tensors, equal in number, types and shapes on all ranks.
     """
-    # One broadcast for each type of number: one for each buffer would cost a ResNet-50, which has
-    # 159 of them, as many times the latency of the network.
+    # Use one broadcast per dtype: one per buffer would cost a ResNet-50, which has 159 buffers, 159
+    # times the latency of the network.
     for tensors in group_by_key((buffer.dtype, buffer) for buffer in buffers).values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(flat, src=0)
@@ -306,10 +310,10 @@ def share(buffers: Iterable[Tensor]) -> None:
 
 
 def _prepared(model: nn.Module, world: World, config: Config) -> nn.Module:
-    """Return the model with the modules in it that the configuration asks for.
+    """Return the model, with SyncBatchNorm and activation checkpointing if configured.
 
     Raises:
-        ConfigError: There are none such in it, or none such for this device.
+        ConfigError: The model has no modules of these names, or the device has no SyncBatchNorm.
     """
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.activation_checkpointing)
@@ -329,7 +333,7 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
         apply_activation_checkpointing,
     )
 
-    # Not the model as a whole, which torch leaves out: nothing would be saved.
+    # Leave out the model as a whole, which torch does not wrap: that would save nothing.
     found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
@@ -341,8 +345,7 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
-    # Without device_ids, with which it would copy each input to the device once more: batches are
-    # there already.
+    # Pass no device_ids: with them it would copy each input to the device again.
     ddp = DistributedDataParallel(
         module,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
@@ -350,9 +353,9 @@ def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
         bucket_cap_mb=config.bucket_cap_mb,
         find_unused_parameters=config.find_unused_parameters,
     )
-    # Buffers are shared before each step by share_buffers(), where the wait for rank 0's is noted.
-    # Not as an argument: with broadcast_buffers=False torch would not even begin with the same
-    # buffers everywhere.
+    # share_buffers() shares buffers before each step, and measures the wait for rank 0's. Do not
+    # pass this as an argument: with broadcast_buffers=False torch would not even start with the
+    # same buffers on all ranks.
     ddp.broadcast_buffers = False
     _register_hook(ddp, config)
     return ddp

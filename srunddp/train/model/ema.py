@@ -1,5 +1,5 @@
-"""An exponential moving average of the model's weights, which often tests better than the weights
-themselves.
+"""An exponential moving average of the model's weights, which often gives better results than the
+weights themselves.
 """
 
 import copy
@@ -16,23 +16,24 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 class EMA:
-    """What torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` computes, but for two things.
+    """The average of torch's ``AveragedModel`` with ``get_ema_multi_avg_fn``, with two differences.
 
-    Its update waits for the GPU in each step, to read a counter. And it averages all buffers or
-    none: here those of BatchNorm's running statistics are averaged as the weights are that they
-    belong to, and all others, such as counters and masks, are the model's.
+    torch's update waits for the GPU in each step to read a counter; this one does not. And torch
+    averages either all buffers or none; here BatchNorm's running statistics are averaged like the
+    weights to which they belong, and all other buffers, such as counters and masks, are copied from
+    the model.
 
     Attributes:
         model: A copy of the model with averaged weights, in evaluation mode.
-        testing: What to call: the copy, compiled where that is asked for.
+        testing: The callable to use: the copy, compiled if that was asked for.
     """
 
     def __init__(self, model: nn.Module, decay: float, *, compile: bool = False) -> None:
         """Copy the model.
 
         Args:
-            model: The user's, on its device.
-            decay: The part of the average that stays in each step.
+            model: The user's model, on its device.
+            decay: The share of the average that each step keeps.
             compile: Call the copy through ``torch.compile``.
 
         Raises:
@@ -49,18 +50,18 @@ class EMA:
         self._modules = [(own, source) for own, source in modules if source._buffers]
 
     def check(self, model: nn.Module) -> None:
-        """See that the model still has the parameters that are averaged.
+        """Check that the model still has the parameters that are averaged.
 
         Args:
-            model: The one that was copied.
+            model: The model that was copied.
 
         Raises:
-            ConfigError: A callback has put others in their place.
+            ConfigError: A callback has replaced parameters.
         """
         present = list(model.parameters())
         averaged = [new for _, new, _ in self._parameters]
-        # By identity: one that was put in another's place may have its shape, and the average would
-        # go on with the values of a parameter that nobody trains.
+        # Compare by identity: a replacement may have the same shape, and the average would go on
+        # with the values of a parameter that is no longer trained.
         if len(present) != len(averaged) or any(
             one is not other for one, other in zip(present, averaged, strict=True)
         ):
@@ -72,18 +73,18 @@ class EMA:
 
     @torch.no_grad()
     def update(self, *, first: bool) -> None:
-        """Take an optimizer step into account.
+        """Update the average after an optimizer step.
 
         Args:
-            first: It is the first one, and counts as it is: what was copied may be other weights,
-                as a script may have loaded some since.
+            first: Whether this is the first step, whose weights replace the average: the script may
+                have loaded other weights since the copy was made.
         """
         averaged: list[Tensor] = []
         weights: list[Tensor] = []
         copies: list[Tensor] = []
         sources: list[Tensor] = []
         for own, new, merges in (*self._parameters, *self._buffers()):
-            # Whole numbers and masks have no average.
+            # Integers and masks have no average.
             if merges and not first:
                 averaged.append(own)
                 weights.append(new)
@@ -98,7 +99,7 @@ class EMA:
     def _buffers(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """Yield the copy's buffer, the model's, and whether it is averaged.
 
-        Looked up each time, as a module may put another tensor in a buffer's place.
+        They are looked up each time, because a module may replace a buffer by another tensor.
         """
         for module, source in self._modules:
             for name, new in source.named_buffers(recurse=False):

@@ -1,4 +1,4 @@
-"""Finds out whether a loss's mean is over something else than samples."""
+"""Finds out whether the mean of a loss is over something other than samples."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from srunddp.train.world import World, all_reduce_max
 
 # torch's default of ignore_index.
 _IGNORED = -100
-# One batch of one rank alone has nothing to be compared with.
+# A single batch of a single rank has nothing to be compared with.
 _STEPS = 2
 _PARTS = ("", "the weights of the classes", "the labels that are not ignored")
 _WATCHED = (functional.cross_entropy, functional.nll_loss)
 
 
 class MeanWatch(TorchFunctionMode):
-    """Watches the first calls of ``cross_entropy`` and ``nll_loss``; changes no bit of them.
+    """Watches the first calls of ``cross_entropy`` and ``nll_loss``, without changing their
+    results.
 
-    With class weights their mean is over the weights of the targets, and where labels are ignored
-    over those that are not. The mean of a step is over samples unless the Trainer's ``weight`` says
-    something else, so that such a step's is not the one of all its samples at once.
+    With class weights their mean is over the weights of the targets, and with ignored labels over
+    the other labels. The mean of a step is over samples, unless the Trainer's ``weight`` says
+    otherwise, so it would not equal the loss of all samples of the step at once.
 
     Attributes:
-        shares: Of each call, by what its mean is divided for each label.
+        shares: The divisor of each call's mean, per label.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.shares: list[float] = []
-        # Why they are not 1: a place in _PARTS. A number, of which the ranks take the greatest.
+        # The reason why shares are not 1, as an index of _PARTS, of which the ranks take the
+        # greatest.
         self._reason = 0
         self._steps = 0
 
     def parts(self, world: World) -> str:
-        """Return what the mean is over, where ranks or calls differ in it.
+        """Return what the mean is over, if shares differ between ranks or calls.
 
         All ranks call this after each step that is watched.
 
@@ -49,7 +51,7 @@ class MeanWatch(TorchFunctionMode):
             world: The ranks.
 
         Returns:
-            In words; empty where the mean is over samples as far as it shows.
+            A phrase for a message; empty if the mean appears to be over samples.
         """
         self._steps += 1
         most, least, reason = all_reduce_max(
@@ -64,7 +66,7 @@ class MeanWatch(TorchFunctionMode):
 
     @property
     def is_over(self) -> bool:
-        """Whether as many steps were watched as are of use."""
+        """Whether enough steps were watched."""
         return self._steps >= _STEPS
 
     def __torch_function__(
@@ -76,7 +78,7 @@ class MeanWatch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _WATCHED:
-            # Values cannot be read within torch.func's transforms, or while a graph is captured.
+            # Within torch.func's transforms, and while a graph is captured, values cannot be read.
             with suppress(RuntimeError, TypeError):
                 self._note(*args, **kwargs)
         return func(*args, **kwargs)
@@ -95,7 +97,7 @@ class MeanWatch(TorchFunctionMode):
     ) -> None:
         if reduction != "mean" or target.is_floating_point():
             return
-        # bool() and float() below wait for the GPU; that is for two steps of a run.
+        # bool() and float() below wait for the GPU, but only in two steps of a run.
         counted = target != ignore_index
         divisor = counted.sum()
         if weight is not None:

@@ -1,4 +1,6 @@
-"""Which modules train: those of a frozen backbone may be in evaluation mode all the time."""
+"""Training and evaluation modes of modules: those of a frozen backbone may always be in evaluation
+mode.
+"""
 
 from torch import nn
 
@@ -6,10 +8,10 @@ from torch import nn
 def train_if_evaluated(root: nn.Module) -> None:
     """Put a model that is in evaluation mode as a whole into training mode.
 
-    A module that is in evaluation mode within one that is not stays so.
+    A module in evaluation mode whose parent is in training mode is not changed.
 
     Args:
-        root: Of which each child counts as a model: the user's, and the loss function.
+        root: The parent of the models: of the user's model and the loss function.
     """
     for child in root.children():
         if not child.training:
@@ -17,20 +19,21 @@ def train_if_evaluated(root: nn.Module) -> None:
 
 
 def train_as_a_whole(root: nn.Module) -> None:
-    """Prepare a model for training: as :func:`train_if_evaluated`, and by modules' own ``train()``.
+    """Prepare a model for training: do as :func:`train_if_evaluated`, and call modules' own
+    ``train()``.
 
-    Hugging Face's ``from_pretrained`` returns a model in evaluation mode, which is meant to be
-    trained as a whole.
+    Hugging Face's ``from_pretrained`` returns a model in evaluation mode that is meant to be
+    trained completely.
 
     Args:
-        root: Of which each child counts as a model.
+        root: The parent of the models.
     """
     train_if_evaluated(root)
     for module in root.modules():
         if type(module).train is not nn.Module.train and module.training:
-            # A class with a train() of its own may keep parts of itself in evaluation mode, such as
-            # a frozen BatchNorm. It is called in a model that was in training mode, too: the user
-            # may have built it without a call of train().
+            # A class with its own train() may keep parts of itself in evaluation mode, such as a
+            # frozen BatchNorm. Call it even if the model was in training mode: the user may have
+            # built it without calling train().
             module.train()
 
 
@@ -47,6 +50,6 @@ class TrainingModes:
 
     def restore(self) -> None:
         """Put all modules back into their modes."""
-        # The attribute and not train(): that would put the modules within into the same mode.
+        # Set the attribute: train() would put the modules within into the same mode.
         for module, training in self._modes:
             module.training = training

@@ -1,4 +1,4 @@
-"""The parameters of a training by name: which are trained, and the optimizers' groups of them."""
+"""The parameters of a training by name: which are trained, and how optimizers group them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,32 +9,32 @@ from torch.optim import Optimizer
 from srunddp.errors import ConfigError
 from srunddp.train.checkpoint.file import CheckpointError
 
-# Names in a message: a model of another size differs in hundreds.
+# Most names in a message: a model of another size differs in hundreds.
 _SHOWN = 3
-# What activation_checkpointing puts into names of parameters, but not into those of a state_dict.
+# activation_checkpointing adds this to names of parameters, but not in a state_dict.
 _WRAPPER = "_checkpoint_wrapped_module."
 
 
 class NamedParameters:
-    """The parameters of the model and of the loss function, each by the name of its module and its
-    own, as in ``model.0.weight``.
+    """The parameters of the model and the loss function, by the name of the module and their own,
+    such as ``model.0.weight``.
 
-    A checkpoint says by these names what an optimizer's state belongs to. By position, as torch
-    has it, layers in another order would get each other's state.
+    By these names a checkpoint says to which parameter an optimizer's state belongs. By position,
+    as in torch, layers in another order would get each other's state.
     """
 
     def __init__(self, **modules: nn.Module | None) -> None:
         """Look for the parameters.
 
         Args:
-            modules: By the first part of their parameters' names; None where there is no such
-                module.
+            modules: The modules, by the first part of their parameters' names; None for a missing
+                one.
         """
         self._modules = {prefix: each for prefix, each in modules.items() if each is not None}
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for the parameters again, as a callback may have put in a module of its own."""
+        """Look for the parameters again, because a callback may have added a module."""
         self._parameters = {
             f"{prefix}.{name.replace(_WRAPPER, '')}": parameter
             for prefix, module in self._modules.items()
@@ -42,23 +42,25 @@ class NamedParameters:
         }
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return those that require a gradient, of the parameters at the last :meth:`refresh`."""
+        """Return the parameters that require a gradient, among those of the
+        last :meth:`refresh`.
+        """
         return {name: each for name, each in self._parameters.items() if each.requires_grad}
 
     def set_trained(self, names: Iterable[str]) -> None:
         """Let these parameters, and no others, require a gradient.
 
         Args:
-            names: Of the parameters.
+            names: The names of the parameters.
 
         Raises:
-            CheckpointError: There are none of these names.
+            CheckpointError: There is no parameter of one of these names.
         """
         wanted = set(names)
         if missing := wanted - self._parameters.keys():
             raise _other_names("trains", missing, self.trained().keys() - wanted)
         for name, parameter in self._parameters.items():
-            # Whole numbers, such as quantized weights, cannot require one.
+            # Integers, such as quantized weights, cannot require a gradient.
             if parameter.is_floating_point() or parameter.is_complex():
                 parameter.requires_grad_(name in wanted)
 
@@ -66,12 +68,13 @@ class NamedParameters:
         """Return the names in each of the optimizer's groups.
 
         Args:
-            optimizer: Of the training.
+            optimizer: An optimizer of the training.
 
         Raises:
-            ConfigError: A parameter in it is neither the model's nor the loss function's.
+            ConfigError: A parameter in the optimizer belongs neither to the model nor to the loss
+                function.
         """
-        # A callback may have added a module since. Looked up by id(), as == of tensors compares
+        # A callback may have added a module since. Look up by id(), because == of tensors compares
         # values.
         self.refresh()
         names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -88,23 +91,23 @@ class NamedParameters:
             ) from None
 
     def add_groups(self, optimizer: Optimizer, saved: Sequence[Sequence[str]]) -> None:
-        """Give the optimizer the groups that were added to it in the run before.
+        """Give the optimizer the groups that were added to it in the previous run.
 
         Args:
-            optimizer: Of this run.
-            saved: The names in each group of the run before.
+            optimizer: The optimizer of this run.
+            saved: The names in each group of the previous run.
 
         Raises:
-            CheckpointError: The groups that it has are of other parameters.
+            CheckpointError: The groups of the optimizer have other parameters.
         """
         for number, names in enumerate(saved[len(optimizer.param_groups) :]):
             if missing := set(names) - self._parameters.keys():
                 raise _other_names("steps", missing, set())
-            # torch refuses a parameter that is in another group, without a word on which.
+            # torch refuses a parameter that is in another group, but does not say which.
             if held := set(names) & set(_flat(self.groups(optimizer))):
                 where = f" in group {number + len(optimizer.param_groups)} of the optimizer"
                 raise _other_names("steps", held, set(), where)
-            # The group's options, such as its learning rate, come with the state that is loaded
+            # The group's options, such as its learning rate, come with the state, which is loaded
             # next.
             optimizer.add_param_group({"params": [self._parameters[name] for name in names]})
         own = self.groups(optimizer)
@@ -124,16 +127,16 @@ class NamedParameters:
     def ordered(
         self, optimizer: Optimizer, state: Mapping[str, Any], saved: Sequence[Sequence[str]]
     ) -> dict[str, Any]:
-        """Return an optimizer's saved state with the positions that its parameters have now.
+        """Return an optimizer's saved state, renumbered to the present positions of its parameters.
 
         Args:
-            optimizer: With the same parameters in each of its groups.
-            state: As ``optimizer.state_dict()`` returned it in the run before.
-            saved: The names in each group then.
+            optimizer: The optimizer, with the same parameters in each of its groups.
+            state: The ``optimizer.state_dict()`` of the previous run.
+            saved: The names in each group of the previous run.
         """
         before = {name: index for index, name in enumerate(_flat(saved))}
         own = self.groups(optimizer)
-        # torch numbers the parameters over all groups, in their order in each of them.
+        # torch numbers the parameters through all groups.
         states: dict[int, Any] = {}
         for index, name in enumerate(_flat(own)):
             if before[name] in state["state"]:

@@ -1,4 +1,4 @@
-"""What a step computes of a batch: the mean loss, and what the model returned."""
+"""The computation of a step: the mean loss of a batch, and the outputs of the model."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,25 +10,26 @@ from torch import Tensor, nn
 from srunddp.errors import ConfigError
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
-"""``loss_function(outputs, targets)``: the mean over the batch, of no dimension."""
+"""``loss_function(outputs, targets)``: the mean loss over the batch, a scalar."""
 
 Step: TypeAlias = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Any]]
-"""``step(model, batch)``: the mean loss of the batch, of no dimension; or that and what the metrics
-are given.
+"""``step(model, batch)``: the mean loss of the batch, a scalar; or the loss and the outputs for the
+metrics.
 """
 
 
 class StepModule(nn.Module):
-    """One module that returns the loss of a batch, for DistributedDataParallel to wrap.
+    """Module that returns the loss of a batch, for DistributedDataParallel to wrap.
 
-    What the step calls runs within DistributedDataParallel's forward, so that a step may call the
-    model as it likes.
+    The user's step runs within DistributedDataParallel's forward, so it may call the model as it
+    likes.
 
     Attributes:
-        model: The user's, compiled where that is asked for.
-        loss_function: The user's where it is a module, for its parameters and buffers; else None.
-        uses_all: Whether each parameter is used in each step. Else one that no sample of a step
-            uses gets no gradient, and none of 0 either.
+        model: The user's model, compiled if that was asked for.
+        loss_function: The user's loss function if it is a module, for its parameters and buffers;
+            else None.
+        uses_all: Whether each step uses each parameter. If not, a parameter that no sample of a
+            step uses gets no gradient, not even one of 0.
     """
 
     def __init__(
@@ -39,13 +40,13 @@ class StepModule(nn.Module):
         *,
         uses_all: bool = True,
     ) -> None:
-        """Take the model as it is.
+        """Create the module; the model is not changed.
 
         Args:
-            model: The user's, compiled where that is asked for.
+            model: The user's model, compiled if that was asked for.
             step: Computes the loss of a batch.
-            loss_function: Which the step calls, if the Trainer has one.
-            uses_all: Whether each parameter is used in each step.
+            loss_function: The loss function that the step calls; None if the Trainer has none.
+            uses_all: Whether each step uses each parameter.
         """
         super().__init__()
         self.model = model
@@ -61,10 +62,10 @@ class StepModule(nn.Module):
         """Compute the loss of a batch, and the outputs for the metrics.
 
         Args:
-            batch: What collate made; None for a loss of 0, whose gradients are 0.
+            batch: The output of collate; None for a loss of 0, whose gradients are 0.
 
         Raises:
-            ConfigError: The loss is no mean.
+            ConfigError: The loss is not a scalar tensor.
         """
         if batch is None:
             return self._zero(), None
@@ -87,14 +88,14 @@ class StepModule(nn.Module):
         return loss, outputs
 
     def _zero(self) -> Tensor:
-        # Each parameter must be in the graph: DistributedDataParallel waits in the backward until
-        # all of them have a gradient, and its all-reduce needs this rank.
+        # Each parameter must be in the graph: in the backward pass DistributedDataParallel waits
+        # until all of them have a gradient, and its all-reduce needs this rank.
         trained = [each for each in self.parameters() if each.requires_grad]
         if not self.uses_all:
-            # DistributedDataParallel needs one to find the others unused. The first one is most
-            # often that of a part that all samples go through.
+            # DistributedDataParallel needs at least one to find the others unused. The first one
+            # usually belongs to a part that all samples pass through.
             trained = trained[:1]
-        # The sum of no element, and not 0 times the parameter: of an infinite one that is NaN.
+        # Use the sum of no elements: 0 times an infinite parameter would be NaN.
         parts = [each.flatten()[:0].sum() for each in trained]
         return torch.stack([part.float() for part in parts]).sum()
 
@@ -103,11 +104,11 @@ def make_step(loss_function: LossFunction | None, step: Step | None) -> Step:
     """Return the step that computes the loss of a batch.
 
     Args:
-        loss_function: Of outputs and targets, for samples that are pairs; or None.
-        step: The user's own; or None. Without either, the model returns its loss.
+        loss_function: A function of outputs and targets, for samples that are pairs; or None.
+        step: The user's step; or None. Without both, the model must return its loss.
 
     Raises:
-        ConfigError: There are both.
+        ConfigError: Both are given.
     """
     if loss_function and step:
         raise ConfigError(
@@ -162,7 +163,7 @@ def _own_loss_step(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
             ),
             hint="pass a loss function or a step, or add labels to the batch",
         )
-    # Of models that have no logits the metrics get all that they returned.
+    # If a model has no logits, the metrics get everything that it returned.
     if isinstance(made, Mapping):
         outputs = made.get("logits", made)
     else:
@@ -179,11 +180,11 @@ def _names(batch: Any) -> str:
 
 
 def targets_of(batch: Any) -> Any:
-    """Return what metrics compare the outputs with.
+    """Return the targets, with which metrics compare the outputs.
 
     Args:
-        batch: A pair has its targets as second part, a mapping as ``labels``; another one is
-            returned itself.
+        batch: A pair, whose second part has the targets; a mapping with ``labels``; any other batch
+            is returned as it is.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[1]

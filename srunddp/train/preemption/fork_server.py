@@ -1,7 +1,7 @@
-"""What multiprocessing's fork server imports, when it is started for loader workers.
+"""A module that multiprocessing's fork server imports if it is started for loader workers.
 
-It is started with the signals of a step blocked, which its processes inherit. The script's own
-processes come from the same server, and are to end by a SIGTERM.
+The server starts with the signals of a step blocked, and its processes inherit that. The script's
+own processes come from the same server, but must end on SIGTERM.
 """
 
 import signal
@@ -13,19 +13,19 @@ _is_loader_worker = False
 
 
 def keep_signals_blocked() -> None:
-    """Note, in a process of the fork server that is about to begin, that it is a loader worker."""
+    """Note that this process, which the fork server is about to start, is a loader worker."""
     global _is_loader_worker
     _is_loader_worker = True
 
 
 def begin() -> None:
-    """Have the fork server's processes get the signals again when they begin.
+    """Let processes of the fork server get the signals again when they begin.
 
-    Loader workers do not. By then they have imported the script; a signal that came before comes
-    then.
+    Loader workers stay without them. By then a process has imported the script; signals that
+    arrived before are delivered then.
     """
-    # multiprocessing calls these in a new process after it has read what the process is to run, by
-    # which keep_signals_blocked() was called.
+    # multiprocessing calls these in a new process after unpickling its target, which in a loader
+    # worker calls keep_signals_blocked().
     util.register_after_fork(_unblock_signals, _unblock_signals)
 
 

@@ -1,7 +1,7 @@
-"""Signal handlers that are the rank's alone: what it forks has those from before.
+"""Signal handlers for the rank only: processes that it forks get the previous handlers.
 
-A process that the script forks, such as one of a ``multiprocessing.Pool``, would else note a
-SIGTERM that is to end it.
+Otherwise a process that the script forks, such as one of a ``multiprocessing.Pool``, would only
+note a SIGTERM that has to end it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class RankHandlers:
-    """Handlers that have replaced those from before, until they are put back.
+    """Handlers that replace the previous ones until those are put back.
 
-    In the main thread only: Python lets no other one set handlers.
+    Use this only in the main thread: Python lets no other thread set handlers.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class RankHandlers:
         """Handle a signal for the first time.
 
         Args:
-            number: Of the signal.
-            handler: Called in the main thread, between two instructions of Python.
+            number: The number of the signal.
+            handler: Called in the main thread, between two Python instructions.
         """
-        # Noted before the handler is set: the signal may come at once, and the handler may put back
-        # what was there.
+        # Note this before setting the handler: the signal may arrive at once, and the handler may
+        # put the previous one back.
         self._before[number] = _settable(signal.getsignal(number))
         self._ours[number] = handler
         if self not in _in_use:
@@ -45,37 +45,39 @@ class RankHandlers:
         signal.signal(number, handler)
 
     def put_back(self, number: signal.Signals) -> None:
-        """Have what was from before handle a signal.
+        """Put back the previous handler of a signal.
 
         Args:
-            number: Of the signal, which :meth:`set` was called for.
+            number: The number of a signal for which :meth:`set` was called.
         """
         signal.signal(number, self._before[number])
 
     def put_all_back(self) -> None:
-        """Have what was from before handle all signals, and forget it."""
+        """Put back the previous handlers of all signals, and forget them."""
         for number in self._before:
             self.put_back(number)
         self._forget()
 
     def leave_to_child(self) -> None:
-        """Put back what was from before, in a process that the rank has forked.
+        """Put back the previous handlers in a process that the rank has forked.
 
-        But not where the script has set a handler of its own since.
+        Signals for which the script has set its own handler since are left alone.
         """
         for number in self._active():
             self.put_back(number)
         self._forget()
 
     def fatal_to_child(self) -> list[signal.Signals]:
-        """Return the signals that end a process which the rank forks.
+        """Return the signals that would end a process that the rank forks.
 
-        That is where nothing handled them before.
+        These are the signals that had no handler before.
         """
         return [number for number in self._active() if self._before[number] is signal.SIG_DFL]
 
     def _active(self) -> list[signal.Signals]:
-        """Return the signals that our handlers get, without those that the script has set since."""
+        """Return the signals that our handlers still get, without those that the script has taken
+        over.
+        """
         return [number for number, ours in self._ours.items() if signal.getsignal(number) == ours]
 
     def _forget(self) -> None:
@@ -86,9 +88,9 @@ class RankHandlers:
 
 
 def _settable(handler: Any) -> Any:
-    """Return what ``signal.signal`` takes for a handler that was there.
+    """Return a previous handler in a form that ``signal.signal`` accepts.
 
-    Python does not know one that C has set, as MPI may, and says None.
+    Python does not know handlers set from C, for example by MPI, and returns None for them.
     """
     if handler is None:
         return signal.SIG_DFL
@@ -99,7 +101,7 @@ _in_use: list[RankHandlers] = []  # the innermost last
 
 
 class _Fork(threading.local):
-    """A fork by one thread: the signals that were blocked before."""
+    """The signals that a thread had blocked before its fork."""
 
     mask: set[int | signal.Signals] | None = None
 
@@ -108,10 +110,11 @@ _fork = _Fork()
 
 
 def _before_fork() -> None:
-    # A signal that comes before the child has put its own handlers back would only be noted, in a
-    # list that nobody reads there: a terminate() right after a start would be lost, and a join()
-    # hang. Blocked, it comes afterwards. Only where it is to end the child: a handler of Python's
-    # from before could raise, and an exception in a fork hook is printed and dropped.
+    # A signal that arrives before the child has put the previous handlers back would only be noted,
+    # in a list that nobody reads there: a terminate() right after a start would be lost, and a
+    # join() would hang. If it is blocked, it is delivered afterwards. Block only signals that end
+    # the child: a previous Python handler could raise, and an exception in a fork hook is printed
+    # and dropped.
     fatal = [number for handlers in _in_use for number in handlers.fatal_to_child()]
     if fatal:
         _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, fatal)
@@ -125,7 +128,8 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    # The innermost first, as each puts back what it has found. A copy: the list becomes shorter.
+    # Begin with the innermost, because each object puts back the handlers that it replaced. Iterate
+    # over a copy: leave_to_child() removes the object from the list.
     for handlers in reversed([*_in_use]):
         handlers.leave_to_child()
     _after_in_parent()

@@ -1,4 +1,4 @@
-"""The end of a job that has to leave its nodes, for Trainer and for loops of one's own."""
+"""Stops a job that has to leave its nodes; for Trainer and for custom loops."""
 
 import logging
 import os
@@ -16,10 +16,10 @@ from srunddp.train.preemption.requeue import ask_for_requeue, stopped, wait_for_
 from srunddp.train.preemption.signals import StopRequest, StopRequests, iterate
 from srunddp.train.world import World, all_reduce_max, on_rank_zero
 
-# Steps from one all-reduce to the next, at most: steps may become slower, and a Slurm job often has
-# 30 s from SIGTERM to SIGKILL.
+# Most steps between two all-reduces: steps may become slower, and a Slurm job often has 30 s from
+# SIGTERM to SIGKILL.
 MOST_STEPS = 64
-# Seconds from one all-reduce to the next: a step may take less time than an all-reduce.
+# Seconds between two all-reduces: a step may take less time than an all-reduce.
 _EVERY = 1.0
 # A request and the number of its signal are sent as one number. Linux has 64 signals.
 _SIGNALS = 128
@@ -27,11 +27,11 @@ _log = logging.getLogger("srunddp")
 
 
 class Preemption:
-    """Stops all ranks after the same step when the job has to leave its nodes, and has Slurm start
+    """Stops all ranks after the same step when the job has to leave its nodes, and lets Slurm start
     it again.
 
-    A context manager around the whole loop, the loading of its checkpoint included, entered in the
-    main thread:
+    Use it as a context manager around the whole loop, including the loading of its checkpoint, in
+    the main thread:
 
         with srunddp.init() as world, Preemption(world) as preemption:
             for step, batch in enumerate(preemption.iterate(loader), 1):
@@ -39,12 +39,12 @@ class Preemption:
                 if preemption.should_stop():
                     preemption.stop(step, save(step))
 
-    While it is entered, signals and rank 0's clock request a stop rather than end the process. What
-    is requested after the last call of ``should_stop()`` is for the next Preemption of this
+    Within the block, signals and rank 0's clock request a stop instead of ending the process.
+    Requests after the last call of ``should_stop()`` are kept for the next Preemption of this
     process, if any.
 
     Attributes:
-        checkpoint_due: whether one of the ranks wanted a checkpoint in the latest call of
+        checkpoint_due: Whether any rank wanted a checkpoint in the latest call of
             ``should_stop()``; the same on all ranks.
     """
 
@@ -58,19 +58,19 @@ class Preemption:
         """Check the settings.
 
         Args:
-            world: from ``srunddp.init()``.
-            config: which signals, how long before the job's end, and whether to requeue; None for
+            world: The return value of ``srunddp.init()``.
+            config: Which signals, how long before the job's end, and whether to requeue; None for
                 the defaults.
-            environ: the job's variables of Slurm.
+            environ: The environment, with Slurm's variables of the job.
 
         Raises:
-            ConfigError: no such signal, or one that cannot be noted.
+            ConfigError: There is no such signal, or it cannot be noted.
         """
         self.checkpoint_due = False
         self._world = world
         self._requests = StopRequests(config or PreemptionConfig(), world.rank, environ)
         self._agreed: tuple[StopRequest, int] | None = None
-        # Steps from one all-reduce to the next, the same on all ranks, and when the last one was.
+        # Steps between two all-reduces, the same on all ranks, and the time of the last one.
         self._interval = 1
         self._last = 0.0
         self.restart_interval()
@@ -83,16 +83,17 @@ class Preemption:
         self._requests.__exit__(*raised)
 
     def should_stop(self, *, checkpoint_due: bool = False) -> bool:
-        """Return whether all ranks stop here; they call this after the same steps, equally often.
+        """Return whether all ranks stop here; all ranks call this after the same steps, equally
+        often.
 
-        About once a second it is an all-reduce, and else costs less than a microsecond. Once it is
-        True it stays so; Ctrl-C and ``--stall-timeout`` then no longer end a rank, as a checkpoint
-        is to be written.
+        About once a second this is an all-reduce; otherwise it takes less than a microsecond. Once
+        it has returned True, it always does, and Ctrl-C and ``--stall-timeout`` no longer end a
+        rank, because a checkpoint has to be written.
 
         Args:
-            checkpoint_due: this rank wants a checkpoint, for a reason that the others cannot know,
-                such as its clock. Only what is passed in the call of an all-reduce counts: pass it
-                until the attribute is set.
+            checkpoint_due: Whether this rank wants a checkpoint, for a reason that others cannot
+                know, such as its clock. It has an effect only in calls with an all-reduce, so pass
+                it until the attribute is set.
         """
         self.checkpoint_due = False
         self._steps_left -= 1
@@ -106,14 +107,14 @@ class Preemption:
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
         self._last = now
-        # In one number, so that the greatest has the cause of the strongest request, and not the
-        # greatest signal number. The slowest rank's seconds count, as all must do with one
+        # Encode both in one number, so that the maximum has the cause of the strongest request, not
+        # the greatest signal number. The slowest rank's seconds count, because all ranks use one
         # interval.
         encoded, due, seconds = all_reduce_max(
             self._world, _SIGNALS * request + cause, checkpoint_due, seconds
         )
-        # At most twice as many steps as before: the first ones, with torch's warm-up, or a short
-        # step among long ones, say little on how long the next take.
+        # Take at most twice as many steps as before: the first steps, with torch's warm-up, or a
+        # short step among long ones, say little about the next ones.
         self._interval = max(
             1, min(2 * self._interval, int(_EVERY / max(seconds, 1e-6)), MOST_STEPS)
         )
@@ -123,41 +124,41 @@ class Preemption:
         if most_request:
             self._agreed = StopRequest(most_request), most_cause
             heartbeat(last=True)
-            # On a rank that has got no signal itself, too: Ctrl-C in a terminal, pressed again,
-            # would end it while the checkpoint is written.
+            # Do this also on a rank that got no signal itself: another Ctrl-C in a terminal would
+            # end it while the checkpoint is written.
             self._requests.ignore_interrupts()
 
     def restart_interval(self) -> None:
-        """Begin steps of another duration, as before and after an evaluation that calls
+        """Begin steps of another duration, for example before and after an evaluation that calls
         ``should_stop()``.
 
-        All ranks call this at the same step. The next all-reduce is at once: 64 short steps may be
-        one second, and as many long ones a minute.
+        All ranks call this at the same step. The next call of ``should_stop()`` is an all-reduce:
+        64 short steps may take a second, but 64 long ones a minute.
         """
         self._interval = 1
         self._steps_left = 1
         self._last = time.perf_counter()
 
     def stop(self, step: int, checkpoint: Path | str) -> NoReturn:
-        """End this rank, after ``should_stop()`` was True; all ranks call it, when the checkpoint
-        is whole.
+        """End this rank after ``should_stop()`` has returned True; all ranks call this once the
+        checkpoint is complete.
 
-        The others wait for rank 0, also where it is still writing. Rank 0 requeues the job, unless
-        SIGTERM has come: whoever sent that has decided about the job.
+        The other ranks wait for rank 0, which may still be writing. Rank 0 requeues the job, unless
+        SIGTERM has arrived: its sender has decided what becomes of the job.
 
         Args:
-            step: how many are done, for the message.
-            checkpoint: what was written, for the message.
+            step: The number of steps done, for the message.
+            checkpoint: The path of the checkpoint, for the message.
 
         Raises:
-            Stopped: a SystemExit with the code 143, or 75 where the job has yet to be requeued.
-            ConfigError: the ranks have not agreed to stop.
+            Stopped: A SystemExit with code 143, or 75 if the job has yet to be requeued.
+            ConfigError: The ranks have not agreed to stop.
         """
         if self._agreed is None:
             raise ConfigError(
                 "stop() without an agreement of the ranks",
                 expected="should_stop() to have returned True before",
-                hint="call stop() only then; to end for another reason leave the loop",
+                hint="call stop() only then; to end for another reason, leave the loop",
                 scope=Scope.JOB,
             )
         request, cause = self._agreed
@@ -165,26 +166,27 @@ class Preemption:
         refused = on_rank_zero(
             self._world, lambda: ask_for_requeue(self._requests) if asked else None
         )
-        # A barrier. With mpirun and srun --kill-on-bad-exit the first rank that ends takes the
-        # others along, one that still writes its part of a checkpoint among them.
+        # This is a barrier. With mpirun, and with srun --kill-on-bad-exit, the first rank that ends
+        # makes the launcher kill the others, perhaps one that still writes its part of a
+        # checkpoint.
         all_reduce_max(self._world, 0.0)
         error = stopped(cause, step, Path(checkpoint), refused)
         if self._world.rank == 0 and not is_supervised():
             _log.warning("srunddp: %s (exit code %d)", error, error.code)
-        # Slurm is about to end the job. A rank that ended now would have the job script go on, to
-        # what is meant for a training that is over.
+        # Slurm is about to end the job. If the rank ended now, the job script would go on, with
+        # commands that are meant for a finished training.
         if refused == "":
             wait_for_term(self._requests)
         raise error
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Iterate over a loader whose workers do not get the signals.
+        """Iterate over a loader, and keep the signals from its workers.
 
-        Slurm may send them to every process of a step.
+        Slurm may send the signals to every process of a step.
 
-        A worker that died of USR1 or SIGTERM would end the training that is about to be saved.
+        A worker that died of SIGUSR1 or SIGTERM would end the training before it is saved.
 
         Args:
-            loader: torch's own; its ``worker_init_fn`` is called as always.
+            loader: A loader of torch; its ``worker_init_fn`` is called as usual.
         """
         return iterate(loader, self._requests.config.signals)

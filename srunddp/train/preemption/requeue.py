@@ -1,4 +1,4 @@
-"""How a stopped job ends: started again by Slurm, or with an exit code that asks for it."""
+"""The end of a stopped job: Slurm starts it again, or its exit code asks for that."""
 
 import re
 import signal
@@ -19,20 +19,20 @@ _ANSWERS_WITHIN = 8.0
 # Seconds that Slurm may take to end a job that it has promised to requeue.
 _TERM_WITHIN = 30.0
 _LOOK_EVERY = 0.05
-# Characters of scontrol's error that a message has.
+# Most characters of scontrol's error in a message.
 _LONGEST_ANSWER = 500
 _NO_JOB = "no job of Slurm"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Stopped:
-    """Return the error that ends a rank: with 143, or 75 where the job has yet to be requeued.
+    """Return the error that ends a rank: with code 143, or 75 if the job has yet to be requeued.
 
     Args:
         cause: The number of a signal, or 0 for the end of the job's time.
-        step: How many are done.
-        checkpoint: What was written.
-        refused: Why the job is not requeued; empty where it is, None where nobody asked for it.
+        step: The number of steps done.
+        checkpoint: The path of the checkpoint.
+        refused: Why the job is not requeued; empty if it is, None if nobody asked for it.
     """
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
@@ -46,20 +46,20 @@ def ask_for_requeue(requests: StopRequests) -> str | None:
     """Ask Slurm to start the job again.
 
     Args:
-        requests: Of this rank.
+        requests: The requests on this rank.
 
     Returns:
-        Why it is not requeued; empty where it is, and None where SIGTERM has come meanwhile.
+        Why it is not requeued; empty if it is, None if SIGTERM has arrived meanwhile.
     """
     if not requests.config.requeue:
         return "preemption.requeue is off"
-    # Slurm ends a job that it requeues by a SIGTERM to all of its processes, which would reach
-    # scontrol before Slurm's answer does. Blocked here, it is blocked in scontrol as well.
+    # Slurm ends a job that it requeues by SIGTERM to all of its processes, which would reach
+    # scontrol before Slurm's answer. Blocking it here blocks it in scontrol too.
     with signals_blocked(requests.config.signals):
         if _is_ended(requests):
             return None
         refused = requeue(requests.environ, requests.config.max_requeues)
-    # It may have ended scontrol, too, after Slurm had heard of us.
+    # SIGTERM may have ended scontrol too, after Slurm had got the request.
     if refused and _is_ended(requests):
         return None
     return refused
@@ -72,10 +72,10 @@ def _is_ended(requests: StopRequests) -> bool:
 def wait_for_term(requests: StopRequests) -> None:
     """Wait until Slurm ends the job, at most half a minute.
 
-    A job script would go on if this rank ended before.
+    If this rank ended before, the job script would go on.
 
     Args:
-        requests: Of this rank, which note the SIGTERM.
+        requests: The requests on this rank, which note the SIGTERM.
     """
     deadline = time.monotonic() + _TERM_WITHIN
     while not _is_ended(requests) and time.monotonic() < deadline:
@@ -83,15 +83,15 @@ def wait_for_term(requests: StopRequests) -> None:
 
 
 def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWERS_WITHIN) -> str:
-    """Have Slurm end this job and start it again; asks it once.
+    """Ask Slurm once to end this job and start it again.
 
     Args:
-        environ: The job's variables of Slurm.
-        max_requeues: Not where it has been started again so often.
-        limit: Seconds for scontrol.
+        environ: The environment, with Slurm's variables of the job.
+        max_requeues: Do not ask if the job has been requeued this often.
+        limit: The time limit of scontrol in seconds.
 
     Returns:
-        Why not; empty where Slurm will.
+        The reason why not; empty if Slurm will do so.
     """
     job = _job(environ)
     restarts = environ.get("SLURM_RESTART_COUNT", "") or "0"
@@ -102,7 +102,7 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
     if int(restarts) >= max_requeues:
         return f"it was {restarts} times before, and preemption.max_requeues is {max_requeues}"
     try:
-        # A signal that ends this rank is sent to its group, and must not end the requeue.
+        # A signal to this rank's process group must not end scontrol.
         done = slurm_command.run(
             ["scontrol", "requeue", job], environ, timeout=limit, start_new_session=True
         )
@@ -119,9 +119,9 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """Return the job as scontrol takes it; empty outside of one."""
-    # By SLURM_JOB_ID scontrol would mean the whole array for one of its elements, which has the
-    # number of the array as its own.
+    """Return the job's id for scontrol; empty outside a job."""
+    # One task of an array has the array's number as its SLURM_JOB_ID, for which scontrol would
+    # requeue the whole array.
     of_array = [environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
     if all(map(_NUMBER.fullmatch, of_array)):
         return "_".join(of_array)

@@ -1,4 +1,4 @@
-"""What makes a job stop before it is done: a signal, or the known end of its time."""
+"""Requests to stop a job before it is done: by a signal, or by the known end of its time."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ from srunddp.util import slurm_command
 
 _QUERY_TIMEOUT = 10.0
 _PARENT_POLL_SECONDS = 1.0
-# Seconds. Of a job without a time limit Slurm tells an end that is farther away.
+# Seconds. For a job without a time limit, Slurm reports an end that is farther away.
 _LONGEST_JOB = 10 * 366 * 86400.0
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
-# Requests of a Preemption that was left before it acted on them. A script that trains one fold
-# after the other is to stop in the next one.
+# Requests on which a Preemption did not act before it ended. A script that trains one fold after
+# another then stops in the next one.
 _pending_requests: list[tuple[StopRequest, int]] = []
 _log = logging.getLogger("srunddp")
 
 
 class StopRequest(IntEnum):
-    """What is asked of the ranks; the greater goes before the less."""
+    """A request to the ranks; a greater one overrides a lesser one."""
 
     NONE = 0
-    REQUEUE = 1  # write a checkpoint, and have the job started again
-    STOP = 2  # write a checkpoint and end: whoever sent SIGTERM has decided about the job
+    REQUEUE = 1  # write a checkpoint, and let Slurm start the job again
+    STOP = 2  # write a checkpoint and end: the sender of SIGTERM has decided about the job
 
 
 class StopRequests:
-    """Notes signals and the end of the job's time while it is entered; :meth:`pending` tells of
+    """Notes signals and the end of the job's time within a ``with`` block; :meth:`pending` returns
     them.
 
-    Outside the main thread no signal is noted, which is said.
+    Outside the main thread no signals are noted, and rank 0 logs a warning.
     """
 
     def __init__(
         self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ
     ) -> None:
-        """Note nothing yet.
+        """Check the settings; nothing is noted yet.
 
         Args:
             config: Which signals, and how long before the job's end.
-            rank: Of the world; rank 0 alone asks Slurm.
-            environ: The job's variables of Slurm.
+            rank: This rank; only rank 0 asks Slurm.
+            environ: The environment, with Slurm's variables of the job.
 
         Raises:
             ConfigError: There is no such signal, or it would not reach this rank.
@@ -86,8 +86,8 @@ class StopRequests:
         _pending_requests[:] = []
         if threading.current_thread() is threading.main_thread():
             for number in self._requests:
-                # Ignored since before Python began, as under nohup: whoever started us does not
-                # want it handled.
+                # A signal may be ignored since before Python began, as under nohup: whoever started
+                # this process does not want it handled.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._handlers.set(number, self._note)
         elif self.rank == 0:
@@ -100,14 +100,14 @@ class StopRequests:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        # Another signal must not kill a rank that is about to say that it has stopped.
+        # Another signal must not kill a rank that is about to report that it has stopped.
         if isinstance(error, Stopped):
             return
         self._handlers.put_all_back()
         _pending_requests.extend(self._noted)
 
     def ignore_interrupts(self) -> None:
-        """Have Ctrl-C end nothing from now on: a checkpoint is to be written before the end."""
+        """Ignore Ctrl-C from now on, because a checkpoint has to be written first."""
         if (
             threading.current_thread() is threading.main_thread()
             and signal.SIGINT not in self._handlers
@@ -115,9 +115,9 @@ class StopRequests:
             self._handlers.set(signal.SIGINT, _do_nothing)
 
     def pending(self) -> tuple[StopRequest, int]:
-        """Return what is requested, and the number of the signal that said so.
+        """Return the strongest request, and the number of its signal.
 
-        The number is 0 for the end of the job's time, and where nothing is requested.
+        The number is 0 for the end of the job's time, and if nothing is requested.
         """
         if self._noted:
             return max(self._noted, key=lambda noted: noted[0])
@@ -127,19 +127,19 @@ class StopRequests:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM and telemetry.is_terminating():
-            # The supervisor ends this rank: no checkpoint can come of it, as the others end too. By
-            # the handler from before, so that the process dies of the signal, and the supervisor
-            # sees that.
+            # The supervisor ends this rank: no checkpoint can be written, because the others end
+            # too. Use the previous handler, so that the process dies of the signal, which the
+            # supervisor sees.
             self._handlers.put_back(signal.SIGTERM)
             os.kill(os.getpid(), number)
         else:
-            # list.append is one call into C, amid which no other signal's handler can come.
+            # list.append is a single call into C, which no other signal's handler can interrupt.
             self._noted.append((self._requests[signal.Signals(number)], number))
             self.ignore_interrupts()
 
     def _find_end(self) -> None:
-        # Newer versions of Slurm set this variable. Else squeue tells; in a thread, as a busy
-        # controller answers after seconds.
+        # Newer versions of Slurm set this variable. Otherwise ask squeue, in a thread, because a
+        # busy controller may take seconds to answer.
         end = self.environ.get("SLURM_JOB_END_TIME", "")
         if not self._lead_from(end) and _DIGITS.fullmatch(self.environ.get("SLURM_JOB_ID", "")):
             threading.Thread(
@@ -147,22 +147,24 @@ class StopRequests:
             ).start()
 
     def _lead_from(self, end: str) -> bool:
-        """Take the end of the job, in seconds since the epoch; False where it is none."""
+        """Set when to stop from the end of the job, in seconds since the epoch; return False if the
+        text is not such an end.
+        """
         left = 0.0
         if _DIGITS.fullmatch(end):
             left = float(end) - time.time()
         if not 0.0 < left < _LONGEST_JOB:
             return False
-        # Half of what is left, for a job of a few minutes: else it would stop at its first step,
-        # and be requeued for ever.
+        # Use at most half of the remaining time: otherwise a job of a few minutes would stop at its
+        # first step, and be requeued forever.
         self._stop_at = time.monotonic() + left - min(self.config.lead_seconds, left / 2)
         return True
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Handle a signal that is to end nothing.
+    """Handle a signal that must not end anything.
 
-    Not by SIG_IGN, which programs that this process starts would inherit.
+    SIG_IGN would not do, because programs that this process starts would inherit it.
     """
 
 
@@ -170,7 +172,7 @@ def numbers(names: Sequence[str]) -> list[signal.Signals]:
     """Return the numbers of signals.
 
     Args:
-        names: Without SIG.
+        names: The names, without SIG.
 
     Raises:
         ConfigError: There is no such signal, or it would not reach this rank.
@@ -196,11 +198,11 @@ def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) ->
     """Ask Slurm when the job ends.
 
     Args:
-        environ: With ``SLURM_JOB_ID``.
-        limit: Seconds for squeue.
+        environ: The environment, with ``SLURM_JOB_ID``.
+        limit: The time limit of squeue in seconds.
 
     Returns:
-        Seconds since the epoch, as text; something else, or nothing, where Slurm does not tell.
+        Seconds since the epoch, as text; another text, or an empty one, if Slurm does not know.
     """
     command = ("squeue", "--noheader", f"--jobs={environ['SLURM_JOB_ID']}", "--format=%e")
     return slurm_command.output(*command, environ=environ, timeout=limit).strip()
@@ -208,10 +210,10 @@ def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) ->
 
 @contextlib.contextmanager
 def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
-    """Keep signals, and SIGTERM, from all that is started within.
+    """Keep signals, and SIGTERM, from all processes that are started within the block.
 
-    Slurm sends them to every process of a step. They are blocked, which children inherit; one that
-    comes meanwhile is noted at the end.
+    Slurm sends them to every process of a step. Children inherit that they are blocked. A signal
+    that arrives meanwhile is delivered at the end of the block.
 
     Args:
         signals: Names without SIG.
@@ -226,8 +228,8 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         if method == "forkserver":
-            # A server that starts now has them blocked for good, and so have the script's own
-            # processes that come from it. They are to get them again.
+            # A server that starts now keeps them blocked, and so do the script's own processes that
+            # it forks, which have to unblock them.
             child_processes.call_in_fork_server(fork_server.__name__, fork_server.begin.__name__)
         yield
     finally:
@@ -235,10 +237,10 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
 
 
 def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
-    """Begin to iterate over a loader, whose workers do not get signals; only their rank ends them.
+    """Begin to iterate over a loader, and keep signals from its workers; only their rank ends them.
 
     Args:
-        loader: torch's; its workers start now.
+        loader: A loader of torch, whose workers start now.
         signals: Names without SIG.
     """
     if not loader.num_workers:
@@ -246,8 +248,9 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
     method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     init = loader.worker_init_fn
     if method == "fork":
-        # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may
-        # leave the child waiting for ever for a lock of the interpreter's that nobody holds.
+        # If the fork coincides with the start or end of a thread, as Gloo's threads do in Python
+        # after a collective, the child may wait forever for a lock of the interpreter that no
+        # thread holds.
         wait_for_gloo_threads()
     loader.worker_init_fn = _WorkerInit(signals, init)
     try:
@@ -259,19 +262,20 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
 
 @dataclass
 class _WorkerInit:
-    """Called first in a loader worker: keeps signals from it, and then calls the script's own.
+    """The ``worker_init_fn`` of loader workers: keeps signals from a worker, then calls the
+    script's own.
 
     Attributes:
         signals: Names without SIG.
-        then: The script's ``worker_init_fn``; None where it has none.
+        then: The script's ``worker_init_fn``; None if it has none.
     """
 
     signals: Sequence[str]
     then: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
-        # A forked worker has the rank's handlers. SIGTERM stays blocked, and the thread below takes
-        # it: who sent it decides what it means.
+        # A forked worker has the rank's handlers. SIGTERM stays blocked, and the thread below
+        # receives it, because its meaning depends on the sender.
         for number in numbers(self.signals):
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -280,8 +284,8 @@ class _WorkerInit:
             self.then(worker_id)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A process of a fork server unpickles what it is to run before it begins: here it learns
-        # that it will be a loader worker.
+        # A process of a fork server unpickles its target before it begins: here it learns that it
+        # will be a loader worker.
         vars(self).update(state)
         fork_server.keep_signals_blocked()
 
@@ -289,15 +293,16 @@ class _WorkerInit:
 def _end_with_rank() -> None:
     """End this worker when its rank sends SIGTERM, or is gone.
 
-    torch and ``multiprocessing`` send that to a worker that hangs. torch looks for its parent's end
-    as well, but in vain below a fork server, which lives as long as its workers.
+    torch and ``multiprocessing`` send SIGTERM to a worker that hangs. torch's workers also watch
+    their parent, but under a fork server that is useless, because the server lives as long as its
+    workers.
     """
     rank = multiprocessing.parent_process()
     while rank is None or rank.is_alive():
         received = signal.sigtimedwait([signal.SIGTERM], _PARENT_POLL_SECONDS)
-        # Slurm's own SIGTERM comes from another process, and is not for workers: the rank may need
+        # Slurm's SIGTERM comes from another process, and must not end workers: the rank may need
         # their batches for the steps until its checkpoint.
         if rank and received and received.si_pid == rank.pid:
             break
-    # Not sys.exit(), which would end this thread alone.
+    # sys.exit() would end only this thread.
     os._exit(0)

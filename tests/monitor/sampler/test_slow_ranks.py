@@ -28,8 +28,8 @@ def looks_of(sampler: int) -> list[int]:
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        (MadeUp(slow={3: 0.05}), "it is its own work, not the wait for data"),
-        (MadeUp(slow_data={3: 0.05}), "it is its wait for data"),
+        (MadeUp(slow={3: 0.05}), "the extra time is its own work, not the wait for data"),
+        (MadeUp(slow_data={3: 0.05}), "the extra time is its wait for data"),
     ],
 )
 def test_a_slow_rank_is_named_once_while_the_job_runs(
@@ -38,7 +38,7 @@ def test_a_slow_rank_is_named_once_while_the_job_runs(
     folder = run.write(tmp_path)
     with supervised(folder, seconds=0.02) as job:
         [line] = until(lambda: said(job))
-        assert line.startswith("rank 3 on node02: 49.9 ms more of its own in each step")
+        assert line.startswith("rank 3 on node02: 49.9 ms longer for its part of each step")
         assert line.endswith(why)
         # At the third sample after it, the sampler has reaped the look.
         count = len(job.rows("node"))

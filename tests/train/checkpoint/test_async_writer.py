@@ -74,7 +74,7 @@ def test_a_full_disk_loses_nothing_and_training_goes_on(
             assert said == [text := str(error.value)]
             said.clear()
             assert f"step {step} " in text
-            assert tells(text, "last whole", "step-00000001.pt")
+            assert tells(text, "last complete", "step-00000001.pt")
             assert text.endswith(f"-> {hint}")
             assert loaded(directory)["step"] == 1
             assert not list(small_disk.glob("*.tmp"))
@@ -108,7 +108,7 @@ def test_a_failure_is_raised_in_training_and_the_next_one_works(tmp_path: Path) 
     said: list[str] = []
     writer = AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), said.append)
     writer.write(1, {"step": 1})
-    with pytest.raises(CheckpointError, match=r"No such file.*last whole .*none -> "):
+    with pytest.raises(CheckpointError, match=r"No such file.*last complete .*none -> "):
         writer.wait()
     folder.mkdir()
     writer.write(2, {"path": Path("x")})

@@ -182,7 +182,7 @@ def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(
 
 
 REFUSED = (
-    r"another run has begun to write checkpoints here since, and this run's are refused; expected"
+    r"another run has since begun to write checkpoints here, so this run may not; expected"
     r" .* -> "
 )
 

@@ -128,7 +128,7 @@ def test_what_reads_back_wrong_never_gets_the_name(
             os.pwrite(descriptor, b"\0", 200)
 
     monkeypatch.setattr(os, "fsync", wrong_fsync)
-    with pytest.raises(OSError, match="reads back"):
+    with pytest.raises(OSError, match="read back"):
         save_checkpoint(path, {"epoch": 2})
     assert load_checkpoint(path) == {"epoch": 1}
     assert list(tmp_path.iterdir()) == [path]

@@ -332,7 +332,7 @@ def test_a_path_begins_another_course_and_never_refuses(
 
 
 REFUSED = (
-    r"another run has begun to write checkpoints here since, and this run's are refused; expected"
+    r"another run has since begun to write checkpoints here, so this run may not; expected"
     r" .* -> "
 )
 
