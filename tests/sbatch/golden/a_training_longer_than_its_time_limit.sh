@@ -37,7 +37,8 @@ srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
 # 143: there is a checkpoint, and Slurm is about to end the job. Slurm before 24.05 takes a preempted job
 # that ends by itself for done. Later versions requeue it, and may requeue one that waits twice.
 slurm=$(srun --version || true)
-if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < 24.05 ]]; then
+requeues=24.05
+if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < $requeues ]]; then
   sleep 600 || true
 fi
 exit "$code"
