@@ -487,13 +487,13 @@ def _await_end(job: SlurmJob) -> list[str]:
             f" {_REQUEUES_WHAT_ENDS} takes a preempted job"
         ),
         (
-            "# that ends by itself for done. Later versions requeue it, and may requeue one that"
-            " waits twice."
+            "# that ends by itself for done. Later versions requeue it; if it waits, they may"
+            " requeue it twice."
         ),
         "slurm=$(srun --version || true)",
         # In a variable, as ShellCheck takes `<` between two texts with dots for a mistake.
         f"requeues={_REQUEUES_WHAT_ENDS}",
-        ('if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < $requeues ]]; then'),
+        'if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < $requeues ]]; then',
         *(["  clean_up"] if job.stage else []),
         f"  sleep {_SLEEP} || true",
         "fi",
