@@ -59,12 +59,8 @@ def scene(gpus: FakeGpus | None) -> Scene:
 
 def stalled(gpus: FakeGpus, **changes: Any) -> Scene:
     """Three ranks of which none makes a step, and which are asked about their GPUs since 4.1."""
-    known: dict[str, Any] = {
-        "stall_timeout": 3.0,
-        "step": lambda: 7,
-        "stacks": lambda: ALL_REDUCE,
-    }
-    it = Scene(gpus=gpus, **known | changes)
+    context: dict[str, Any] = {"stall_timeout": 3.0, "stacks": lambda: ALL_REDUCE, "gpus": gpus}
+    it = Scene(step=lambda: 7, **context, **changes)
     for rank in (1, 2):
         it.say(rank, Ping(7), now=1.0)
     it.monitor.tick(1.0)
