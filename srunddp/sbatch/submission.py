@@ -1,0 +1,63 @@
+"""A job script that another script submits by sbatch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from srunddp.sbatch.bash import commands
+from srunddp.sbatch.bash_variables import unquoted, variables
+from srunddp.sbatch.launch import TALKERS, line_of
+from srunddp.sbatch.slurm_options import takes_next
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A command with sbatch.
+
+    Attributes:
+        line: the number of its line, or of the line that sets a variable to it, from 1.
+        script: the job script; empty if the command has none.
+    """
+
+    line: int
+    script: str
+
+
+def find_submission(text: str) -> Submission | None:
+    """Find the first command of a script that submits a job.
+
+    Args:
+        text: the script.
+
+    Returns:
+        None if there is none.
+    """
+    for line, words in sorted(_with_words(text)):
+        program = next((at for at, each in enumerate(words) if "=" not in each), len(words))
+        if words[program:] and words[program].rpartition("/")[2] == "sbatch":
+            return Submission(line, _script(words[program + 1 :]))
+    return None
+
+
+def _with_words(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the words of each command, also of those in variables and in ``$(…)``."""
+    found = list(commands(text))
+    for command in found:
+        texts = [word.text for word in command.words]
+        if texts[0] not in TALKERS:
+            yield line_of(text, command.words[0]), texts
+    for variable in variables(found).values():
+        value = variable.value
+        if value.startswith("$(") and value.endswith(")"):
+            value = unquoted(value[2:-1])
+        for command in commands(value):
+            yield line_of(text, variable.word), [word.text for word in command.words]
+
+
+def _script(words: Sequence[str]) -> str:
+    """Return the first word behind sbatch that is no option and no value of one."""
+    left = list(words)
+    while left and left[0].startswith("-"):
+        word = left.pop(0)
+        if takes_next(word) and left:
+            left.pop(0)
+    return left[0] if left else ""
