@@ -21,7 +21,8 @@ from srunddp.sbatch.gpus_per_task import GpusPerTask
 from srunddp.sbatch.hidden_launch import HiddenLaunch, find_hidden
 from srunddp.sbatch.launch import NAMED, Launch, find_launches, line_of
 from srunddp.sbatch.python_under_srun import find_python
-from srunddp.sbatch.step_size import options_in, size_options, split_options, with_size
+from srunddp.sbatch.quoted_launch import QuotedLaunch, find_quoted
+from srunddp.sbatch.step_size import size_options, split_options, with_held_options, with_size
 from srunddp.sbatch.submission import find_submission
 
 # Words before the launcher that have to stay before srun as well.
@@ -105,6 +106,10 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
     carried = carried or Carried()
     text = _read(path)
     launches = find_launches(commands(text))
+    quoted = None if launches else _unquoted(text)
+    if quoted:
+        text = quoted.text
+        launches = find_launches(commands(text))
     named = [number for number, line in enumerate(text.splitlines(), 1) if NAMED.match(line)]
     if len(launches) != 1:
         raise _not_one(path, text, launches, named, carried)
@@ -119,6 +124,8 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
         )
     gpus = GpusPerTask.of(text)
     notes = [f"{where}: {each}" for each in _notes(text, launch)]
+    if quoted:
+        notes.append(f"{where}: {quoted.shell} is left out: it would start only srunddp")
     notes += [
         f"{where}: {each} is left out: the script has its own {each.partition('=')[0]}"
         for each in carried.srun
@@ -142,6 +149,17 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
         begin = gpus.replaced(begin)
     end = text[launch.script[0].start :]
     return f"{begin}{_replacement(text, launch, carried)} {end}", notes
+
+
+def _unquoted(text: str) -> QuotedLaunch | None:
+    """Find a launch in quotes that can be replaced; for others the error has more to say."""
+    quoted = find_quoted(text)
+    if not quoted:
+        return None
+    launches = find_launches(commands(quoted.text))
+    if len(launches) != 1 or _obstacle(quoted.text, launches[0]):
+        return None
+    return quoted
 
 
 def _read(path: str) -> str:
@@ -399,8 +417,7 @@ def _meant_for_one_task(text: str, launch: Launch) -> _Obstacle | None:
 
 def _texts_before(text: str, launch: Launch) -> list[str]:
     """Return the words before the launcher, with the options that variables hold in their place."""
-    values = variables(commands(text))
-    return [each for word in launch.texts_before for each in options_in(word, values) or [word]]
+    return with_held_options(launch.texts_before, variables(commands(text)))
 
 
 def _chosen_gpus(text: str, launch: Launch) -> _Obstacle | None:

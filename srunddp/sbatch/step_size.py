@@ -108,6 +108,11 @@ def first_option(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return option, left
 
 
+def has_size(words: Sequence[str]) -> bool:
+    """Tell whether an option for the step's size is among words."""
+    return any(_SIZE.fullmatch(each) for each in words)
+
+
 def split_options(
     words: Sequence[str], values: Mapping[str, Variable]
 ) -> tuple[list[list[str]], list[str]]:
@@ -141,6 +146,11 @@ def options_in(word: str, values: Mapping[str, Variable]) -> list[str]:
     return held if held and held[0].startswith("-") else []
 
 
+def with_held_options(words: Sequence[str], values: Mapping[str, Variable]) -> list[str]:
+    """Return words with the options that variables hold in the place of the variables."""
+    return [each for word in words for each in options_in(word, values) or [word]]
+
+
 def with_size(
     words: Sequence[str], size: Sequence[str], values: Mapping[str, Variable]
 ) -> list[str]:
@@ -161,6 +171,6 @@ def with_size(
         if _SIZE.fullmatch(option[0]):
             continue
         kept += option
-        if any(_SIZE.fullmatch(each) for each in options_in(option[0], values)):
+        if has_size(options_in(option[0], values)):
             place = len(kept)
     return [*kept[:place], *size, *kept[place:], *command]
