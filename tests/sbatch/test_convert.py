@@ -462,13 +462,15 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             " --lr 1 >out",
         ),
         (
-            'RUN="python -u"\nCMD="cd x && $RUN t.py"\nsrun $OPTS bash -c "RANK=\\$SLURM_PROCID $CMD"',
+            'RUN="python -u"\nCMD="cd x && $RUN t.py"\n'
+            'srun $OPTS bash -c "RANK=\\$SLURM_PROCID $CMD"',
             "no commands with",
             "once a rank; srunddp takes the place of python; write in line 3: srun $OPTS srunddp"
             " t.py",
         ),
         (
-            'CMD="sbatch --parsable -N2 --time 9 \\\n --array=0-3 -W jobs/one.slurm a"\nID=$($CMD)\n',
+            'CMD="sbatch --parsable -N2 --time 9 \\\n --array=0-3 -W jobs/one.slurm a"\n'
+            "ID=$($CMD)\n",
             "no commands with",
             "line 1 submits another job script: convert jobs/one.slurm by --from",
         ),
