@@ -129,7 +129,7 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
     notes += [
         f"{where}: {each} is left out: the script has its own {each.partition('=')[0]}"
         for each in carried.srun
-        if _is_given(each, launch)
+        if _is_given(each, text, launch)
     ]
     own = launcher_options.run_options(launch.given)
     notes += [
@@ -520,7 +520,7 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
     before = [word.source for word in launch.words[: launch.before]]
     step = [
         *size_options(text, launch),
-        *(each for each in carried.srun if not _is_given(each, launch)),
+        *(each for each in carried.srun if not _is_given(each, text, launch)),
     ]
     values = variables(commands(text))
     srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
@@ -565,7 +565,7 @@ def _among(option: str, others: Sequence[str]) -> str:
     return next((each for each in others if each.partition("=")[0] == name), "")
 
 
-def _is_given(option: str, launch: Launch) -> bool:
+def _is_given(option: str, text: str, launch: Launch) -> bool:
     """Tell whether the script itself gives an option of srun, which then wins."""
-    names = {each.partition("=")[0] for each in launch.texts_before}
+    names = {each.partition("=")[0] for each in _texts_before(text, launch)}
     return option.partition("=")[0] in names

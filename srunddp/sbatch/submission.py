@@ -1,5 +1,6 @@
 """A job script that another script submits by sbatch."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,9 @@ from srunddp.sbatch.bash import commands
 from srunddp.sbatch.bash_variables import unquoted, variables
 from srunddp.sbatch.launch import TALKERS, line_of
 from srunddp.sbatch.slurm_options import takes_next
+
+# A job that goes on in another one.
+_ITSELF = re.compile(r"\$0|\$\{0\}|.*BASH_SOURCE.*")
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Submission:
 
 
 def find_submission(text: str) -> Submission | None:
-    """Find the first command of a script that submits a job.
+    """Find the first command of a script that submits a job with another script.
 
     Args:
         text: the script.
@@ -34,7 +38,9 @@ def find_submission(text: str) -> Submission | None:
     for line, words in sorted(_with_words(text)):
         program = next((at for at, each in enumerate(words) if "=" not in each), len(words))
         if words[program:] and words[program].rpartition("/")[2] == "sbatch":
-            return Submission(line, _script(words[program + 1 :]))
+            script = _script(words[program + 1 :])
+            if not _ITSELF.fullmatch(script):
+                return Submission(line, script)
     return None
 
 

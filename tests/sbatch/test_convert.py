@@ -274,6 +274,8 @@ def test_a_shell_for_the_launch_alone_is_left_out(launch: str, made: str, tmp_pa
     [
         f"srun bash -c 'cd x && torchrun {TWO} t.py'",
         f"srun bash -c 'torchrun {TWO} t.py > out'",
+        f"srun bash -c 'torchrun {TWO} t.py &'",
+        f"srun bash -c 'torchrun {TWO} t.py # all'",
         f"srun bash -c 'torchrun {TWO} t.py $SLURM_NODEID'",
         f"srun bash -c 'torchrun {TWO} t.py --name=\\$X'",
         f"srun bash -c 'torchrun {TWO} *.py'",
@@ -318,6 +320,12 @@ def test_options_of_site_and_user_are_carried(tmp_path: Path) -> None:
         "    NCCL_DEBUG='$WARN' \\\n    ACCELERATE_MIXED_PRECISION=bf16 \\\n"
         "    '/opt/a b/srunddp' --restarts=1 --ifaces=/etc/ifaces.conf -m pkg.train\n"
     )
+    assert tells(notes[0], "--mpi=pmi2", "left out", "--mpi")
+    (tmp_path / "job.sh").write_text(
+        'O="--mpi=pmix -n1"\nsrun $O torchrun --nproc-per-node=2 t.py\n'
+    )
+    made, notes = convert(str(tmp_path / "job.sh"), carried)
+    assert f"\nsrun $O {step} --kill-on-bad-exit=1 --label \\\n" in made
     assert tells(notes[0], "--mpi=pmi2", "left out", "--mpi")
 
 
@@ -379,6 +387,11 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             ' --ntasks=8 --ntasks-per-node="$((8 / SLURM_NNODES))" --cpus-per-task="$(('
             '$SLURM_CPUS_ON_NODE / $((8 / SLURM_NNODES))))" --kill-on-bad-exit=1 env VALUES srunddp'
             " t.py",
+        ),
+        (
+            "if a; then\n  torchrun a.py\nelse\n  torchrun --nproc-per-node=2 b.py > out 2>&1 &\nfi\n",
+            "2 commands with",
+            f"in line 4: srun {STEP.format(1, 2, 2, 2)} --kill-on-bad-exit=1 srunddp b.py > out 2>&1 &",
         ),
         (
             "if a; then torchrun a.py; else torchrun --nproc-per-node=2 b.py; fi\n",
@@ -483,6 +496,11 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             "ID=$(sbatch --parsable one.sh)\n",
             "no commands with",
             "line 1 submits another job script: convert one.sh by --from",
+        ),
+        (
+            'mpirun python t.py\nsbatch --dependency=afterok:$SLURM_JOB_ID "$0"\n',
+            "no commands with",
+            "write one task for each GPU, and srunddp for the launcher: ",
         ),
     ],
 )
