@@ -389,9 +389,11 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             " t.py",
         ),
         (
-            "if a; then\n  torchrun a.py\nelse\n  torchrun --nproc-per-node=2 b.py > out 2>&1 &\nfi\n",
+            "if a; then\n  torchrun a.py\nelse\n  torchrun --nproc-per-node=2 b.py > out 2>&1 &\n"
+            "fi\n",
             "2 commands with",
-            f"in line 4: srun {STEP.format(1, 2, 2, 2)} --kill-on-bad-exit=1 srunddp b.py > out 2>&1 &",
+            f"in line 4: srun {STEP.format(1, 2, 2, 2)} --kill-on-bad-exit=1 srunddp b.py > out"
+            " 2>&1 &",
         ),
         (
             "if a; then torchrun a.py; else torchrun --nproc-per-node=2 b.py; fi\n",
