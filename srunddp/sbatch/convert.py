@@ -217,8 +217,15 @@ def _hint_without_launch(text: str) -> str:
         ]
         return "; ".join(steps)
     if submission := find_submission(text):
-        script = submission.script or "that script"
-        return f"line {submission.line} submits another job script: convert {script} by --from"
+        if not submission.script:
+            return (
+                f"line {submission.line} submits another job: write its script to a file, and"
+                " convert that by --from"
+            )
+        return (
+            f"line {submission.line} submits another job script: convert {submission.script} by"
+            " --from"
+        )
     return (
         "write one task for each GPU, and srunddp for the launcher: srun --ntasks-per-node=GPUS"
         ' --cpus-per-task="$((SLURM_CPUS_ON_NODE / GPUS))" srunddp train.py'

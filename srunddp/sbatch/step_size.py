@@ -11,7 +11,7 @@ _SIZE = re.compile(
     r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-(?:node|gpu|core|socket))?|cpus-per-(?:task|gpu))(?:=.*)?",
     re.DOTALL,
 )
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_VARIABLE = re.compile(r"\"?\$\{?(\w+)(?:\[[@*]\])?\}?\"?")
 # Options of srun without a value, which are often written before a command.
 _FLAGS = re.compile(
     r"-[luKkvQsEOX]|--(label|unbuffered|no-kill|verbose|quiet|exclusive|overlap|oversubscribe|exact"
@@ -142,7 +142,7 @@ def options_in(word: str, values: Mapping[str, Variable]) -> list[str]:
     found = _VARIABLE.fullmatch(word)
     if not found or found[1] not in values:
         return []
-    held = values[found[1]].value.split()
+    held = re.sub("[()]", " ", values[found[1]].value).split()  # an array's, too
     return held if held and held[0].startswith("-") else []
 
 

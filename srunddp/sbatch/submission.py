@@ -19,7 +19,7 @@ class Submission:
 
     Attributes:
         line: the number of its line, or of the line that sets a variable to it, from 1.
-        script: the job script; empty if the command has none.
+        script: the job script; empty if it is no file, as with ``--wrap``.
     """
 
     line: int

@@ -226,6 +226,11 @@ def test_ranks_do_not_get_the_scripts_own_ranks(
             f"srun -l $OPTS {SIZE} {{}} -u srunddp",
         ),
         ("--label", "srun $OPTS -n2 torchrun", f"srun {SIZE} {{}} $OPTS srunddp"),
+        (
+            '-l"\nOPTS+=" -n 2',
+            "srun $OPTS torchrun",
+            f"srun $OPTS {SIZE} {{}} srunddp",
+        ),
         ("wrapper", "srun $OPTS -n2 torchrun", f"srun {SIZE} {{}} $OPTS -n2 srunddp"),
     ],
 )
@@ -235,6 +240,13 @@ def test_options_in_a_variable_do_not_undo_the_size(
     text, notes = converted(tmp_path, f'OPTS="{variable}"\n{launch} {TWO} t.py\n')
     assert text.endswith(f"\n{made.format('--kill-on-bad-exit=1')} t.py\n")
     assert bool(notes) == (variable == "wrapper")
+
+
+def test_options_in_an_array_do_not_undo_the_size(tmp_path: Path) -> None:
+    begin = "OPTS=(--label)\nOPTS+=(--nodes=2 --ntasks=2)\n"
+    text, notes = converted(tmp_path, f'{begin}srun "${{OPTS[@]}}" torchrun {TWO} t.py\n')
+    assert text == f'{begin}srun "${{OPTS[@]}}" {SIZE} --kill-on-bad-exit=1 srunddp t.py\n'
+    assert notes == []
 
 
 @pytest.mark.parametrize(
@@ -498,6 +510,16 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             "ID=$(sbatch --parsable one.sh)\n",
             "no commands with",
             "line 1 submits another job script: convert one.sh by --from",
+        ),
+        (
+            "sbatch -N 2 <<END\ntorchrun t.py\nEND\n",
+            "no commands with",
+            "line 1 submits another job: write its script to a file, and convert that by --from",
+        ),
+        (
+            'L="torchrun --nproc-per-node=2"\nL+=" --max-restarts=3"\nsrun $L t.py\n',
+            "job.sh:1: torchrun in the variable L",
+            "--kill-on-bad-exit=1 srunddp --restarts=3 t.py",
         ),
         (
             'mpirun python t.py\nsbatch --dependency=afterok:$SLURM_JOB_ID "$0"\n',
