@@ -125,6 +125,16 @@ def test_nobody_waits_longer_than_three_seconds() -> None:
     assert it.root_cause.gpu_faults == ()
 
 
+def test_while_others_are_asked_rank_zero_wakes_when_their_time_is_over() -> None:
+    """Neither later nor again and again before."""
+    it = scene(FakeGpus())
+    it.say(2, HasFailed.about(BOOM))
+    assert it.monitor.tick(0.0) == pytest.approx(3.0)
+    assert it.monitor.tick(2.0) == pytest.approx(1.0)
+    it.monitor.tick(3.0)
+    assert it.root_cause.ranks == (2,)
+
+
 def test_rank_zero_looks_soon_whether_its_own_driver_has_answered() -> None:
     """Also in the turn in which it asks."""
     it = scene(FakeGpus(None))
