@@ -214,11 +214,11 @@ class PeerError(SrunddpError):
 
 
 class ReassignedError(Exception):
-    """Tells the caller that this task has another rank from now on, and has to repeat the
+    """Tells the caller that this task has another number from now on, and has to repeat the
     rendezvous with it. It is no failure.
 
     Attributes:
-        rank: The task's new rank.
+        rank: The task's new number, which is a rank unless the task waits on a spare node.
         ranks_per_node: How many ranks each node has from now on, written as Slurm writes counts;
             empty if the other ranks keep their numbers.
         expected: On rank 0, the numbers of the other tasks that repeat the rendezvous.
@@ -228,8 +228,8 @@ class ReassignedError(Exception):
         """Set the attributes.
 
         Args:
-            rank: The task's new rank.
-            ranks_per_node: How many ranks each node has; empty if they keep their numbers.
+            rank: The task's new number.
+            ranks_per_node: How many ranks each node has; empty if the ranks keep their numbers.
             expected: On rank 0, the other tasks that repeat the rendezvous.
         """
         super().__init__(rank)

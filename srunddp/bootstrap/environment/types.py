@@ -158,13 +158,13 @@ class Environment(Identity):
         not_chosen: for each key of :attr:`sources`, and for ``master``, what else gave a value, and
             the reason why it does not count unless that is obvious.
         notes: lines for the user, such as what was ignored and why.
-        node_sizes: the number of ranks on each node, in the order of the nodes, if ranks may move
-            to other nodes during the run; else empty.
+        node_sizes: the number of ranks on each node, in the order of the nodes, if the ranks' nodes
+            may change during the run; else empty.
         spares: how many task numbers from ``world_size`` on have no rank. After a node was lost and
             no spare node has replaced it, some of these numbers have no task either.
         min_nodes: the fewest nodes with which the run goes on when no spare node is left; 0 if it
             needs all nodes.
-        first_world_size: the number of ranks in the first start, if ranks may move to other nodes;
+        first_world_size: the number of ranks in the first start, if the ranks' nodes may change;
             else 0.
         layout: how often the ranks have been renumbered in this run.
     """

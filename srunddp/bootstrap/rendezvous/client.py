@@ -119,7 +119,7 @@ def join(
         RendezvousError: rank 0 was not found in time, refused this rank, was lost, or has only
             addresses of another family; or rank 0 has ended the rendezvous with an error.
         PeerError: a rank failed during the rendezvous, perhaps this one.
-        ReassignedError: this task has been given another rank.
+        ReassignedError: this task has been given another number.
     """
     own = own or Authenticator()
     cancel = interrupt or CancelToken()

@@ -227,8 +227,8 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
 
 @dataclass(frozen=True)
 class NotMet(RendezvousMessage, kind="not_met"):
-    """The rendezvous has failed, although no rank has: some ranks did not come, or they differ in
-    version, world size or address family.
+    """The rendezvous has failed, although no rank has: some ranks did not come, or they do not fit
+    together, for example because their versions differ.
 
     Attributes:
         text: The text of rank 0's error.

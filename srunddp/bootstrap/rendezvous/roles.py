@@ -81,7 +81,7 @@ def rendezvous(
     Raises:
         SrunddpError: the rendezvous failed.
         PeerError: a rank failed during the rendezvous; this rank, if ``interrupt`` ended it.
-        ReassignedError: this task has been given another rank.
+        ReassignedError: this task has been given another number.
     """
     role = role_of(setup)
     if role is Role.ALONE:
