@@ -510,13 +510,15 @@ def _report(job: SlurmJob) -> list[str]:
     else:
         step = []
     folder = word(job.monitor_folder)
+    # A report may take longer than a preempted job has left, see _await_end().
+    not_preempted = ' && [ "$code" != 143 ]' if job.requeue else ""
     first, *rest = [
         *step,
         f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={folder} || true',
     ]
     return [
         "# If Slurm ends the job there is no time for a report: the same command writes it later.",
-        'if [ -z "$ended" ]; then',
+        f'if [ -z "$ended" ]{not_preempted}; then',
         # Without --foreground, timeout would leave the script's process group, and a signal to the
         # group would not reach the report.
         *_indented(_continued([f"timeout --foreground {_REPORT} {first}", *rest])),
