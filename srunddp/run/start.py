@@ -17,6 +17,7 @@ from srunddp.bootstrap.rendezvous.rank_setup import (
     RendezvousOptions,
     bind,
     listen_as_deputy,
+    listen_for_next_start,
     prepare,
 )
 from srunddp.errors import ConfigError, Scope, SrunddpError
@@ -74,10 +75,10 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
         if plan.command.restarts:
             check_readable_again(plan.script)
         output, monitor = _open_files(plan, limits)
-        setup = prepare(plan.rendezvous, environment)
+        setup = _prepare(plan, limits)
         interface = setup.interface
         check_open_files(environment)
-        setup = listen_as_deputy(bind(setup))
+        setup = listen_for_next_start(listen_as_deputy(bind(setup)))
     except SrunddpError as error:
         leave_before_meeting(error, environment, plan.rendezvous, interface)
     # Bind before the fork, because the worker inherits the affinity mask.
@@ -101,6 +102,27 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
         on_rendezvous=on_rendezvous,
         say=say,
         limits=limits,
+    )
+
+
+def _prepare(plan: RunPlan, limits: Limits) -> RankSetup:
+    """Choose this rank's interface. A node that was cut off may have none until its link is up.
+
+    Raises:
+        ConfigError: ifaces.conf or the interface is wrong.
+    """
+    options = plan.rendezvous
+    rejoin = options.rejoin
+    try:
+        return prepare(options, plan.environment)
+    except ConfigError:
+        if rejoin is None or rejoin.spare_nodes is None or plan.environment.rank == 0:
+            raise
+    # Imported here because in most runs the ranks' nodes stay.
+    from srunddp.spare_nodes.returning import wait_for_link
+
+    return wait_for_link(
+        lambda: prepare(options, plan.environment), plan.environment.node, limits.returns_within
     )
 
 

@@ -3,6 +3,9 @@
 Of the nodes that had ranks in the last start, those that are whole stay. A spare node takes the
 place of one that is not. If no spare node is left, the place is left out, down to ``--min-nodes``,
 and the ranks are numbered anew. A run without that option needs all places.
+
+The tasks of a node that was given up may come back. Their node is a spare one then, the last of
+all. It takes no ranks in the start that follows the one in which it was given up.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -60,7 +63,13 @@ class NodeChoice:
 
 
 def choose_nodes(
-    sizes: tuple[int, ...], nodes: Mapping[int, str], *, own: int, min_nodes: int
+    sizes: tuple[int, ...],
+    nodes: Mapping[int, str],
+    *,
+    own: int,
+    min_nodes: int,
+    tasks: int,
+    left: Collection[str] = (),
 ) -> NodeChoice:
     """Choose the nodes of the next start from the tasks that are there.
 
@@ -68,15 +77,20 @@ def choose_nodes(
 
     Args:
         sizes: How many ranks each node had in the last start.
-        nodes: The node of each task that is there, by the task's number in the last start.
+        nodes: The node of each task that is there, by the task's number in the last start, or
+            behind these if it comes back.
         own: The number of the task that is rank 0 in the next start. It is not 0 if the task takes
             over from rank 0.
         min_nodes: The number of ``--min-nodes``; 0 without the option.
+        tasks: How many numbers there are for ranks and tasks of spare nodes.
+        left: The nodes that the last start has given up.
 
     Raises:
         RendezvousError: There are too few nodes, or that of ``own`` is not whole.
     """
     spare = _spare_nodes(sum(sizes), nodes)
+    for each in left:
+        spare.pop(each, None)
     beside_own = [number for number in spare.pop(nodes[own], []) if number != own]
     first: Place | None = None
     others = list[Place]()
@@ -101,7 +115,7 @@ def choose_nodes(
     places = (first, *others)
     if len(places) < fewest_nodes(len(sizes), min_nodes):
         raise _too_few(places, left_out, len(sizes), min_nodes)
-    return NodeChoice(places, tuple(left_out), _numbers(places, nodes, sizes))
+    return NodeChoice(places, tuple(left_out), _numbers(places, nodes, sizes, tasks))
 
 
 def _sizes(places: Sequence[Place]) -> tuple[int, ...]:
@@ -139,15 +153,16 @@ def _place(ranks: range, node: str, tasks: Sequence[int]) -> Place | None:
 
 
 def _numbers(
-    places: Sequence[Place], nodes: Mapping[int, str], sizes: tuple[int, ...]
+    places: Sequence[Place], nodes: Mapping[int, str], sizes: tuple[int, ...], tasks: int
 ) -> dict[int, int]:
     """Return the new number of each task that stays, by its number so far."""
     ranks = [task for place in places for task in place.tasks]
     waiting = sorted(nodes.keys() - {*ranks} - {*range(sum(sizes))})
     numbers = {task: rank for rank, task in enumerate(ranks)}
-    if _sizes(places) == sizes:
+    if _sizes(places) == sizes and all(task < tasks for task in nodes):
         return numbers | {task: task for task in waiting}
-    # Their numbers may be those of ranks now, or too far behind the last rank's.
+    # Their numbers may be those of ranks now, or too far behind the last rank's. Those that come
+    # back get the last ones, as their nodes are to be used last.
     return numbers | {task: len(ranks) + index for index, task in enumerate(waiting)}
 
 

@@ -72,6 +72,7 @@ def set_spare_nodes(environment: Environment, count: int, min_nodes: int = 0) ->
         spares=sum(spare),
         node_sizes=with_ranks,
         min_nodes=min_nodes,
+        task=environment.rank,
     )
 
 

@@ -5,13 +5,15 @@ network may go on.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from srunddp.spare_nodes.choice import fewest_nodes
 from srunddp.spare_nodes.lease import Lease
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.failure import FailureCategory
 from srunddp.supervisor.messages import Ping, Pong, Verdict
 from srunddp.supervisor.node_replacement import NextStart
 from srunddp.supervisor.restart import Starts
@@ -40,6 +42,8 @@ class RankZeroSpareNodes:
         *,
         can_move: bool,
         min_nodes: int = 0,
+        returning_numbers: Mapping[str, tuple[int, ...]] | None = None,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         """Begin when all tasks have met.
 
@@ -52,8 +56,13 @@ class RankZeroSpareNodes:
             can_move: See the class.
             min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it
                 needs all.
+            returning_numbers: By node, the numbers with which its tasks come back after the node
+                was given up; None if they do not come back.
+            waiting: Returns how many tasks of given-up nodes wait for the next start.
         """
         self._min_nodes = min_nodes
+        self._returning_numbers = returning_numbers or {}
+        self._waiting = waiting
         self._numbers = numbers
         self.can_move = can_move
         self._nodes = nodes
@@ -151,13 +160,21 @@ class RankZeroSpareNodes:
             left: The nodes that are given up, all of which have ranks.
         """
         places = len(self._nodes_with_ranks)
-        remaining = places - len(left) + min(self.free(left), len(left))
+        free = self.free(left)
+        if free < len(left):
+            free += self._waiting_nodes()
+        remaining = places - len(left) + min(free, len(left))
         if remaining >= fewest_nodes(places, self._min_nodes):
             return ""
         if not self._min_nodes:
             return "no spare node is left"
         nodes = "1 node is" if remaining == 1 else f"{remaining} nodes are"
         return f"{nodes} left, and --min-nodes is {self._min_nodes}"
+
+    def _waiting_nodes(self) -> int:
+        """Return how many given-up nodes are back at most: each with as many tasks as any node."""
+        largest = max(Counter(self._nodes.values()).values())
+        return self._waiting() // largest
 
     @property
     def _nodes_with_ranks(self) -> set[str]:
@@ -223,18 +240,40 @@ class RankZeroSpareNodes:
         ]
         return max((self._leases[rank].other_ended for rank in last), default=0.0)
 
-    def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
+    def returning(self, root_cause: RootCause, left: Collection[str]) -> set[str]:
+        """Return those of the given-up nodes whose tasks come back, to be a spare node.
+
+        A node with a task that has ended does not: it can take no ranks. Nor does one with a fault
+        that is still there in the next start: of a GPU's hardware, or of an import.
+
+        Args:
+            root_cause: Why this start ends.
+            left: The nodes that are given up.
+        """
+        ended = {self._nodes[rank] for rank, each in self._connections.items() if not each.open}
+        returning = {*left} & self._returning_numbers.keys() - ended - {*root_cause.faulty_nodes}
+        if root_cause.category is FailureCategory.IMPORT_FAILED:
+            returning.discard(root_cause.node)
+        return returning
+
+    def note_end(
+        self, left: Collection[str], returning: Collection[str], there: Iterable[int]
+    ) -> None:
         """Note what the next start has to know, once the ranks have been told that this one is
         over.
 
         Args:
             left: The nodes whose ranks move to other nodes.
+            returning: Those of them whose tasks come back.
             there: The tasks that are still there, those on ``left`` included.
         """
+        back = [number for node in returning for number in self._returning_numbers[node]]
+        staying = [rank for rank in there if self._nodes[rank] not in left]
         self._nodes_left = frozenset(left)
         self._next_start = NextStart(
-            expected=tuple(rank for rank in sorted(there) if self._nodes[rank] not in left),
+            expected=tuple(sorted([*staying, *back])),
             quorum=self.quorum,
+            left=tuple(sorted(left)),
         )
 
     def next_start(self) -> NextStart:

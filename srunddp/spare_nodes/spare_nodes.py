@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from srunddp.bootstrap.environment.slurm import fold_counts
+from srunddp.bootstrap.rendezvous.discovery import Introduction
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import CancelToken
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, Rejoin, SpareNodeTerms
 from srunddp.bootstrap.rendezvous.roles import ServerParts
-from srunddp.errors import ReassignedError
+from srunddp.errors import CutOffError, ReassignedError, RendezvousError, Scope, SrunddpError
 from srunddp.spare_nodes import srun
 from srunddp.spare_nodes.lease import Lease
 from srunddp.supervisor.clock import Clock
@@ -21,6 +23,7 @@ from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.node_replacement import NodeReplacement, SpareNodesOfStart
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
+from srunddp.util.tcp import waiting_at
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.rendezvous.server import RendezvousServer
@@ -34,6 +37,8 @@ def spare_nodes_of_start(
     limits: Limits = DEFAULT_LIMITS,
     clock: Clock = time.monotonic,
     min_nodes: int = 0,
+    returning_numbers: Mapping[str, tuple[int, ...]] | None = None,
+    waiting: Callable[[], int] = lambda: 0,
 ) -> SpareNodesOfStart:
     """Return what the failure monitor has to know of the spare nodes in one start.
 
@@ -48,6 +53,9 @@ def spare_nodes_of_start(
             while this process is suspended.
         min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it needs
             all.
+        returning_numbers: By node, the numbers with which its tasks come back after the node was
+            given up; None if they do not come back.
+        waiting: Returns how many tasks of given-up nodes wait for the next start.
     """
     numbers = frozenset(number for number in nodes if number >= world_size)
 
@@ -63,6 +71,8 @@ def spare_nodes_of_start(
             clock,
             can_move=bool(takeover),
             min_nodes=min_nodes,
+            returning_numbers=returning_numbers,
+            waiting=waiting,
         )
 
     def lease() -> Lease | None:
@@ -109,7 +119,21 @@ class SpareNodes:
             self.lost_after,
             self.limits,
             min_nodes=self.setup.environment.min_nodes,
+            returning_numbers=self._returning_numbers() if meeting.returns_at else None,
+            waiting=self._waiting,
         )
+
+    def _returning_numbers(self) -> Mapping[str, tuple[int, ...]]:
+        environment = self.setup.environment
+        first = environment.world_size + environment.spares
+        found = dict[str, tuple[int, ...]]()
+        for task, node in environment.step.layout().items() if environment.step else ():
+            found[node] = (*found.get(node, ()), first + task)
+        return found
+
+    def _waiting(self) -> int:
+        standing = self.setup.standing
+        return 0 if standing is None else waiting_at(standing)
 
     def server(self, parts: ServerParts, terms: SpareNodeTerms) -> RendezvousServer:
         """Return rank 0's server for the rendezvous after a restart, which replaces lost ranks.
@@ -132,6 +156,7 @@ class SpareNodes:
             may_shrink=self.setup.environment.may_shrink,
             names_nodes=True,
             agent_store=parts.agent_store,
+            returns_at=self.setup.returns_at,
             sizes=self.setup.environment.node_sizes,
             number=terms.number,
             min_nodes=self.setup.environment.min_nodes,
@@ -140,6 +165,7 @@ class SpareNodes:
             not_before=terms.not_before,
             quorum=terms.quorum,
             lost_after=terms.lost_after,
+            left=terms.left,
             # Only a new rank 0 has to report that the old one is lost, and to look for srun.
             on_quorum=self._on_quorum if terms.takes_over else lambda: None,
         )
@@ -182,7 +208,11 @@ class SpareNodes:
             expected=known.expected,
             not_before=known.not_before,
             quorum=known.quorum,
+            returns_at=meeting.returns_at,
+            left=known.left,
         )
+        if failure_monitor.returns:
+            return self._rejoin_to_return(rejoin, terms)
         # For each restart rank 0 publishes where it listens. If the text is the deputies' places
         # instead, which all ranks were told at the rendezvous, rank 0 is gone.
         is_without_rank_zero = rejoin.published == meeting.takeover
@@ -202,17 +232,81 @@ class SpareNodes:
         rejoin = self.setup.options.rejoin
         assert rejoin
         assert rejoin.spare_nodes
-        terms = replace(rejoin.spare_nodes, rank=reassigned.rank)
-        if reassigned.ranks_per_node:
-            terms = replace(
-                terms, ranks_per_node=reassigned.ranks_per_node, layout=terms.layout + 1
-            )
+        terms = replace(
+            rejoin.spare_nodes,
+            rank=reassigned.rank,
+            ranks_per_node=reassigned.ranks_per_node,
+            layout=reassigned.layout,
+        )
+        rejoin = replace(rejoin, generation=reassigned.generation)
         if not self.setup.held:
             return replace(rejoin, spare_nodes=terms)
         # What was due when rank 0 took over has been done; and some may have connected already.
         terms = replace(terms, takes_over=False, number=0, lost=None, expected=reassigned.expected)
         descriptor = self.setup.held.rendezvous.detach()
         return replace(rejoin, descriptor=descriptor, spare_nodes=terms)
+
+    def rejoin_after(self, error: SrunddpError) -> Rejoin | None:
+        """Return how this task comes back after it has not met the others; None if it does not.
+
+        Args:
+            error: Why it has not met them.
+        """
+        rejoin = self.setup.options.rejoin
+        environment = self.setup.environment
+        if rejoin is None or rejoin.spare_nodes is None or environment.is_returning:
+            return None
+        # An error of the whole run has ended it.
+        is_alone = isinstance(error, RendezvousError) and error.scope is not Scope.JOB
+        if not (is_alone or isinstance(error, CutOffError)) or not rejoin.spare_nodes.returns_at:
+            return None
+        return self._rejoin_to_return(rejoin, rejoin.spare_nodes)
+
+    def _rejoin_to_return(self, rejoin: Rejoin, terms: SpareNodeTerms) -> Rejoin:
+        """Return how this task comes back after its node was given up.
+
+        Args:
+            rejoin: How this process would meet the others if it were not given up.
+            terms: The terms then.
+        """
+        return replace(
+            rejoin,
+            published=terms.returns_at,
+            descriptor=None,
+            spare_nodes=replace(
+                terms,
+                rank=self.setup.environment.returning_number,
+                expected=(),
+                takes_over=False,
+                number=0,
+                lost=None,
+            ),
+        )
+
+    def return_to_run(self, introduction: Introduction, interrupt: CancelToken | None) -> NoReturn:
+        """Wait until the run takes this task back, whose node was given up.
+
+        Args:
+            introduction: What this task says of itself, and where rank 0 may be.
+            interrupt: Ends the wait when this task fails.
+
+        Raises:
+            ReassignedError: The run takes the task back.
+            NotNeededError: The run is over.
+            RendezvousError: The others are not found, or Slurm has taken the node out of the job.
+        """
+        # Imported here because only such a task needs it.
+        from srunddp.spare_nodes.returning import wait_for_next_start
+
+        wait_for_next_start(self.setup, introduction, interrupt, self.lost_after, self.limits)
+
+    def dismiss_returning(self) -> None:
+        """Tell the tasks that have come back, and wait, that the run is over. Called on rank 0."""
+        if self.setup.standing is None or not waiting_at(self.setup.standing):
+            return
+        from srunddp.spare_nodes.returning import dismiss
+
+        dismiss(self.setup, self.setup.standing)
 
     def _rejoin_as_rank_zero(
         self,
@@ -246,6 +340,7 @@ class SpareNodes:
                 takes_over=True,
                 number=environment.rank,
                 lost=lost,
+                left=(meeting.master_node,),
                 expected=tuple(sorted(everyone - on_node_of_rank_zero - {environment.rank})),
                 quorum=len(everyone) // 2 + 1,
             ),

@@ -211,7 +211,12 @@ class Coordinator(FailureMonitor):
     def abandon(self, failure: Failure, now: float) -> bool:
         if not self._replacement or not self._replacement.can_move:
             return False
-        return self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now)
+        is_lost = self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now)
+        if is_lost:
+            # Without its launcher this process takes no part.
+            self.restart = None
+            self.returns = False
+        return is_lost
 
     # What arrives over the connections.
 
@@ -797,23 +802,35 @@ class Coordinator(FailureMonitor):
         return not self._table.ranks - {self._context.rank} <= self._open
 
     def _tell(self, root_cause: RootCause, left: Collection[str]) -> None:
-        """Send each rank the verdict. A rank whose node is given up is not told of a restart."""
+        """Send each rank the verdict. A rank whose node is given up is told of a restart
+        only if it comes back.
+        """
         published = self.restart
         if self.fenced and self._context.spare_nodes:
             # The others go on without this node: they meet where the deputies listen.
             published = self._context.spare_nodes.takeover
+        returning = set[str]()
+        if self._replacement:
+            returning = self._replacement.returning(root_cause, left)
         for rank, connection in self._connections.items():
-            is_given_up = published is not None and self._context.nodes[rank] in left
+            node = self._context.nodes[rank]
+            is_given_up = published is not None and node in left
+            restart_at = published
+            if is_given_up and node not in returning:
+                restart_at = None
             connection.send(
                 Verdict(
                     root_cause.ranks,
                     root_cause.exit_code,
-                    restart_at=None if is_given_up else published,
+                    restart_at=restart_at,
                     node_is_given_up=is_given_up,
                 )
             )
         if self._replacement:
-            self._replacement.note_end(left, list(self._open))
+            self._replacement.note_end(left, returning, list(self._open))
+        if self.fenced and self._context.node in returning:
+            self.restart = published
+            self.returns = True
 
     def _end_connections(self) -> None:
         for connection in self._connections.values():

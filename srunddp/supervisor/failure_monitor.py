@@ -69,6 +69,7 @@ class FailureMonitor:
         has_lost: Whether a spare node has been lost.
         fenced: Whether the worker has to end at once, because others may go on with its rank.
         cut_off: Whether this node may be cut off from the other nodes.
+        returns: Whether this node is given up, and its tasks come back to be a spare node.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class FailureMonitor:
         self._found: RootCause | None = None
         self._gpus = gpus
         self.restart: str | None = None
-        self.has_lost = self.fenced = self.cut_off = False
+        self.has_lost = self.fenced = self.cut_off = self.returns = False
         self._restarts = restarts
         self._asked_by = ""
         self._folder = folder

@@ -275,6 +275,11 @@ class Limits:
     by TCP on a network that works.
     """
 
+    returns_within: float = 60.0
+    """How long a task whose node was given up looks for the others, once srun can be reached. Until
+    then it may be cut off.
+    """
+
     lease_ends_within: float = 3.0
     """How long after the end of its lease a worker may still run, with spare nodes; after that,
     others go on without it. The worker is killed without SIGTERM, but its supervisor may wake late

@@ -275,9 +275,10 @@ class Verdict(RankMessage, kind="verdict"):
         culprits: The ranks of the root cause.
         exit_code: The exit code of all ranks, from 1 to 255.
         restart_at: The text that says where the ranks meet for the next start; None if none
-            follows.
-        node_is_given_up: Whether the ranks of this node move to another node. If so, this rank ends
-            at once and with 0.
+            follows for this rank.
+        node_is_given_up: Whether the ranks of this node move to another node. If so, this rank's
+            worker ends at once. With ``restart_at`` the task comes back to be a spare node's; else
+            it ends with 0.
     """
 
     culprits: tuple[int, ...]

@@ -27,11 +27,13 @@ class NextStart:
             a split network is cut off.
         not_before: The time, by the clock of the leases, by which the workers of all lost nodes
             have ended.
+        left: The nodes that are given up.
     """
 
     expected: tuple[int, ...] = ()
     quorum: int = 1
     not_before: float = 0.0
+    left: tuple[str, ...] = ()
 
 
 class LeaseTimes(NamedTuple):
@@ -111,12 +113,23 @@ class NodeReplacement(Protocol):
             left: The nodes that are given up, all of which have ranks.
         """
 
-    def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
+    def returning(self, root_cause: RootCause, left: Collection[str]) -> set[str]:
+        """Return those of the given-up nodes whose tasks come back, to be a spare node.
+
+        Args:
+            root_cause: Why this start ends.
+            left: The nodes that are given up.
+        """
+
+    def note_end(
+        self, left: Collection[str], returning: Collection[str], there: Iterable[int]
+    ) -> None:
         """Note what the next start has to know, once the ranks have been told that this one is
         over.
 
         Args:
             left: The nodes whose ranks move to other nodes.
+            returning: Those of them whose tasks come back.
             there: The tasks that are still there, those on ``left`` included.
         """
 

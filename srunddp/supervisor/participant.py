@@ -127,6 +127,7 @@ class Participant(FailureMonitor):
                 self.root_cause = RootCause(message.culprits, "", "", code)
                 self.restart = message.restart_at
                 self.fenced = message.node_is_given_up
+                self.returns = self.fenced and self.restart is not None
             case Pong() if self._lease:
                 self._lease.note(message.sent_at, message.echo)
                 self._asked_by = self._asked_by or message.asked_by
@@ -184,6 +185,7 @@ class Participant(FailureMonitor):
         # Even if a verdict had announced a restart: without its launcher this process takes no
         # part.
         self.restart = None
+        self.returns = False
         self.fenced = True
         self._connection.end()
         self._hangs_up()

@@ -167,6 +167,8 @@ class Environment(Identity):
         first_world_size: the number of ranks in the first start, if the ranks' nodes may change;
             else 0.
         layout: how often the ranks have been renumbered in this run.
+        task: the launcher's number of this process, which stays, if ranks may move to other nodes;
+            else 0.
     """
 
     discoveries: tuple[Discovery, ...] = ()
@@ -177,6 +179,7 @@ class Environment(Identity):
     min_nodes: int = 0
     first_world_size: int = 0
     layout: int = 0
+    task: int = 0
 
     @property
     def nodes_may_change(self) -> bool:
@@ -192,6 +195,16 @@ class Environment(Identity):
     def is_spare(self) -> bool:
         """Whether this process waits on a spare node."""
         return self.rank >= self.world_size
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether the run goes on without this process, which waits to be a spare node's task."""
+        return self.nodes_may_change and self.rank >= self.world_size + self.spares
+
+    @property
+    def returning_number(self) -> int:
+        """The number of this process while it returns: behind those of all tasks, and its own."""
+        return self.world_size + self.spares + self.task
 
     @property
     def leads_node(self) -> bool:
