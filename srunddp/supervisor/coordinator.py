@@ -685,7 +685,9 @@ class Coordinator(FailureMonitor):
         )
 
     def _probe_network(self, now: float) -> None:
-        """Ask a task on each node to try to reach the other nodes, and begin to try on this node."""
+        """Ask a task on each node to try to reach the others, and make the first attempts of this
+        node.
+        """
         self._end_own_probe()
         addresses = self._context.addresses
         number = self._network.number + 1 if self._network else 1

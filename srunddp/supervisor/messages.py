@@ -178,12 +178,12 @@ class Stacks(RankMessage, kind="stacks"):
 
 @dataclass(frozen=True)
 class ProbeResult(RankMessage, kind="probe_result"):
-    """The answer to ``probe_wanted``: which of those nodes this rank's node reaches by TCP.
+    """The answer to ``probe_wanted``: which of the requested nodes this rank's node reaches by TCP.
 
     Attributes:
-        reached: The ranks whose node has answered, also by refusing the connection.
+        reached: The ranks whose node has answered, or has refused the connection.
         missed: The ranks whose node has not answered within 5 s.
-        number: That of the ``probe_wanted``.
+        number: The number of the ``probe_wanted``.
     """
 
     reached: tuple[int, ...]
@@ -193,12 +193,12 @@ class ProbeResult(RankMessage, kind="probe_result"):
 
 @dataclass(frozen=True)
 class GpuFaults(RankMessage, kind="gpu_faults"):
-    """What is wrong with the GPUs of the rank's node.
+    """The faults of the GPUs of the rank's node.
 
     Attributes:
         faults: The faults, the surest first.
-        is_answer: Whether this is the answer to ``gpu_faults_wanted``. Else the hardware of a GPU
-            has just failed.
+        is_answer: Whether this is the answer to ``gpu_faults_wanted``. Otherwise the hardware of a
+            GPU has just failed.
     """
 
     faults: tuple[GpuFault, ...]
@@ -235,7 +235,7 @@ class ProbeWanted(RankMessage, kind="probe_wanted"):
     Attributes:
         source: The address from which to connect.
         targets: A rank, an address and a port on each of these nodes.
-        number: How many times rank 0 has asked in this start, this time included. The answer to an
+        number: How many times rank 0 has asked in this start, including this time. The answer to an
             earlier question may still be on the way.
     """
 
@@ -263,7 +263,7 @@ class AllScriptsAreOver(RankMessage, kind="all_scripts_are_over"):
 @dataclass(frozen=True)
 class RunIsOver(RankMessage, kind="run_is_over"):
     """The workers of all ranks have ended with 0, and rank 0 closes the connections. Without this
-    message, the end of a connection is the end of rank 0's supervisor.
+    message, the end of a connection means that rank 0's supervisor has ended.
     """
 
 
@@ -316,7 +316,7 @@ FROM_RANK_ZERO = (
 
 
 def is_numeric(address: str) -> bool:
-    """Return whether a text is an IPv4 or IPv6 address, for which nothing has to be looked up."""
+    """Return whether a text is a numeric IPv4 or IPv6 address, which needs no name look-up."""
     try:
         socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     except (OSError, ValueError):
