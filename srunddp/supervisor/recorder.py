@@ -36,8 +36,9 @@ class FailureRecorder:
         node: This rank's node.
         dump: The memory into which the worker writes its stacks.
         log: The log that gets the traceback; None to write none.
-        limits: How long a signal of the launcher's counts as the cause at least.
-        signal_grace: How long it counts if that is longer, as a rank that saves may end so late.
+        limits: How long a signal of the launcher counts, at least, as the cause of a failure.
+        signal_grace: How long the signal counts if this is longer, because a rank that saves may
+            end that late.
     """
 
     rank: int
@@ -164,7 +165,8 @@ class FailureRecorder:
             trace: The traceback, or empty.
             shown: Whether the user has already seen the error.
             category: What the failure means for another start.
-            failed_import: As in :class:`Failure`.
+            failed_import: For an import error, its class and the module, see :class:`ScriptError`;
+                otherwise empty.
         """
         number = self.ending_signal(now)
         if number and weight is not FailureKind.STOPPED:
@@ -192,7 +194,7 @@ class FailureRecorder:
     def write(self, failure: Failure) -> None:
         """Start to write the traceback to the rank's log, unless the user has already seen it.
 
-        Call this only when the failure monitor has been told, because it takes a fork.
+        Call this only after the failure monitor has been told, because writing requires a fork.
         """
         if self.log and failure.traceback and not failure.shown:
             start_writer(self.log, failure.traceback.rstrip("\n") + "\n")
