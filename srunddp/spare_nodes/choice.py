@@ -1,4 +1,4 @@
-"""Which nodes the next start has: the one place where this is chosen.
+"""Chooses the nodes of the next start. They are chosen nowhere else.
 
 Of the nodes that had ranks in the last start, those that are whole stay. A spare node takes the
 place of one that is not. If no spare node is left, the place is left out, down to ``--min-nodes``,
@@ -31,9 +31,9 @@ class Place:
     """A node of the next start.
 
     Attributes:
-        ranks: The ranks of the last start that it has.
+        ranks: The ranks of the last start that the node has in the next one.
         node: The node's name.
-        tasks: The tasks that are these ranks, by their numbers in the last start.
+        tasks: The tasks on the node that have these ranks, by their numbers in the last start.
     """
 
     ranks: range
@@ -47,7 +47,7 @@ class NodeChoice:
 
     Attributes:
         places: The nodes, in the order of their ranks.
-        left_out: The ranks of the last start that no node has any more.
+        left_out: The ranks of the last start that no node has in the next one.
         numbers: The number of each task in the next start, by its number in the last one. A task
             that is missing here is given up.
     """
@@ -145,7 +145,7 @@ def _take_spare_node(ranks: range, spare: dict[str, list[int]]) -> Place | None:
 def _place(ranks: range, node: str, tasks: Sequence[int]) -> Place | None:
     """Return the place of these ranks on a spare node; None if it has too few tasks.
 
-    A spare node may have more tasks; the others go on waiting.
+    A spare node may have more tasks than ranks; the other tasks go on waiting.
     """
     if len(tasks) < len(ranks):
         return None
@@ -155,7 +155,7 @@ def _place(ranks: range, node: str, tasks: Sequence[int]) -> Place | None:
 def _numbers(
     places: Sequence[Place], nodes: Mapping[int, str], sizes: tuple[int, ...], tasks: int
 ) -> dict[int, int]:
-    """Return the new number of each task that stays, by its number so far."""
+    """Return the new number of each task that stays, by its present number."""
     ranks = [task for place in places for task in place.tasks]
     waiting = sorted(nodes.keys() - {*ranks} - {*range(sum(sizes))})
     numbers = {task: rank for rank, task in enumerate(ranks)}

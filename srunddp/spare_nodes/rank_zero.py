@@ -1,4 +1,4 @@
-"""What rank 0 decides with spare nodes: which nodes are given up, and whether this side of a split
+"""Rank 0's decisions with spare nodes: which nodes are given up, and whether this side of a split
 network may go on.
 
 :mod:`srunddp.supervisor.rank_table` has the states of the waiting tasks, with those of the ranks.
@@ -45,7 +45,7 @@ class RankZeroSpareNodes:
         returning_numbers: Mapping[str, tuple[int, ...]] | None = None,
         waiting: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Begin when all tasks have met.
+        """Keep what the decisions need. Create this object when all tasks have met.
 
         Args:
             nodes: The node of each task, by the task's number.
@@ -53,7 +53,7 @@ class RankZeroSpareNodes:
             connections: The connection to each task other than rank 0.
             leases: Rank 0's lease on each of these connections.
             clock: The clock of the leases.
-            can_move: See the class.
+            can_move: Whether the run can go on without a node, see the class.
             min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it
                 needs all.
             returning_numbers: By node, the numbers with which its tasks come back after the node
@@ -80,7 +80,7 @@ class RankZeroSpareNodes:
         self._ends = 0.0
 
     def drop(self, number: int) -> bool:
-        """Give up a task of a spare node: its node can take no ranks any more.
+        """Give up a task of a spare node: from now on its node can take no ranks.
 
         If the supervisor of the task is still there, it is told to end with 0.
 
@@ -114,7 +114,7 @@ class RankZeroSpareNodes:
         return self.majority_ends(still_open) - self._clock()
 
     def majority_ends(self, still_open: int) -> float:
-        """Return the time at which so many leases have ended that rank 0 has no majority any more.
+        """Return the time at which so many leases have ended that rank 0 no longer has a majority.
 
         Args:
             still_open: How many connections to other tasks are open.
@@ -135,7 +135,7 @@ class RankZeroSpareNodes:
     def quorum(self) -> int:
         """The smallest majority of the tasks that may still be there, rank 0 included.
 
-        Both sides of a split network may try to go on, and only one of them can have a majority.
+        Both sides of a split network may try to go on, but only one of them can have a majority.
         """
         return (1 + sum(each.open or each.lost for each in self._connections.values())) // 2 + 1
 
@@ -185,7 +185,8 @@ class RankZeroSpareNodes:
 
         These are the lost node, the nodes on which the supervisor of a rank has ended, those that
         do not reach others if the run can do without all of them, the suspect if it was the first
-        to fail, and those with a GPU whose hardware has failed, as far as the run can do without.
+        to fail, and those with a GPU whose hardware has failed, as far as the run can do without
+        them.
 
         Args:
             root_cause: Why this start ends.
@@ -197,7 +198,7 @@ class RankZeroSpareNodes:
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
         without_way = {*root_cause.without_way} - left
-        # If only some of them are left, the rest would not reach each other either.
+        # If only some of them were given up, the rest would still not reach each other.
         if not self.shortage(left | without_way):
             left |= without_way
         is_suspect = bool(suspect) and root_cause.suspect == suspect and not root_cause.without_way
@@ -283,11 +284,11 @@ class RankZeroSpareNodes:
         return replace(self._next_start, not_before=self.ended_by(self._nodes_left))
 
     def answer(self, rank: int, ping: Ping, asked_by: str) -> None:
-        """Answer a ping. The answer prolongs the lease of the worker that sent it.
+        """Answer a ping. The answer extends the lease of the worker that sent the ping.
 
         Args:
             rank: The sender: a rank, or the number of a spare node's task.
-            ping: Its times prolong rank 0's own lease.
+            ping: The ping, whose times extend rank 0's own lease.
             asked_by: The signal that asks for an end of the run, as text; empty for none.
         """
         lease = self._leases[rank]

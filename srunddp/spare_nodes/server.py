@@ -37,9 +37,9 @@ class SpareNodeServer(RendezvousServer):
     node, or are left out; :mod:`srunddp.spare_nodes.choice` chooses.
 
     The ranks of the other nodes stay where they are. A task that gets another number is told so and
-    connects again with it, so it is then expected under its new number. If nodes are left out, the
-    ranks are numbered anew: then all tasks begin the start again, rank 0's too, as what they have
-    opened so far is that of another rank.
+    connects again with the new number, so it is then expected under that number. If nodes are left
+    out, the ranks are numbered anew: then all tasks begin the start again, rank 0's too, as what
+    they have opened so far is that of another rank.
 
     A task whose node was given up comes back with a number behind all others. It does not count
     for the quorum, as it had no part in the last start. It gets a spare node's number, and connects
@@ -242,13 +242,14 @@ class SpareNodeServer(RendezvousServer):
     def _number_anew(self, choice: NodeChoice) -> NoReturn:
         """Tell all tasks that the ranks are numbered anew, and end this rendezvous.
 
-        All of them, rank 0's too, begin the start again as other ranks, and meet here again.
+        All tasks, including rank 0's, begin the start again as other ranks, and meet here again.
 
         Raises:
             ReassignedError: Always.
         """
         sizes = choice.sizes
-        # None is left out if a rank takes over whose node has another size than rank 0's had.
+        # No rank is left out if the rank that takes over is on a node of another size than rank
+        # 0's.
         why = "the ranks are numbered anew"
         if choice.left_out:
             why = f"no spare node is left for {fold_ranks(choice.left_out, {})}"

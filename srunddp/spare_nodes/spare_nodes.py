@@ -1,4 +1,4 @@
-"""What one task of a run does in addition when the run has ``--spare-nodes``."""
+"""The additional work of one task in a run with ``--spare-nodes``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def spare_nodes_of_start(
     returning_numbers: Mapping[str, tuple[int, ...]] | None = None,
     waiting: Callable[[], int] = lambda: 0,
 ) -> SpareNodesOfStart:
-    """Return what the failure monitor has to know of the spare nodes in one start.
+    """Return the facts about the spare nodes in one start that the failure monitor has to know.
 
     Args:
         nodes: The node of each task that this task knows, by the task's number.
@@ -85,10 +85,11 @@ def spare_nodes_of_start(
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodes:
-    """What a task does in addition in a run with ``--spare-nodes``, whether it is a rank or waits.
+    """The additional work of a task in a run with ``--spare-nodes``, whether the task is a rank or
+    waits.
 
     Attributes:
-        setup: What this task knows of itself before the rendezvous.
+        setup: The facts about itself that this task knows before the rendezvous.
         lost_after: Seconds without an answer after which a node is lost.
         restart_grace: Seconds that a worker has to end before a restart.
         folder: The folder of the run's logs; None if the run writes none.
@@ -104,11 +105,12 @@ class SpareNodes:
     limits: Limits = DEFAULT_LIMITS
 
     def of_start(self, nodes: Mapping[int, str], meeting: RendezvousInfo) -> SpareNodesOfStart:
-        """Return what the failure monitor has to know of the spare nodes in the start that begins.
+        """Return the facts about the spare nodes in this start that the failure monitor has to
+        know.
 
         Args:
             nodes: The node of each task that this task knows, by the task's number.
-            meeting: What this task was told at the rendezvous.
+            meeting: The answer that this task got at the rendezvous.
         """
         options = self.setup.options
         has_restart_left = options.generation < options.max_restarts
@@ -139,8 +141,8 @@ class SpareNodes:
         """Return rank 0's server for the rendezvous after a restart, which replaces lost ranks.
 
         Args:
-            parts: What every rendezvous server of rank 0 needs.
-            terms: What the previous start has handed on.
+            parts: The parts that every rendezvous server of rank 0 needs.
+            terms: The terms that the previous start has handed on.
         """
         # Imported here because only rank 0 needs it, and only after a restart.
         from srunddp.spare_nodes.server import SpareNodeServer
@@ -193,7 +195,7 @@ class SpareNodes:
         Args:
             rejoin: How this process would meet them without spare nodes.
             failure_monitor: The failure monitor of the start that is over.
-            meeting: What this task was told at the rendezvous of that start.
+            meeting: The answer that this task got at the rendezvous of that start.
         """
         environment = self.setup.environment
         known = failure_monitor.next_start()
@@ -321,7 +323,7 @@ class SpareNodes:
             rejoin: How this task would meet them without spare nodes.
             terms: The terms if rank 0 were still there.
             cause: Why the previous start has ended.
-            meeting: What this task was told at the rendezvous of that start.
+            meeting: The answer that this task got at the rendezvous of that start.
         """
         environment = self.setup.environment
         if self.setup.deputy is None:

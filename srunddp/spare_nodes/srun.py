@@ -1,5 +1,5 @@
-"""Whether this step's srun is there. It may be lost with its node, or be out of reach while this
-node is cut off.
+"""Finds out whether this step's srun is still there. It may be lost with its node, or be out of
+reach while this node is cut off.
 """
 
 import os
@@ -40,7 +40,7 @@ def require_srun(say: Callable[[str], None]) -> None:
         say: Prints a line for the user.
 
     Raises:
-        UnavailableError: srun is gone. The message says what has become of the job.
+        UnavailableError: srun is gone. The message says what has happened to the job.
     """
     if any(state() is not SrunState.CUT_OFF for _ in range(_TRIES)):
         return
@@ -67,7 +67,7 @@ def require_srun(say: Callable[[str], None]) -> None:
 def await_srun() -> None:
     """Wait until srun's node can be reached, or a signal asks for an end; for one hour at most.
 
-    When a process ends on a node that was cut off, Slurm tries only for a few seconds to tell srun.
+    When a process ends on a node that was cut off, Slurm tries to tell srun for only a few seconds.
     """
     end = time.monotonic() + AWAITED
     while (

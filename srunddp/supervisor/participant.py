@@ -352,8 +352,8 @@ class Participant(FailureMonitor):
         this node or rank 0's was cut off. Rank 0's supervisor may also have been starved and then
         killed.
 
-        Pings are answered at once, so if rank 0's supervisor was simply killed, this rank has heard
-        from it shortly before.
+        Pings are answered at once, so if rank 0's supervisor was killed, this rank has heard from
+        it shortly before.
         """
         context = self._context
         return (

@@ -251,7 +251,7 @@ def _report_status(state: State, _: TimeIsOver, __: Times) -> Step:
 @_on(RankHasFailed, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
 @_on(LauncherHasEnded, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
 def _fail_early(state: State, event: FailureEvent, times: Times) -> Step:
-    """End the rendezvous, and tell the others there of the failure; wait for that at most 7 s.
+    """End the rendezvous, and tell the others there of the failure; wait at most 7 s for that.
     After the launcher's signal do not wait: all ranks get the same signal and need not be told.
     """
     failure = event.failure
@@ -477,8 +477,8 @@ def _told(state: State, failure: Failure) -> Step:
 
 
 def _told_to_leave(state: State) -> Step:
-    """Return the step that tells the worker to leave; nothing is done if the worker has been told
-    already.
+    """Return the step that tells the worker that it may leave; nothing is done if the worker has
+    been told already.
     """
     if state.is_told_to_leave:
         return state, []

@@ -19,7 +19,7 @@ class RankState(Enum):
 
 
 class RankEvent(Enum):
-    """An event of a rank; the value describes the event in words."""
+    """An event that happens to a rank; the value describes the event in words."""
 
     SCRIPT_IS_OVER = "its script ends without an error"
     WORKER_HAS_ENDED = "its worker ends with 0"

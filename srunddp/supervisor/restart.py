@@ -50,8 +50,8 @@ class Starts:
     def passed_imports(self) -> bool:
         """Whether the script's imports have succeeded in an earlier start, as far as rank 0 knows.
 
-        A move of ranks shows it: ranks move after a failure that is not an import error, or after
-        an import error in a start that followed such a failure.
+        A move of ranks shows this too: ranks move after a failure that is not an import error, or
+        after an import error in a start that followed such a failure.
         """
         return self.steps or self.moved or (self.count > 0 and self.progressed)
 

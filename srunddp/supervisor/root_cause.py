@@ -111,8 +111,8 @@ class RootCause:
         """Return the root cause with the faults of GPUs.
 
         A GPU on another node whose hardware has failed becomes the cause if the culprit's failure
-        only shows that its peer was gone or late, if no rank is at fault, or if the run has
-        stalled.
+        only shows that its peer was gone or late, if no rank is at fault, or if the exit code is
+        that of a stall.
 
         Args:
             faults: The faults, with their nodes.
@@ -298,9 +298,10 @@ def of_cut(
     """Return the root cause for the case that nodes do not reach each other.
 
     Args:
-        found: The root cause apart from the network: a failure that follows, or a stall.
+        found: The root cause if the network is not considered: a failure that follows, or a stall.
         failures: All failures.
-        nodes: The nodes. cut: The text that says which nodes do not reach each other.
+        nodes: These nodes.
+        cut: The text that says which nodes do not reach each other.
         without_way: The nodes to give up.
     """
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))

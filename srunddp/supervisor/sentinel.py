@@ -4,9 +4,8 @@ A signal to a rank reaches its supervisor. Whether the worker has got it as well
 was sent: to one process id, to the process group, as by a terminal, ``timeout``, ``kill -INT 0`` or
 Open MPI, or to all processes of a job step, as by Slurm with most kinds of process tracking.
 Nothing that comes with a signal tells which. So the supervisor keeps a child of its own in its
-process group, and in its job step, that only notes which signals it gets. A signal that the
-sentinel has got, the worker has got too; the supervisor passes on those that the sentinel has not
-got.
+process group, and in its job step, that only notes which signals it gets. The worker has got every
+signal that the sentinel has got; the supervisor passes on those that the sentinel has not got.
 
 The sentinel is a fork without an ``exec``. It is forked before the worker and before any thread,
 and blocks all signals.
@@ -105,9 +104,7 @@ class Sentinel:
         return [Mark(*each) for each in _MARK.iter_unpack(data[len(_ANSWER) :])]
 
     def close(self) -> None:
-        """Close the socket, whereupon the sentinel ends. The worker closes its copy in the same
-        way.
-        """
+        """Close the socket, which ends the sentinel. The worker closes its copy in the same way."""
         self._socket.close()
 
 

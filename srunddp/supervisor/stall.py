@@ -1,4 +1,4 @@
-"""Detects a stall, that no rank has made a step for some time, and finds where each rank is then,
+"""Detects stalls, in which no rank makes a step for some time, and finds where each rank is then
 and which rank the others wait for.
 """
 
@@ -29,7 +29,7 @@ class StallDetector:
         timeout: Seconds without a step of any rank that count as a stall; 0 for no limit.
         first_within: Seconds that the ranks may take to the first step of any of them; 0 for no
             limit.
-        steps: How many steps each rank has made, without the ranks of which no step is expected.
+        steps: How many steps each rank has made, without the ranks from which no step is expected.
         begun: When the ranks began to work; None before the first :meth:`note`.
         first_at: When a rank made the first step; None if none has made one.
     """
@@ -106,14 +106,14 @@ class StallDetector:
             self._paused.discard(rank)
 
     def remove(self, rank: int) -> None:
-        """From now on, expect no step of this rank."""
+        """From now on, expect no step from this rank."""
         self.steps.pop(rank, None)
         self._without_step.discard(rank)
         self._paused.discard(rank)
 
 
 class StackRequest:
-    """The stacks for which rank 0 has asked ranks.
+    """The stacks that rank 0 has requested from ranks.
 
     Attributes:
         deadline: Until when rank 0 waits for answers.
@@ -160,8 +160,7 @@ def find_stalled_rank(
         )
     found = _blocked_by(rank, stacks, nodes, f"{since}, in")
     if not is_someone_elsewhere(stacks):
-        # The reason for which they wait is then elsewhere, such as in the network, and no node is
-        # at fault.
+        # In that case the reason is elsewhere, such as in the network, and no node is at fault.
         found = replace(found, follows=True)
         places = list(groups(stacks))
         if len(places) == 1 and len(stacks) > 1:
