@@ -38,8 +38,8 @@ class SpareNodeServer(RendezvousServer):
 
     The ranks of the other nodes stay where they are. A task that gets another number is told so and
     connects again with the new number, so it is then expected under that number. If nodes are left
-    out, the ranks are numbered anew: then all tasks begin the start again, rank 0's too, as what
-    they have opened so far is that of another rank.
+    out, the ranks are renumbered: then all tasks, including rank 0's, begin the start again,
+    because everything that they have opened so far belongs to another rank.
 
     A task whose node was given up comes back with a number behind all others. It does not count
     for the quorum, as it had no part in the last start. It gets a spare node's number, and connects
@@ -103,7 +103,7 @@ class SpareNodeServer(RendezvousServer):
                 return
 
     def _await_expected(self, listener: AuthenticatedListener) -> None:
-        """Wait until no expected task is missing any more, for ``within`` seconds at most."""
+        """Wait until all expected tasks have come, for ``within`` seconds at most."""
         give_up = time.monotonic() + self.within
         while self.expected - {*self._here} and time.monotonic() < give_up:
             self._take_what_comes(listener, give_up)
@@ -124,7 +124,7 @@ class SpareNodeServer(RendezvousServer):
             return
         if self._has_stale_number(hello):
             # The task was cut off, and meanwhile its rank has moved to another node, or the ranks
-            # were numbered anew. Two tasks must not have the same rank.
+            # were renumbered. Two tasks must not have the same rank.
             self._dismiss(connection, hello)
             return
         is_failure = isinstance(message, AbortReason | CannotCome)
@@ -240,7 +240,7 @@ class SpareNodeServer(RendezvousServer):
         return bool(told)
 
     def _number_anew(self, choice: NodeChoice) -> NoReturn:
-        """Tell all tasks that the ranks are numbered anew, and end this rendezvous.
+        """Tell all tasks that the ranks are renumbered, and end this rendezvous.
 
         All tasks, including rank 0's, begin the start again as other ranks, and meet here again.
 

@@ -2,8 +2,8 @@
 
 :class:`FailureMonitor` is its interface and the implementation for a single process. On rank 0 it
 is a :class:`srunddp.supervisor.coordinator.Coordinator`, which decides; on the other ranks it is a
-:class:`srunddp.supervisor.participant.Participant`, which obeys rank 0. :class:`RankContext` is
-what both know of their own rank.
+:class:`srunddp.supervisor.participant.Participant`, which obeys rank 0. :class:`RankContext` holds
+the facts that both know about their own rank.
 """
 
 import signal

@@ -48,7 +48,7 @@ class _Known(VisibleDevice):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of which CUDA shows this process at least a part.
+    """A GPU that CUDA shows to this process, at least in part.
 
     Attributes:
         index: NVML's index.
@@ -210,7 +210,7 @@ class _Inquiry:
         support the question.
 
         Raises:
-            NVMLError_GpuIsLost: The GPU does not answer any more.
+            NVMLError_GpuIsLost: The GPU no longer answers.
         """
         try:
             return question()

@@ -41,7 +41,7 @@ class Limits:
     """
 
     longest_wait: float = 30.0
-    """How long a supervisor with nothing to do waits at most before it looks again."""
+    """The longest time for which a supervisor with nothing to do waits before it looks again."""
 
     # The worker.
 
@@ -260,8 +260,8 @@ class Limits:
     """
 
     gpus_told_within: float = 3.0
-    """How long rank 0 waits, before it ends the run, for what other nodes say of their GPUs:
-    :attr:`gpus_answer_within`, and the time of the messages.
+    """How long rank 0 waits, before it ends the run, for other nodes to report the faults of their
+    GPUs: :attr:`gpus_answer_within`, and the time of the messages.
     """
 
     gpus_killed_within: float = 0.2

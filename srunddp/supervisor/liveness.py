@@ -177,7 +177,7 @@ class DownNodes:
 
     def _ask(self, nodes: str) -> None:
         # Imported here because most runs never need it, and in this thread the import delays
-        # nobody.
+        # nothing else.
         from srunddp.util import slurm_command
 
         command = ("sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t")

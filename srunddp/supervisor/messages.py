@@ -120,8 +120,8 @@ class Ping(RankMessage, kind="ping"):
     Attributes:
         step: How many steps its worker has made; 0 while none is expected.
         paused: Whether the worker has said that no step is expected of it for now.
-        sent_at: With spare nodes, the rank's time; echo: the last time that the rank has received
-            from rank 0.
+        sent_at: With spare nodes, when the rank sent this, by the rank's clock.
+        echo: With spare nodes, the last time that the rank has received from rank 0.
     """
 
     step: int
@@ -139,7 +139,7 @@ class LeaseHasEnded(RankMessage, kind="lease_has_ended"):
 
 @dataclass(frozen=True)
 class EndRequested(RankMessage, kind="end_requested"):
-    """A signal to the rank asks for an end of the run, so no restart follows a failure any more.
+    """A signal to the rank asks for an end of the run, so from now on no restart follows a failure.
 
     Attributes:
         by: The signal's name.
@@ -150,7 +150,7 @@ class EndRequested(RankMessage, kind="end_requested"):
 
 @dataclass(frozen=True)
 class UsesMpi(RankMessage, kind="uses_mpi"):
-    """The rank's script has imported ``mpi4py.MPI``, so no restart is possible any more."""
+    """The rank's script has imported ``mpi4py.MPI``, so from now on no restart is possible."""
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ class Pong(RankMessage, kind="pong"):
 
     Attributes:
         asked_by: The signal that asks for an end of the run, as text; empty for none.
-        sent_at: With spare nodes, rank 0's time; echo: the last time that rank 0 has received from
-            the rank.
+        sent_at: With spare nodes, when rank 0 sent this, by rank 0's clock.
+        echo: With spare nodes, the last time that rank 0 has received from the rank.
     """
 
     asked_by: str = ""

@@ -20,8 +20,8 @@ of them, see :func:`peers_of`.
 """
 
 FEWEST = 3
-"""The smallest number of nodes for which trying helps. If there are two nodes, one is rank 0's, and
-the supervisors' own connection between them tells as much.
+"""The smallest number of nodes for which a round is useful. If there are two nodes, one is rank
+0's, and the supervisors' own connection between them tells as much.
 """
 
 _MOST_NAMED = 4

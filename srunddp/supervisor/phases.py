@@ -378,7 +378,8 @@ def _status_counts_from(event: WorkerIsGone, times: Times) -> float:
     """Return the time from which the worker's exit status counts as a failure."""
     if event.signal_may_follow:
         return event.at + times.limits.signal_may_follow
-    # The event itself makes no failure: the supervisor first reads what came at the same moment.
+    # The event itself makes no failure: the supervisor first reads the messages that came at the
+    # same moment.
     return event.at
 
 

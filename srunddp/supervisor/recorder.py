@@ -80,7 +80,8 @@ class FailureRecorder:
             where = "gives no stack now"
         text = f"srunddp: rank {self.rank} on {self.node} {where}\n"
         write_amid_output(text)
-        # One writer at a time: somebody may ask each minute, and the file system may not answer.
+        # Only one writer runs at a time: a user may ask each minute, and the file system may not
+        # answer.
         if self._stack_writer and not has_ended(self._stack_writer):
             return
         self._stack_writer = None

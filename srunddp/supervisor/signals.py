@@ -1,5 +1,5 @@
-"""Linux's signal functions that Python's signal module lacks: signals as a file descriptor, who
-handles one, and what happens when a parent ends.
+"""Linux's signal functions that Python's signal module lacks: signals as a file descriptor, the
+signals that a process handles, and the end of a process with its parent.
 """
 
 import contextlib

@@ -40,7 +40,7 @@ class StallDetector:
     begun: float | None = None
     first_at: float | None = None
     _advanced: float = 0.0
-    # The ranks that are at work and have made no step, and those that have said that none is
+    # The ranks that are at work and have made no step, and those that have said that no step is
     # expected.
     _without_step: set[int] = field(default_factory=set)
     _paused: set[int] = field(default_factory=set)

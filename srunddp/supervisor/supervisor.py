@@ -362,7 +362,7 @@ class Supervisor:
                 self._selector.unregister(connection)
 
     def _on_agent_store(self, agent_store: AgentStore) -> None:
-        """Start the agent store, because a process has connected to it. This is no event, because
+        """Start the agent store, because a process has connected to it. This is not an event, because
         it means the same in all phases.
         """
         if not self._monitor or self._monitor.root_cause:
@@ -398,11 +398,11 @@ class Supervisor:
                     self.is_interrupted = message.is_interrupt
                     self._handle(ScriptFailed(now, self.recorder.of_message(message, now)))
                 case StartedMpi():
-                    self._monitor.uses_mpi()  # no event: it means the same in all phases
+                    self._monitor.uses_mpi()  # not an event: it means the same in all phases
                 case NotesSignals():
-                    self._held.worker_notes = True  # no event: the same in all phases
+                    self._held.worker_notes = True  # not an event: the same in all phases
                 case SignalsNoted(numbers):
-                    self._held.add(numbers)  # no event: the same in all phases
+                    self._held.add(numbers)  # not an event: the same in all phases
                 case ScriptIsDone(waits):
                     self._handle(ScriptSucceeded(now, waits))
         if not self.pipe.open:
@@ -411,7 +411,7 @@ class Supervisor:
 
     def _ask_for_end(self, number: int) -> None:
         """Note a signal that asks for an end of the run, and tell the failure monitor if there is
-        one. This is no event, because it means the same in all phases.
+        one. This is not an event, because it means the same in all phases.
         """
         self.asked.add(number)
         if self._monitor:

@@ -207,7 +207,7 @@ class OutputRedirect:
         output has come for a moment.
 
         Args:
-            limit: How many seconds this may take, even if nobody reads.
+            limit: How many seconds this may take, even if no process reads the output.
         """
         if self._relay:
             self._relay.finish(limit)

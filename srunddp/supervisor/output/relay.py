@@ -96,7 +96,8 @@ class OutputRelay:
     def _turn(self) -> None:
         """Wait until something can be read or written, and do so."""
         ready = self._wait()
-        # Standard output first, so that the file has what a script printed above its traceback.
+        # Standard output comes first, so that the file has a script's last output above its
+        # traceback.
         sources = [source for source in self.streams if source in self._open & ready]
         before = self._came
         self._came = time.monotonic() if sources else self._came
