@@ -13,12 +13,12 @@ _MIN_NODES = "--min-nodes"
 
 
 def set_spare_nodes(environment: Environment, count: int, min_nodes: int = 0) -> Environment:
-    """Return an environment whose world leaves out the tasks of the last ``count`` nodes, and whose
-    ranks' nodes may change at a restart.
+    """Return an environment whose world leaves out the tasks of the last ``count`` nodes, and in
+    which ranks may move to other nodes at a restart.
 
     Args:
-        environment: The environment by the launcher's variables, in which every task of the step is
-            a rank.
+        environment: The environment from the launcher's variables, in which every task of the step
+            is a rank.
         count: How many nodes are spare; 0 only with ``min_nodes``.
         min_nodes: The smallest number of nodes with which the run goes on when no spare node is
             left; 0 if it goes on only with all of them.

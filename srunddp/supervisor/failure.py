@@ -193,12 +193,12 @@ def category_of(error: BaseException) -> FailureCategory:
 def of_exit(end: SystemExit, code: int) -> ScriptError:
     """Describe a ``sys.exit`` that has ended the script.
 
-    If the script calls ``sys.exit`` while it handles another error, or from one, that error is the
-    cause and gives the weight: Hydra, Fire and click print an error and call ``sys.exit``, and so
-    do the handlers of many scripts. Its traceback is left out if the exit code is the one by which
-    argparse and click report a wrong command line. With ``from None`` the script has hidden the
-    error: the ``sys.exit`` is then the cause, but the error still gives the weight, the category
-    and the failed import.
+    If the script calls ``sys.exit`` while it handles another error, or raises it from one, that
+    error is the cause and gives the weight: Hydra, Fire and click print an error and call
+    ``sys.exit``, and so do the handlers of many scripts. Its traceback is left out if the exit code
+    is the one by which argparse and click report a wrong command line. With ``from None`` the
+    script has hidden the error: the ``sys.exit`` is then the cause, but the error still gives the
+    weight, the category and the failed import.
 
     Args:
         end: The exception that ``sys.exit`` has raised.

@@ -138,8 +138,8 @@ class FailureMonitor:
         return NextStart()
 
     def is_first_deputy(self) -> bool:
-        """Return whether this rank is the first deputy that can be reached. It is asked when rank 0
-        is gone and the worker has ended.
+        """Return whether this rank is the first deputy that can be reached. The supervisor asks
+        when rank 0 is gone and the worker has ended.
         """
         return False
 

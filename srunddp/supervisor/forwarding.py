@@ -34,7 +34,7 @@ class _Question:
             sentinel is asked all the same, so that its mark is not taken for that of the next
             signal of this number.
         of_rank: Whether a process of a worker has sent it.
-        is_asked: Whether the sentinel has been asked. A signal that comes later is another
+        is_asked: Whether the sentinel has been asked. A signal that comes later makes a new
             question.
     """
 
@@ -110,7 +110,7 @@ class SignalForwarding:
         """Note that this process was stopped by SIGTSTP and goes on. Call this before its SIGCONT
         is read.
 
-        The worker must not be stopped any more by the signal that came before the SIGCONT.
+        From now on, the signal that came before the SIGCONT must not stop the worker.
         """
         self._questions = [each for each in self._questions if each.number != signal.SIGTSTP]
         if self._asked_at is not None:

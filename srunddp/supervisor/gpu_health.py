@@ -268,7 +268,7 @@ def _slowdown_bits(nvml: Any, handle: Any) -> int:
     try:
         bits: int = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except (nvml.NVMLError_FunctionNotFound, AttributeError):
-        # Drivers before 535 know this name only.
+        # Drivers before 535 know only this name.
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return bits
 

@@ -31,7 +31,7 @@ from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.descriptors import close_all, opened
 from srunddp.util.quick_dataclass import dataclass
 
-NAME = "srunddp-gpus"  # at most 15 letters, all that Linux keeps
+NAME = "srunddp-gpus"  # at most 15 characters, all that Linux keeps
 _LONGEST = 1 << 16
 
 
@@ -71,7 +71,7 @@ class NodeGpus:
 
     def ask(self) -> None:
         """Ask for the faults of the GPUs now. :meth:`look` returns the answer."""
-        self._read()  # to notice a process that has ended
+        self._read()  # notices a process that has ended
         self._answer = None
         self._ends_at = self.clock() + self.limits.gpus_answer_within
         if self._socket is None:
@@ -134,7 +134,7 @@ class NodeGpus:
         Args:
             serve: Does the work of the process, with its end of the socket.
         """
-        self._kill()  # a process that has ended by itself has not been reaped yet
+        self._kill()  # reaps a process that has ended by itself
         supervisor = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -170,7 +170,7 @@ class NodeGpus:
 
 
 def _run(supervisor: int, end: socket.socket, serve: Callable[[socket.socket], None]) -> NoReturn:
-    """Do the work of the process, and end it."""
+    """Do the work of the forked process, and exit."""
     try:
         die_with_parent(supervisor)
         # Launchers send signals to the whole process group or job step.

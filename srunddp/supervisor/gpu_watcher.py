@@ -28,8 +28,8 @@ from srunddp.util.sample_files import GPU_FAULTS
 _MOST_FAULTS = 32  # in one message, which has to fit into one packet
 _WAIT = 60_000  # milliseconds that NVML waits for an event; the process can be ended meanwhile
 _PAUSE = 1.0  # seconds after an error of NVML, which may come again at once
-# How many seconds before a failure an Xid that is not a hardware fault may have come and still be
-# reported. A program may have handled an older one.
+# An answer includes an Xid that is not a hardware fault only for this number of seconds. The
+# program may have handled an older one.
 _RECENT = 60.0
 
 

@@ -11,7 +11,7 @@ STALL_TIMEOUT = 300.0
 
 GRACE = 30.0
 """The default of ``--grace``: how long a script may take to end if it has failed or stopped, or if
-it handles SIGTERM and is ended because of another rank. torchrun has the same time.
+it handles SIGTERM and is ended because of another rank. torchrun waits for the same time.
 """
 
 RESTART_GRACE = 2.0
@@ -190,7 +190,7 @@ class Limits:
     """
 
     first_step_stall_timeouts: float = 10.0
-    """The multiple of ``--stall-timeout`` that a start may take to its first step if an earlier
+    """The multiple of ``--stall-timeout`` that a start may take until its first step if an earlier
     start has made steps. The time of :attr:`first_step_times` is added to it. Before the first step
     data may be staged, caches may be filled and a model compiled, and a file system may be slower
     than before.

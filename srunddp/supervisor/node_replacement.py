@@ -1,6 +1,6 @@
 """The interfaces through which a failure monitor uses spare nodes, in a run that has some.
 
-The package :mod:`srunddp.spare_nodes` implements it. A run without ``--spare-nodes`` has none of
+The package :mod:`srunddp.spare_nodes` implements them. A run without ``--spare-nodes`` has none of
 these objects and does not import that package.
 """
 

@@ -295,13 +295,13 @@ def of_cut(
     cut: str,
     without_way: Sequence[str],
 ) -> RootCause:
-    """Return the root cause for the case that nodes do not reach each other.
+    """Return the root cause of a run in which nodes do not reach each other.
 
     Args:
         found: The root cause if the network is not considered: a failure that follows, or a stall.
         failures: All failures.
-        nodes: These nodes.
-        cut: The text that says which nodes do not reach each other.
+        nodes: The nodes that do not reach each other.
+        cut: The text that says which of them do not reach which others.
         without_way: The nodes to give up.
     """
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))

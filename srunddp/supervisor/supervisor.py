@@ -362,8 +362,8 @@ class Supervisor:
                 self._selector.unregister(connection)
 
     def _on_agent_store(self, agent_store: AgentStore) -> None:
-        """Start the agent store, because a process has connected to it. This is not an event, because
-        it means the same in all phases.
+        """Start the agent store, because a process has connected to it. This is not an event,
+        because it means the same in all phases.
         """
         if not self._monitor or self._monitor.root_cause:
             # After the root cause nothing new begins. Clients are refused, so that they need not
@@ -476,7 +476,7 @@ class Supervisor:
 
     def _pass_on(self, missed: Iterable[MissedSignal]) -> None:
         for each in missed:
-            # A script that sends a signal to its supervisor alone asks for the same as any other
+            # A signal that a script sends to its supervisor alone counts like one from any other
             # sender.
             if each.of_rank:
                 self._note_request(each.number)
