@@ -32,7 +32,7 @@ class DecisionState(Enum):
 
     UNDECIDED = "no rank has failed"
     WAITING_FOR_CAUSE = (
-        "a rank has failed, likely because of another that rank 0 has yet to hear of"
+        "a rank has failed, likely because of another failure that has not reached rank 0 yet"
     )
     WAITING_FOR_SILENT = "the same, and a rank that cannot be reached may be the cause"
     WAITING_FOR_ALL = "ranks have ended by the launcher's signal, or have agreed to stop"

@@ -263,7 +263,7 @@ class AllScriptsAreOver(RankMessage, kind="all_scripts_are_over"):
 @dataclass(frozen=True)
 class RunIsOver(RankMessage, kind="run_is_over"):
     """The workers of all ranks have ended with 0, and rank 0 closes the connections. Without this
-    message, the end of a connection means that rank 0's supervisor has ended.
+    message, the end of a connection is the end of rank 0's supervisor.
     """
 
 

@@ -44,7 +44,9 @@ class RankZeroEnd(Enum):
     """
 
     KILLED = "its supervisor has ended, and its kernel has closed or reset the connection"
-    ENDED_UNHEARD = "its supervisor has ended some time after it was heard of: nobody can tell how"
+    ENDED_UNHEARD = (
+        "its supervisor has ended some time after it was last heard from: nobody can tell how"
+    )
     UNREACHABLE = "its kernel does not answer: ours has given the connection up"
     SILENT = "its kernel answers, but its supervisor does not: it is stopped or starved"
     LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
