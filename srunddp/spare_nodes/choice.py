@@ -2,9 +2,9 @@
 
 Of the nodes that had ranks in the last start, those that are whole stay. A spare node takes the
 place of one that is not. If no spare node is left, the place is left out, down to ``--min-nodes``,
-and the ranks are numbered anew. A run without that option needs all places.
+and the ranks are renumbered. A run without that option needs all places.
 
-The tasks of a node that was given up may come back. Their node is a spare one then, the last of
+The tasks of a node that was given up may come back. Their node is then a spare node, the last of
 all. It takes no ranks in the start that follows the one in which it was given up.
 """
 
@@ -77,8 +77,8 @@ def choose_nodes(
 
     Args:
         sizes: How many ranks each node had in the last start.
-        nodes: The node of each task that is there, by the task's number in the last start, or
-            behind these if it comes back.
+        nodes: The node of each task that is there, by the task's number in the last start. A task
+            that comes back has a number above these.
         own: The number of the task that is rank 0 in the next start. It is not 0 if the task takes
             over from rank 0.
         min_nodes: The number of ``--min-nodes``; 0 without the option.
@@ -161,8 +161,8 @@ def _numbers(
     numbers = {task: rank for rank, task in enumerate(ranks)}
     if _sizes(places) == sizes and all(task < tasks for task in nodes):
         return numbers | {task: task for task in waiting}
-    # Their numbers may be those of ranks now, or too far behind the last rank's. Those that come
-    # back get the last ones, as their nodes are to be used last.
+    # The numbers of the waiting tasks may be those of ranks now, or too far behind the last rank's.
+    # Tasks that come back get the last numbers, because their nodes are to be used last.
     return numbers | {task: len(ranks) + index for index, task in enumerate(waiting)}
 
 

@@ -54,8 +54,8 @@ class RankZeroSpareNodes:
             leases: Rank 0's lease on each of these connections.
             clock: The clock of the leases.
             can_move: Whether the run can go on without a node, see the class.
-            min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it
-                needs all.
+            min_nodes: The smallest number of nodes with which the run goes on when no spare node is
+                left; 0 if it needs all.
             returning_numbers: By node, the numbers with which its tasks come back after the node
                 was given up; None if they do not come back.
             waiting: Returns how many tasks of given-up nodes wait for the next start.
@@ -172,7 +172,9 @@ class RankZeroSpareNodes:
         return f"{nodes} left, and --min-nodes is {self._min_nodes}"
 
     def _waiting_nodes(self) -> int:
-        """Return how many given-up nodes are back at most: each with as many tasks as any node."""
+        """Return how many given-up nodes can be back at most, if each has as many tasks as the
+        largest node.
+        """
         largest = max(Counter(self._nodes.values()).values())
         return self._waiting() // largest
 
@@ -244,8 +246,9 @@ class RankZeroSpareNodes:
     def returning(self, root_cause: RootCause, left: Collection[str]) -> set[str]:
         """Return those of the given-up nodes whose tasks come back, to be a spare node.
 
-        A node with a task that has ended does not: it can take no ranks. Nor does one with a fault
-        that is still there in the next start: of a GPU's hardware, or of an import.
+        A node with a task that has ended does not come back, because it can take no ranks. Nor does
+        a node with a fault that will still be there in the next start: a hardware fault of a GPU,
+        or a failed import.
 
         Args:
             root_cause: Why this start ends.

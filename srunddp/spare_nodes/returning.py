@@ -1,9 +1,11 @@
-"""A task whose node was given up comes back: it waits for the next start, to be a spare node's.
+"""Brings back a task whose node was given up: the task waits for the next start, to be a task of a
+spare node.
 
-Its worker has ended before, as for any restart. While a start runs, rank 0 listens on a socket for
-the next one and reads nothing there. The task connects and says hello; the kernel of rank 0's node
-keeps both. The server of the next start answers, gives the task a number, and the task begins that
-start again as what it is then. If no start follows, rank 0 says that the run is over.
+The task's worker has ended before, as for any restart. While a start runs, rank 0 listens on a
+socket for the next start and reads nothing there. The task connects and says hello; the kernel of
+rank 0's node keeps the connection and the hello. The server of the next start answers, gives the
+task a number, and the task begins that start again with this number. If no start follows, rank 0
+says that the run is over.
 """
 
 import signal
@@ -31,7 +33,8 @@ from srunddp.util.tcp import waiting_at
 _LINK_LOOK = 1.0
 # Rank 0 says goodbye within this time, in seconds.
 _GOODBYE = 3.0
-# A successor of rank 0 listens all the time, so nobody does if none has in so many rounds.
+# A successor of rank 0 listens all the time, so there is none if no process has listened in this
+# number of rounds.
 _ROUNDS = 3
 
 
@@ -46,10 +49,11 @@ def wait_for_next_start(
 
     Args:
         setup: What this task knows of itself.
-        introduction: What it says of itself, and where rank 0 may be.
+        introduction: What this task says of itself, and where rank 0 may be.
         interrupt: Ends the wait when this task fails.
-        lost_after: Seconds without an answer of rank 0's node after which it is looked for again.
-        limits: How long it is looked for.
+        lost_after: Seconds without an answer of rank 0's node after which the task looks for rank 0
+            again.
+        limits: How long the task looks for rank 0.
 
     Raises:
         ReassignedError: The run takes the task back, with this number.
@@ -58,7 +62,7 @@ def wait_for_next_start(
     """
     own = setup.interface.address
     client.come_back(
-        # Nobody on this node has gone on.
+        # No task on this node has gone on.
         [each for each in introduction.addresses if each.host != own],
         introduction.hello,
         introduction.trust,
@@ -77,7 +81,7 @@ def wait_for_link(prepare: Callable[[], RankSetup], node: str, within: float) ->
         within: For how many seconds to wait once srun can be reached.
 
     Raises:
-        ConfigError: It has none in time, or a signal asks for an end.
+        ConfigError: The node has no interface in time, or a signal asks for an end.
     """
     search = Search(node, within)
     while True:
@@ -92,13 +96,13 @@ def wait_for_link(prepare: Callable[[], RankSetup], node: str, within: float) ->
 
 @dataclass
 class Search:
-    """How long a task looks for the others.
+    """Decides how long a task looks for the others.
 
     As long as srun cannot be reached, the node is likely cut off, and the time does not count.
 
     Attributes:
         node: The node of the task.
-        within: For how many seconds it looks once srun can be reached.
+        within: For how many seconds the task looks once srun can be reached.
         clock: Measures the time.
     """
 
@@ -108,15 +112,15 @@ class Search:
     _began: float | None = None  # None until the first round
     _since: float = 0.0  # from when the time counts
     _closed: int = 0  # rounds in a row in which no process listened
-    # Whether srun was there, and the node in the job, since the node was cut off. srun prints a
-    # line for each time that it is tried.
+    # Whether srun has been found there, and the node in the job, since the node was cut off. srun
+    # prints a line each time that a process connects to it.
     _is_in_reach: bool = False
 
     def why_over(self, found: client.Round) -> str:
-        """Return why the task looks no longer; empty if it does.
+        """Return why the task no longer looks for the others; empty if it does.
 
         Args:
-            found: What the last round has come to.
+            found: The result of the last round.
         """
         now = self.clock()
         if self._began is None or found.has_waited:
@@ -151,7 +155,7 @@ def dismiss(setup: RankSetup, standing: socket.socket) -> None:
 
     Args:
         setup: What rank 0 knows of itself.
-        standing: Where they wait.
+        standing: The socket at which they wait.
     """
     introduction = discovery.introduce(setup.environment, setup.returns_at)
     deadline = time.monotonic() + _GOODBYE
@@ -161,7 +165,7 @@ def dismiss(setup: RankSetup, standing: socket.socket) -> None:
         trust=introduction.trust,
         say=lambda _: None,
     ) as listener:
-        # Those that have ended meanwhile are among the waiting, and prove nothing.
+        # The tasks that wait include some that have ended meanwhile, and those prove nothing.
         while waiting_at(standing) or listener.has_unproven:
             if time.monotonic() > deadline:
                 break

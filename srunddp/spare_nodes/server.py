@@ -27,7 +27,7 @@ from srunddp.util.hostlist import fold_ranks
 from srunddp.util.messages import send
 from srunddp.util.tcp import limit_silence
 
-# Seconds for which a task that has connected may still prove itself when no other is missing.
+# Seconds for which a task that has connected may still prove itself when no other task is missing.
 _PROVEN_WITHIN = 2.0
 
 
@@ -41,14 +41,14 @@ class SpareNodeServer(RendezvousServer):
     out, the ranks are renumbered: then all tasks, including rank 0's, begin the start again,
     because everything that they have opened so far belongs to another rank.
 
-    A task whose node was given up comes back with a number behind all others. It does not count
-    for the quorum, as it had no part in the last start. It gets a spare node's number, and connects
-    again with that.
+    A task whose node was given up comes back with a number above all others. It does not count for
+    the quorum, because it had no part in the last start. It gets the number of a spare node's task,
+    and connects again with this number.
 
     Attributes:
         sizes: How many ranks each node has.
         number: The number of this task in the start before; not 0 if it takes over from rank 0.
-        min_nodes: Down to how many nodes the run goes on; 0 if it needs all.
+        min_nodes: The smallest number of nodes with which the run goes on; 0 if it needs all.
         expected: The numbers of the tasks that have come or may still come. A task that is given
             up is removed, and a rank is added when a task of a spare node gets it.
         within: Seconds after which a task that has not come counts as lost. By then it has ended
@@ -135,7 +135,7 @@ class SpareNodeServer(RendezvousServer):
             send(connection, Told())
             return
         if self._returns(hello):
-            # Its former connection may have ended unseen.
+            # The task's former connection may have ended unseen.
             self._here.pop(hello.rank, None)
         super()._take(hello, connection, message)
         # If this task's node is lost while the others are still coming, the kernel then ends the
@@ -143,11 +143,13 @@ class SpareNodeServer(RendezvousServer):
         limit_silence(connection, self.lost_after)
 
     def _returns(self, hello: Hello) -> bool:
-        """Whether a task comes back whose node was given up."""
+        """Return whether a task comes back after its node was given up."""
         return hello.rank >= self.own.world_size
 
     def _has_stale_number(self, hello: Hello) -> bool:
-        """Whether the task's number is of an earlier start, and may be another task's by now."""
+        """Return whether a task's number is from an earlier start, and may be another task's by
+        now.
+        """
         if self._returns(hello):
             return False
         has_moved = self._moved.get(hello.rank, hello.node) != hello.node
@@ -208,8 +210,8 @@ class SpareNodeServer(RendezvousServer):
             self.say(f"{node} is a spare node from now on")
 
     def _dismiss_incomplete_nodes(self) -> None:
-        """Send those away that come back without another task of their node: it could take no
-        ranks.
+        """Send away the tasks that come back without all other tasks of their node: the node could
+        take no ranks.
         """
         back = [hello for hello in self._here.values() if self._returns(hello)]
         tasks = Counter(hello.node for hello in back)

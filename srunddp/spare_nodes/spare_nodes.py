@@ -51,8 +51,8 @@ def spare_nodes_of_start(
         limits: The supervisor's times.
         clock: The clock of the leases, which must also be the failure monitor's. It has to go on
             while this process is suspended.
-        min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it needs
-            all.
+        min_nodes: The smallest number of nodes with which the run goes on when no spare node is
+            left; 0 if it needs all.
         returning_numbers: By node, the numbers with which its tasks come back after the node was
             given up; None if they do not come back.
         waiting: Returns how many tasks of given-up nodes wait for the next start.
@@ -258,7 +258,7 @@ class SpareNodes:
         environment = self.setup.environment
         if rejoin is None or rejoin.spare_nodes is None or environment.is_returning:
             return None
-        # An error of the whole run has ended it.
+        # After an error of the whole run there is no run to come back to.
         is_alone = isinstance(error, RendezvousError) and error.scope is not Scope.JOB
         if not (is_alone or isinstance(error, CutOffError)) or not rejoin.spare_nodes.returns_at:
             return None
@@ -269,7 +269,7 @@ class SpareNodes:
 
         Args:
             rejoin: How this process would meet the others if it were not given up.
-            terms: The terms then.
+            terms: The terms with which this process would meet them.
         """
         return replace(
             rejoin,
@@ -286,7 +286,7 @@ class SpareNodes:
         )
 
     def return_to_run(self, introduction: Introduction, interrupt: CancelToken | None) -> NoReturn:
-        """Wait until the run takes this task back, whose node was given up.
+        """Wait until the run takes this task back after its node was given up.
 
         Args:
             introduction: What this task says of itself, and where rank 0 may be.
@@ -297,13 +297,15 @@ class SpareNodes:
             NotNeededError: The run is over.
             RendezvousError: The others are not found, or Slurm has taken the node out of the job.
         """
-        # Imported here because only such a task needs it.
+        # Imported here because only a task that comes back needs it.
         from srunddp.spare_nodes.returning import wait_for_next_start
 
         wait_for_next_start(self.setup, introduction, interrupt, self.lost_after, self.limits)
 
     def dismiss_returning(self) -> None:
-        """Tell the tasks that have come back, and wait, that the run is over. Called on rank 0."""
+        """Tell the tasks that have come back, and are waiting, that the run is over. Call this on
+        rank 0.
+        """
         if self.setup.standing is None or not waiting_at(self.setup.standing):
             return
         from srunddp.spare_nodes.returning import dismiss

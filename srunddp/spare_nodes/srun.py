@@ -18,11 +18,13 @@ _ANSWERS_WITHIN = 5.0
 _TRIES = 3
 _LOOK_EVERY = 2.0
 AWAITED = 3600.0
-"""For how many seconds a node that is cut off waits: longer than Slurm waits for the node."""
+"""The number of seconds that a node that is cut off waits, which is longer than Slurm waits for the
+node.
+"""
 
 
 class SrunState(Enum):
-    """What is known of this step's srun."""
+    """The state of this step's srun, as far as it is known."""
 
     THERE = auto()  # or there is none
     ENDED = auto()
@@ -79,9 +81,9 @@ def await_srun() -> None:
 
 
 def is_in_job(node: str) -> bool | None:
-    """Return whether a node is still one of this job's; None if Slurm does not say.
+    """Return whether a node still belongs to this job; None if Slurm does not say.
 
-    Slurm takes a node that it has set DOWN out of the job, for good.
+    Slurm removes a node that it has set DOWN from the job for good.
 
     Args:
         node: The node's name in Slurm.
@@ -95,7 +97,7 @@ def is_in_job(node: str) -> bool | None:
 
 
 def state() -> SrunState:
-    """Return whether srun's node can be reached, and srun listens there."""
+    """Return the state of srun: whether its node can be reached, and whether srun listens there."""
     host = os.environ.get("SLURM_SRUN_COMM_HOST", "")
     port = os.environ.get("SLURM_SRUN_COMM_PORT", "")
     if not host or not port.isdecimal():

@@ -279,7 +279,7 @@ class Limits:
 
     returns_within: float = 60.0
     """How long a task whose node was given up looks for the others, once srun can be reached. Until
-    then it may be cut off.
+    then the node may be cut off.
     """
 
     lease_ends_within: float = 3.0

@@ -263,7 +263,7 @@ class AllScriptsAreOver(RankMessage, kind="all_scripts_are_over"):
 @dataclass(frozen=True)
 class RunIsOver(RankMessage, kind="run_is_over"):
     """The workers of all ranks have ended with 0, and rank 0 closes the connections. Without this
-    message, the end of a connection is the end of rank 0's supervisor.
+    message, the end of a connection means that rank 0's supervisor has ended.
     """
 
 
@@ -277,8 +277,8 @@ class Verdict(RankMessage, kind="verdict"):
         restart_at: The text that says where the ranks meet for the next start; None if none
             follows for this rank.
         node_is_given_up: Whether the ranks of this node move to another node. If so, this rank's
-            worker ends at once. With ``restart_at`` the task comes back to be a spare node's; else
-            it ends with 0.
+            worker ends at once. With ``restart_at`` the task comes back as a task of a spare node;
+            otherwise it ends with 0.
     """
 
     culprits: tuple[int, ...]
