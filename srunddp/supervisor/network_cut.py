@@ -210,7 +210,7 @@ def find_cuts(
     """Return the fewest nodes that explain which nodes do not reach each other.
 
     A node that has answered no other node proves nothing, because it goes on talking to rank 0, as
-    all nodes do that are asked: a firewall there may drop new connections. The same holds for a
+    every node that is asked does: a firewall there may drop new connections. The same holds for a
     node that has reached no other node. A pair that was not tried, or not reported in time, is no
     evidence either.
 
