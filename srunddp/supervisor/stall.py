@@ -166,6 +166,8 @@ def find_stalled_rank(
         if len(places) == 1 and len(stacks) > 1:
             cause = f"{since}: all ranks wait in {places[0]}"
             found = replace(found, ranks=(), node="", cause=cause)
+        elif len(places) > 1:
+            found = replace(found, cause=f"{found.cause}, and others wait elsewhere")
     if not finished:
         return found
     note = f"{folded(list(finished), finished)} left with exit code 0 before"
