@@ -5,7 +5,8 @@ place of one that is not. If no spare node is left, the place is left out, down 
 and the ranks are renumbered. A run without that option needs all places.
 
 The tasks of a node that was given up may come back. Their node is then a spare node, the last of
-all. It takes no ranks in the start that follows the one in which it was given up.
+all. In the start that follows the one in which it was given up, it takes ranks only if the run
+could not go on otherwise.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -73,7 +74,9 @@ def choose_nodes(
 ) -> NodeChoice:
     """Choose the nodes of the next start from the tasks that are there.
 
-    The nodes keep their order, but rank 0's is the first.
+    The nodes keep their order, but rank 0's is the first. The nodes that were just given up take
+    ranks only if there are too few others: rank 0 gives up a node that can still run because it
+    expects another one, which may not come.
 
     Args:
         sizes: How many ranks each node had in the last start.
@@ -89,8 +92,7 @@ def choose_nodes(
         RendezvousError: There are too few nodes, or that of ``own`` is not whole.
     """
     spare = _spare_nodes(sum(sizes), nodes)
-    for each in left:
-        spare.pop(each, None)
+    are_back = {each for each in left if spare.pop(each, None)}
     beside_own = [number for number in spare.pop(nodes[own], []) if number != own]
     first: Place | None = None
     others = list[Place]()
@@ -114,6 +116,8 @@ def choose_nodes(
         raise _no_spare_node([rank for rank in left_out if rank not in (0, own)])
     places = (first, *others)
     if len(places) < fewest_nodes(len(sizes), min_nodes):
+        if are_back:
+            return choose_nodes(sizes, nodes, own=own, min_nodes=min_nodes, tasks=tasks)
         raise _too_few(places, left_out, len(sizes), min_nodes)
     return NodeChoice(places, tuple(left_out), _numbers(places, nodes, sizes, tasks))
 

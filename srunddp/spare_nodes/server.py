@@ -18,6 +18,7 @@ from srunddp.bootstrap.rendezvous.messages import (
     Moved,
     NotMet,
     RendezvousMessage,
+    RunHasEnded,
     Told,
 )
 from srunddp.bootstrap.rendezvous.server import RendezvousServer
@@ -99,7 +100,6 @@ class SpareNodeServer(RendezvousServer):
                 # A task that has come may be lost while we wait; then its rank is vacant again.
                 self._take_what_comes(listener, self.not_before)
             else:
-                self._send_late_ones_back()
                 return
 
     def _await_expected(self, listener: AuthenticatedListener) -> None:
@@ -217,15 +217,17 @@ class SpareNodeServer(RendezvousServer):
         tasks = Counter(hello.node for hello in back)
         for hello in back:
             if tasks[hello.node] < hello.local_world_size:
-                self._dismiss(self.connections.pop(hello.rank), self._here.pop(hello.rank))
+                self._send_back(hello.rank)
 
-    def _send_late_ones_back(self) -> None:
-        """Close the connections of tasks that come back too late for this start: they connect
-        again, and wait for the next one.
+    def _send_back(self, number: int) -> None:
+        """Close the connection of a task that comes back in vain: it connects again, and waits for
+        the next start. If none can follow, the task is not needed.
         """
-        for number in [number for number, hello in self._here.items() if self._returns(hello)]:
-            del self._here[number]
-            self.connections.pop(number).close()
+        del self._here[number]
+        connection = self.connections.pop(number)
+        if not self.returns_at:
+            send(connection, RunHasEnded())
+        connection.close()
 
     def _move(self, choice: NodeChoice) -> bool:
         """Tell the tasks that have another number from now on; return whether there are any.

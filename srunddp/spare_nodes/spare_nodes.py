@@ -121,9 +121,16 @@ class SpareNodes:
             self.lost_after,
             self.limits,
             min_nodes=self.setup.environment.min_nodes,
-            returning_numbers=self._returning_numbers() if meeting.returns_at else None,
+            returning_numbers=self._returning_numbers() if self._can_come_back(meeting) else None,
             waiting=self._waiting,
         )
+
+    def _can_come_back(self, meeting: RendezvousInfo) -> bool:
+        """Whether tasks come back that are given up in this start. In the last start, which may be
+        the next one, nobody needs a spare node.
+        """
+        options = self.setup.options
+        return bool(meeting.returns_at) and options.generation + 1 < options.max_restarts
 
     def _returning_numbers(self) -> Mapping[str, tuple[int, ...]]:
         environment = self.setup.environment
@@ -258,6 +265,8 @@ class SpareNodes:
         environment = self.setup.environment
         if rejoin is None or rejoin.spare_nodes is None or environment.is_returning:
             return None
+        if rejoin.generation >= self.setup.options.max_restarts:
+            return None  # no start follows
         # After an error of the whole run there is no run to come back to.
         is_alone = isinstance(error, RendezvousError) and error.scope is not Scope.JOB
         if not (is_alone or isinstance(error, CutOffError)) or not rejoin.spare_nodes.returns_at:

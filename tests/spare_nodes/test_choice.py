@@ -111,6 +111,9 @@ def test_too_few_nodes_are_refused(
         # it takes no rank in the start that follows its failure
         ((1, 1, 1), {0: "a", 1: "b", 7: "c"}, ("c",), ("ab", {7: 2})),
         ((1, 1), {0: "a", 3: "d", 6: "b"}, ("b",), ("ad", {3: 1, 6: 2})),
+        # unless the one that was to take its place has not come
+        ((1, 1), {0: "a", 6: "b"}, ("b",), ("ab", {6: 1})),
+        ((1, 1, 1), {0: "a", 6: "b"}, ("b",), ("ab", {6: 1})),
     ],
 )
 def test_a_node_that_comes_back_is_the_last_spare_one(

@@ -139,13 +139,26 @@ def test_they_are_no_part_of_the_majority(back: Returning) -> None:
 
 
 def test_a_node_without_one_of_its_tasks_stays_away(back: Returning) -> None:
-    with spare_node_server(1, 2, 3) as server:
+    where = encode_advertisement("1207.0", [Address("127.0.0.1", 1)])
+    with spare_node_server(1, 2, 3, returns_at=where) as server:
         (end,) = back.come(server.address, returning(4))
         until(lambda: here(server, 12))
         come(server, 1, 2, 3)
         assert nodes(server) == "n1 n1 n2 n2"
         assert {*server.result().nodes} == {0, 1, 2, 3}
         assert not end.done()
+
+
+def test_a_task_that_comes_back_in_vain_to_the_last_start_ends_well(back: Returning) -> None:
+    """No other start needs it, and it would find nobody."""
+    with spare_node_server(1, 2, 3) as server:
+        (end,) = back.come(server.address, returning(4))
+        until(lambda: here(server, 12))
+        come(server, 1, 2, 3)
+        with pytest.raises(NotNeededError) as caught:
+            end.result(LONG)
+        assert caught.value.exit_code == 0
+        assert nodes(server) == "n1 n1 n2 n2"
 
 
 def test_a_task_waits_in_the_kernel_until_the_next_start(back: Returning) -> None:

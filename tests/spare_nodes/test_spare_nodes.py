@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
@@ -32,6 +33,7 @@ from srunddp.errors import (
 )
 from srunddp.spare_nodes.layout import in_next_start, set_spare_nodes
 from srunddp.spare_nodes.spare_nodes import SpareNodes
+from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.node_replacement import NextStart
@@ -124,6 +126,28 @@ def test_in_the_last_start_no_rank_moves(done: int, moves: bool) -> None:
     assert bool(start.lease()) == moves
     assert start.takeover == (TAKEOVER if moves else "")
     assert start.replacement({}).can_move == moves
+
+
+class There:
+    """The connection to a task that is there."""
+
+    open = True
+    lost = False
+
+
+@pytest.mark.parametrize(("done", "returning"), [(0, {"n2"}), (1, {"n2"}), (2, set()), (3, set())])
+def test_no_node_comes_back_to_the_last_start(done: int, returning: set[str]) -> None:
+    """Nobody needs a spare node there; and who does not find a run that has ended, ends with 69."""
+    rejoin = replace(AGAIN, generation=done) if done else None
+    start = spare_nodes(0, restarts=3, rejoin=rejoin).of_start(NODES, meeting())
+    connections = cast(dict[int, SupervisorConnection], {1: There(), 2: There()})
+    assert start.replacement(connections).returning(LOST, {"n2"}) == returning
+
+
+def test_a_task_that_misses_the_last_start_does_not_look_for_another() -> None:
+    last = replace(AGAIN, generation=3)
+    rejoin = spare_nodes(1, rejoin=last).rejoin(last, Monitor(), meeting())
+    assert spare_nodes(1, rejoin=rejoin).rejoin_after(CUT_OFF[0]) is None
 
 
 def test_a_restart_goes_by_what_the_start_before_has_come_to() -> None:

@@ -265,7 +265,7 @@ class Moved(RendezvousMessage, kind="moved"):
 
 @dataclass(frozen=True)
 class RunHasEnded(RendezvousMessage, kind="run_has_ended"):
-    """The run is over: a task that has come back to it is not needed."""
+    """The run is over, or in its last start: a task that has come back to it is not needed."""
 
 
 @dataclass(frozen=True)
