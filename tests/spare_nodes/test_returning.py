@@ -73,10 +73,14 @@ class Returning:
         self._pool = ThreadPoolExecutor(TASKS)
 
     def come(self, address: Address, *hellos: Hello) -> list[Ended]:
-        return [self._pool.submit(self._come, address, one) for one in hellos]
+        return self.come_to([address], *hellos)
 
-    def _come(self, address: Address, one: Hello) -> RendezvousInfo:
-        come_back([address], one, Authenticator(), None, 5.0, self._why_over)
+    def come_to(self, addresses: list[Address], *hellos: Hello) -> list[Ended]:
+        """To the first of these where somebody listens."""
+        return [self._pool.submit(self._come, addresses, one) for one in hellos]
+
+    def _come(self, addresses: list[Address], one: Hello) -> RendezvousInfo:
+        come_back(addresses, one, Authenticator(), None, 5.0, self._why_over)
 
     def _why_over(self, found: Round) -> str:
         self.rounds.append(found)
@@ -175,6 +179,22 @@ def test_a_task_waits_in_the_kernel_until_the_next_start(back: Returning) -> Non
         assert sorted(reassigned(end)[0] for end in ends) == [4, 5]
         come(server, 4, 5)
         assert server.result()
+
+
+def test_a_task_that_has_found_a_deputy_goes_on_to_rank_0(back: Returning) -> None:
+    """A deputy listens too, and may be the first that a node reaches whose network comes back."""
+    deputy = socket.create_server(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        rank_0 = Address(*reserved.getsockname()[:2])
+    where = [rank_0, Address(*deputy.getsockname()[:2])]
+    (end,) = back.come_to(where, returning(4))
+    until(lambda: waiting_at(deputy) == 1)
+    with socket.create_server((rank_0.host, rank_0.port)) as standing:
+        standing.settimeout(LONG)
+        until(lambda: standing.accept()[0].recv(1) == b"{")
+        assert not end.done()
+        back.is_over.set()
+    deputy.close()
 
 
 def test_after_a_restart_a_rank_soon_gives_up_where_nobody_listens() -> None:

@@ -8,6 +8,7 @@ connection stays open afterwards. Rank 0's side is in ``server``.
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import time
@@ -70,6 +71,8 @@ _LONGEST_REASON = 400
 _NEXT_ROUND_AFTER = 1.0
 _ACCEPTED_AFTER = 2.0
 _LONGEST_STAY = 7 * 86400.0
+# Seconds after which such a task, while it waits at a deputy, looks again whether rank 0 is there.
+_LOOKS_BACK_EVERY = 5.0
 # Seconds without any process that listens after which a rank gives up, with spare nodes.
 _NOBODY_AFTER = 5.0
 # Seconds after which a rank that has not found rank 0 says so. Normally all ranks start within
@@ -260,6 +263,7 @@ class _Kind(Enum):
     NOT_LISTENING = auto()  # the node answers, and no process listens there
     UNREACHABLE = auto()  # this node or a router has no route there
     NO_ANSWER = auto()  # nothing comes back: the node is down, or a firewall drops the packets
+    DEPUTY = auto()  # rank 0 may be at a likelier address
     MUTE = auto()  # a process has accepted the connection, and does not answer
     STRANGER = auto()  # a process of another run, or another program, has answered
     REFUSED = auto()  # a process with this run's token has another kind of proof
@@ -285,6 +289,7 @@ _MEANINGS = {
     ),
     _Kind.UNREACHABLE: "rank 0's node is down or on another network, or a firewall refuses",
     _Kind.NO_ANSWER: "rank 0's node is down, or a firewall closes this network",
+    _Kind.DEPUTY: "rank 0 listens at another address",
     _Kind.MUTE: "rank 0 is slow or stopped, or another program has its port",
     _Kind.STRANGER: "rank 0 has not started yet, or another program has its port",
     _Kind.REFUSED: "see rank 0's own line about this rank",
@@ -337,6 +342,7 @@ class RendezvousClient:
     report: SearchReport = field(default_factory=SearchReport)
     waits: bool = False
     passed_over: dict[Address, _PassedOver] = field(default_factory=dict)
+    _likelier: list[Address] = field(default_factory=list)  # than where this task waits
     _began: float = 0.0
     _says_at: float = 0.0
     _said: frozenset[_Kind] = frozenset()
@@ -388,8 +394,10 @@ class RendezvousClient:
                 raise RendezvousError(why)
             self.passed_over.clear()
             began = time.monotonic()
-            for address in self.candidates:
-                self._wait_at(address)
+            for number, address in enumerate(self.candidates):
+                self._likelier = self.candidates[:number]
+                if not self._wait_at(address):
+                    break
             # A connection that is not accepted has failed long before.
             accepted = time.monotonic() - began > _ACCEPTED_AFTER * max(1, len(self.candidates))
             found = Round(are_all_closed=self._are_all_closed, has_waited=accepted)
@@ -401,15 +409,19 @@ class RendezvousClient:
         kinds = [reason.kind for reason in self.passed_over.values()]
         return kinds == [_Kind.NOT_LISTENING] * len(self.candidates)
 
-    def _wait_at(self, address: Address) -> None:
+    def _wait_at(self, address: Address) -> bool:
         """Wait at one address as long as the connection lasts, and return if it has ended without
         an answer that counts.
+
+        Returns:
+            Whether to try the next address; False if a likelier one is there by now.
         """
         self._stop_if_interrupted()
         deadline = time.monotonic() + _LONGEST_STAY
         greeted = self._try(address, ANSWER_WITHIN, deadline)
         if greeted is None:
-            return
+            passed_over = self.passed_over.get(address)
+            return passed_over is None or passed_over.kind is not _Kind.DEPUTY
         try:
             self._await_others(greeted, deadline)
         except CutOffError:
@@ -418,6 +430,28 @@ class RendezvousClient:
             if error.scope is Scope.JOB:
                 raise  # the run has ended
         greeted.connection.close()
+        return True
+
+    def _await_answer(self, connection: socket.socket, deadline: float) -> None:
+        """Wait for the first answer of rank 0, as long as no likelier address is there.
+
+        A deputy listens as well, and reads nothing unless it takes over. It may have been the first
+        that could be reached when the network came back. While rank 0 is there, the next start is
+        there too.
+
+        Raises:
+            _NotRankZeroError: A process accepts connections at a likelier address.
+        """
+        # One at a time: a likelier node may be off, and this task has to answer within 2 s.
+        likelier = itertools.cycle(self._likelier)
+        while time.monotonic() < deadline:
+            look_at = min(time.monotonic() + _LOOKS_BACK_EVERY, deadline)
+            if self.interrupt.wait(look_at, connection) or self.interrupt.failure:
+                return
+            if address := next(likelier, None):
+                with contextlib.suppress(OSError):
+                    socket.create_connection((address.host, address.port), ANSWER_WITHIN).close()
+                    raise _NotRankZeroError(_Kind.DEPUTY, "is a deputy")
 
     def tell(self, what: AbortReason, deadline: float) -> bool:
         """Look for rank 0 until the deadline, and tell it that this rank has failed.
@@ -529,7 +563,9 @@ class RendezvousClient:
         )
         if self.waits:
             answer_by = deadline
-        self.interrupt.wait(answer_by, connection)
+            self._await_answer(connection, answer_by)
+        else:
+            self.interrupt.wait(answer_by, connection)
         self._stop_if_interrupted()
         return self._prove(connection, nonce, receive(connection, RendezvousMessage, answer_by))
 
