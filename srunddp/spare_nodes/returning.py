@@ -61,6 +61,7 @@ def wait_for_next_start(
         RendezvousError: Rank 0 is not found, or Slurm has taken the node out of the job.
     """
     own = setup.interface.address
+    search = Search(setup.environment.node, limits.returns_within, is_awaited=is_awaited(setup))
     client.come_back(
         # No task on this node has gone on.
         [each for each in introduction.addresses if each.host != own],
@@ -68,8 +69,14 @@ def wait_for_next_start(
         introduction.trust,
         interrupt,
         lost_after,
-        Search(setup.environment.node, limits.returns_within).why_over,
+        search.why_over,
     )
+
+
+def is_awaited(setup: RankSetup) -> bool:
+    """Return whether this task was told to come back in this very start."""
+    rejoin = setup.options.rejoin
+    return rejoin is not None and rejoin.spare_nodes is not None and rejoin.spare_nodes.is_awaited
 
 
 def wait_for_link(prepare: Callable[[], RankSetup], node: str, within: float) -> RankSetup:
@@ -104,11 +111,14 @@ class Search:
         node: The node of the task.
         within: For how many seconds the task looks once srun can be reached.
         clock: Measures the time.
+        is_awaited: Whether the task was told to come back at this restart. Then the first round
+            begins at once: the node was not cut off, and Slurm may take seconds to answer.
     """
 
     node: str
     within: float
     clock: Clock = time.monotonic
+    is_awaited: bool = False
     _began: float | None = None  # None until the first round
     _since: float = 0.0  # from when the time counts
     _closed: int = 0  # rounds in a row in which no process listened
@@ -123,10 +133,13 @@ class Search:
             found: The result of the last round.
         """
         now = self.clock()
+        skips_srun = self._began is None and self.is_awaited
         if self._began is None or found.has_waited:
             self._began = now
             self._since = now
             self._is_in_reach = False
+        if skips_srun:
+            return ""
         self._closed = self._closed + 1 if found.are_all_closed else 0
         if not self._is_in_reach and (why := self._look_for_srun(now)):
             return why

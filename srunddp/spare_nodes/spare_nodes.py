@@ -221,7 +221,7 @@ class SpareNodes:
             left=known.left,
         )
         if failure_monitor.returns:
-            return self._rejoin_to_return(rejoin, terms)
+            return self._rejoin_to_return(rejoin, replace(terms, is_awaited=True))
         # For each restart rank 0 publishes where it listens. If the text is the deputies' places
         # instead, which all ranks were told at the rendezvous, rank 0 is gone.
         is_without_rank_zero = rejoin.published == meeting.takeover
@@ -246,6 +246,7 @@ class SpareNodes:
             rank=reassigned.rank,
             ranks_per_node=reassigned.ranks_per_node,
             layout=reassigned.layout,
+            is_awaited=False,
         )
         rejoin = replace(rejoin, generation=reassigned.generation)
         if not self.setup.held:
@@ -271,7 +272,7 @@ class SpareNodes:
         is_alone = isinstance(error, RendezvousError) and error.scope is not Scope.JOB
         if not (is_alone or isinstance(error, CutOffError)) or not rejoin.spare_nodes.returns_at:
             return None
-        return self._rejoin_to_return(rejoin, rejoin.spare_nodes)
+        return self._rejoin_to_return(rejoin, replace(rejoin.spare_nodes, is_awaited=False))
 
     def _rejoin_to_return(self, rejoin: Rejoin, terms: SpareNodeTerms) -> Rejoin:
         """Return how this task comes back after its node was given up.

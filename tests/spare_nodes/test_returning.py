@@ -288,6 +288,22 @@ def test_the_time_counts_once_srun_can_be_reached(search: Callable[..., str]) ->
     assert search(2.0) == "they have not answered for 61 s"
 
 
+def test_nobody_waits_for_slurm_where_the_others_wait_for_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was told to come back, and asks in the next round."""
+    asked = list[str]()
+
+    def state() -> SrunState:
+        asked.append("srun")
+        return SrunState.ENDED
+
+    monkeypatch.setattr(srun, "state", state)
+    it = Search("n3", SOON, Clock(), is_awaited=True)
+    assert (it.why_over(Round()), asked) == ("", [])
+    assert (it.why_over(Round()), asked) == ("srun has ended", ["srun"])
+
+
 def test_a_node_that_slurm_has_set_down_does_not_come_back(search: Callable[..., str]) -> None:
     """It is out of the job. Where Slurm says nothing, the node goes on trying."""
     assert search(0.0, state=SrunState.CUT_OFF) == ""

@@ -240,7 +240,7 @@ def test_a_task_of_a_given_up_node_comes_back_behind_all_others() -> None:
         rejoin = spare_nodes(1).rejoin(replace(AGAIN, published=published), monitor, meeting())
         assert rejoin.published == RETURNS_AT
         assert rejoin.spare_nodes
-        assert rejoin.spare_nodes.rank == 3 + 1
+        assert (rejoin.spare_nodes.rank, rejoin.spare_nodes.is_awaited) == (3 + 1, True)
         environment = in_next_start(spare_nodes(1).setup.environment, rejoin.spare_nodes)
         assert environment.is_returning
         assert environment.is_spare
@@ -268,7 +268,7 @@ def test_who_has_not_met_the_others_comes_back_unless_the_run_is_over(error: Sru
     assert again
     assert again.published == RETURNS_AT
     assert again.spare_nodes
-    assert again.spare_nodes.rank == 4
+    assert (again.spare_nodes.rank, again.spare_nodes.is_awaited) == (4, False)
     returning = spare_nodes(1, rejoin=again)
     environment = in_next_start(returning.setup.environment, again.spare_nodes)
     returning = replace(returning, setup=replace(returning.setup, environment=environment))

@@ -46,7 +46,10 @@ class SpareNodeTerms:
         lost: the node of the previous rank 0 and the cause, if the node was lost; else None.
         returns_at: where this task comes back if its node is given up, as in
             :class:`RendezvousInfo`.
-        left: the nodes that the previous start has given up: they take no ranks in the next one.
+        left: the nodes that the previous start has given up: they take ranks in the next one only
+            if there are too few others.
+        is_awaited: whether this task, whose node was given up, was told to come back, so that the
+            next start waits for it.
     """
 
     rank: int
@@ -62,6 +65,7 @@ class SpareNodeTerms:
     lost: tuple[str, str] | None = None
     returns_at: str = field(default="", repr=False)
     left: tuple[str, ...] = ()
+    is_awaited: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
