@@ -201,8 +201,8 @@ def test_a_pipe_that_stays_open_is_read_as_it_is_written(tmp_path: Path) -> None
     write(tmp_path / "train.py", "print('begins', flush=True)\nprint(input(), flush=True)")
     with ExitStack() as stack:
         ranks = []
-        for rank in (0, 1):
-            ranks.append(stack.enter_context(rank_with_a_pipe(tmp_path, rank, subprocess.PIPE)))
+        for number in (0, 1):
+            ranks.append(stack.enter_context(rank_with_a_pipe(tmp_path, number, subprocess.PIPE)))
             stack.callback(ranks[-1].kill)
         for rank in ranks:
             assert rank.stdin
