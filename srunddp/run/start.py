@@ -5,6 +5,7 @@ script.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import click
 
@@ -30,7 +31,7 @@ from srunddp.run.launch import (
     launch,
 )
 from srunddp.run.plan import RunPlan, in_staged_copies, output_outside_copies
-from srunddp.run.read_once import check_readable_again
+from srunddp.run.read_once import check_readable_again, keep_stdin, position_of_stdin
 from srunddp.run.restart import EndedStart, InheritedStart
 from srunddp.run.run_files import clear_result
 from srunddp.run.script import check
@@ -74,6 +75,9 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
         check(plan.script)
         if plan.command.restarts:
             check_readable_again(plan.script)
+            if inherited.stdin is None and not environment.is_single:
+                keep_stdin()
+                inherited = replace(inherited, stdin=position_of_stdin())
         output, monitor = _open_files(plan, limits)
         setup = _prepare(plan, limits)
         interface = setup.interface

@@ -187,6 +187,11 @@ def bind(prepared: RankSetup) -> RankSetup:
             ports = [0]
         else:
             ports = discovery.rendezvous_ports(environment, entry, forced)
+            # Any user of this node may hold the ports that the others work out from the job's
+            # number. Over PMI they learn the port from rank 0.
+            way = environment.discovery
+            if way.publishes and not way.starts_mpi and not (forced or entry.ports):
+                ports = [*ports, 0]
         listening = protocol.listen(prepared.interface.address, ports)
     # The store may have any port, unless a firewall leaves only some open.
     held = protocol.bind_store(prepared.interface.address, listening, forced or entry.ports or [0])
