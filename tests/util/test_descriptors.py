@@ -29,7 +29,9 @@ def test_what_a_library_opens_gets_numbers_from_600_on(
     limit_open_files(monkeypatch, limit)
     with opening_high():
         files += [os.open(tmp_path, os.O_RDONLY) for _ in range(3)]
-    assert files == [600, 601, 602]
+    # Other files of this process may have some of these numbers.
+    assert files[0] >= 600
+    assert files == sorted(files)
 
 
 @pytest.mark.parametrize("limit", [32, 600, 855])
