@@ -6,6 +6,8 @@
     │   └── ConfigFileError    several things in one file are wrong
     ├── UnavailableError  69  Slurm or a node is not available, or does not answer as it should
     │   └── RendezvousError   the ranks did not find each other
+    │       └── CutOffError   this side is cut off from the others
+    ├── NotNeededError     0  the run is over without this task
     └── PeerError             another rank failed during the rendezvous: that rank's code
 
 ``Stopped`` is not an error: all ranks end by it at an agreed stop. The exit code of a script passes
@@ -189,6 +191,17 @@ class RendezvousError(UnavailableError):
     """The rendezvous failed: the ranks did not find each other."""
 
 
+class CutOffError(RendezvousError):
+    """This task was cut off, and the others may go on without it."""
+
+
+class NotNeededError(SrunddpError):
+    """No failure: the run is over, and this task had no part in it any more."""
+
+    exit_code = 0
+    said = True
+
+
 class PeerError(SrunddpError):
     """Another rank failed in a call that all ranks make together.
 
@@ -214,27 +227,39 @@ class PeerError(SrunddpError):
 
 
 class ReassignedError(Exception):
-    """Tells the caller that this task has another rank from now on, and has to repeat the
+    """Tells the caller that this task has another number from now on, and has to repeat the
     rendezvous with it. It is no failure.
 
     Attributes:
-        rank: The task's new rank.
-        ranks_per_node: How many ranks each node has from now on, written as Slurm writes counts;
-            empty if the other ranks keep their numbers.
+        rank: The task's new number, which is a rank unless the task waits on a spare node.
+        ranks_per_node: How many ranks each node has from now on, written as Slurm writes counts.
+        layout: How often the ranks have been renumbered by then.
+        generation: How many restarts the run has had.
         expected: On rank 0, the numbers of the other tasks that repeat the rendezvous.
     """
 
-    def __init__(self, rank: int, ranks_per_node: str = "", expected: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks_per_node: str,
+        layout: int,
+        generation: int,
+        expected: tuple[int, ...] = (),
+    ) -> None:
         """Set the attributes.
 
         Args:
-            rank: The task's new rank.
-            ranks_per_node: How many ranks each node has; empty if they keep their numbers.
+            rank: The task's new number.
+            ranks_per_node: How many ranks each node has.
+            layout: How often the ranks have been renumbered.
+            generation: How many restarts the run has had.
             expected: On rank 0, the other tasks that repeat the rendezvous.
         """
         super().__init__(rank)
         self.rank = rank
         self.ranks_per_node = ranks_per_node
+        self.layout = layout
+        self.generation = generation
         self.expected = expected
 
 

@@ -28,7 +28,8 @@ srun --gpu-bind=none srunddp docs/examples/mnist.py --output-dir="runs/$SLURM_JO
 code=$?
 
 # 143: Slurm is about to end the job, by its own decision or since it was asked to start it again. Slurm before 24.05
-# takes a preempted job that ends by itself for done. Later versions requeue it, and may requeue one that waits twice.
+# takes a preempted job that ends by itself for done. Later versions requeue it; if it waits, they may requeue it twice.
 slurm=$(srun --version)
-[ "$code" = 143 ] && [[ ${slurm##* } < 24.05 ]] && sleep 600
+requeues=24.05
+[ "$code" = 143 ] && [[ ${slurm##* } < $requeues ]] && sleep 600
 exit "$code"

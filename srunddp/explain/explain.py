@@ -41,7 +41,7 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.stage.offline import contradictions, offline
 from srunddp.stage.paths import VARIABLE, StagedPaths
 
-_ELSEWHERE = "not checked, as this is not that node"
+_ELSEWHERE = "not checked, as only a rank on that node can"
 _PTY = "SLURM_PTY_PORT"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 # An entry of CUDA_VISIBLE_DEVICES: a number, `GPU-8932f937-d72c-4106-c12f-20bd9faed9f6`, or a MIG

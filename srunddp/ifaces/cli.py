@@ -33,6 +33,11 @@ from srunddp.util.console import write_stderr
 _INCOMPLETE = 69
 _WRONG = 78
 
+_UNTRIED = (
+    "no interface was looked at, as this is a single process: start the command as ranks,"
+    " `srun --ntasks-per-node=1 srunddp ifaces check`"
+)
+
 
 @dataclass(frozen=True)
 class _ScanOptions:
@@ -223,7 +228,10 @@ def check(file: str | None, *, as_json: bool, timeout: float) -> None:
     """
     environment = detect(os.environ)
     if environment.world_size == 1:
-        sys.exit(_print_report(render.Report({}), check_file(file, os.environ), as_json=as_json))
+        judged = check_file(file, os.environ)
+        if judged.entries:
+            judged = replace(judged, notes=(*judged.notes, _UNTRIED))
+        sys.exit(_print_report(render.Report({}), judged, as_json=as_json))
     sys.exit(_on_every_node(file, environment, timeout, as_json=as_json))
 
 

@@ -21,7 +21,7 @@ from srunddp.explain.explain import Row
 from srunddp.util.hostlist import shortened
 
 _COLUMN = 24
-_UNSEEN = "not checked, as this is not that node"
+_UNSEEN = "not checked, as only a rank on that node can"
 
 
 @dataclass(frozen=True)

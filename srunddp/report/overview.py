@@ -13,7 +13,7 @@ from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _CODES = {  # exit codes of a script's process, or of srunddp itself
     1: "an exception",
-    69: "Slurm or a node was not available",
+    69: "Slurm or a node was not available, or did not answer",
     78: "the configuration is wrong",
     124: "a stall: no rank made a step",
     134: "SIGABRT, often a C++ library that gave up",

@@ -159,7 +159,8 @@ def launch(
     finally:
         monitor.finish(ended.exit_code)
         agent.finish_metrics(goes_on=ended.rejoin is not None)
-        if setup.environment.rank == 0 and not ended.rejoin and not ended.is_fenced:
+        is_over = ended.rejoin is None or ended.is_cut_off
+        if setup.environment.rank == 0 and is_over and not ended.is_fenced:
             _conclude(plan, setup, inherited, ended)
     if ended.rejoin:
         inherited.execute_next(ended, ended.rejoin, context.mask, earlier)

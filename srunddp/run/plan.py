@@ -107,10 +107,15 @@ def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | No
     Raises:
         UsageError: Options contradict each other, or there is no script.
     """
+    log_dir = command.log_dir
+    show_ranks = command.show_ranks
+    if environment.is_returning:  # it runs no script, and has no number yet
+        log_dir = None
+        show_ranks = None
     output = output_target(
-        command.log_dir,
+        log_dir,
         command.prefix,
-        command.show_ranks,
+        show_ranks,
         rank=environment.rank,
         # A rank of --show-ranks may have been left out since the first start.
         world_size=environment.first_world_size or environment.world_size,
@@ -155,6 +160,8 @@ def _plan_monitor(
     Raises:
         UsageError: ``--monitor-dir`` is given without ``--monitor``.
     """
+    if environment.is_returning:
+        return None
     if command.monitor is None:
         if command.monitor_dir is not None:
             raise UsageError(

@@ -7,8 +7,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import select
 import stat
 import sys
+import termios
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -19,6 +21,12 @@ from srunddp.run.script import Script
 # Names of this process's own descriptors: what a shell makes of <(...), and standard input. Any of
 # them may be the value of an option, as in --config=/dev/stdin.
 _DESCRIPTOR = re.compile(r"(?:.*=)?/(?:dev|proc/self)/(?:fd/(?P<number>\d+)|stdin)", re.DOTALL)
+
+_MOST_KEPT = 1 << 20  # bytes of standard input; Linux gives no larger pipe to users
+_PART = 1 << 16
+# Seconds. Slurm and mpirun pass on a file, and close the pipe, within milliseconds. Behind a
+# terminal the pipe stays open, and each start at a terminal waits for this time.
+_WRITTEN_WITHIN = 0.5
 
 
 def check_readable_again(script: Script) -> None:
@@ -41,6 +49,46 @@ def check_readable_again(script: Script) -> None:
     for argument in script.arguments:
         if _names_pipe_to_read(argument):
             _refuse(f"the script's argument {argument} is a pipe")
+
+
+def keep_stdin() -> None:
+    """Put a file in the place of a pipe on standard input, so that each start can read it again.
+
+    If the pipe is empty, still open after a while, or holds too much, it is left as it is.
+
+    Only launchers make a pipe for each rank alone, so call this only in a rank of a launcher. A
+    shell may share its pipe with other commands, which would lose what they have to read.
+    """
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode):
+            return
+        # The writer cannot close the pipe before the last part fits into it.
+        with suppress(OSError):
+            fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, _MOST_KEPT)
+        if not (_is_written_within(_WRITTEN_WITHIN) and _is_waiting()):
+            return
+        file = os.memfd_create("stdin")
+    except OSError:
+        return
+    with open(file, "wb", buffering=0) as kept:
+        # All writers have closed it, so this takes no longer than to copy what is there.
+        while part := os.read(0, _PART):
+            kept.write(part)
+        os.lseek(file, 0, os.SEEK_SET)
+        os.dup2(file, 0)
+
+
+def _is_written_within(seconds: float) -> bool:
+    """Wait until all writers of standard input have closed it, and return whether they have."""
+    closed = select.poll()
+    closed.register(0, 0)  # POLLHUP is always reported
+    return bool(closed.poll(1000 * seconds))
+
+
+def _is_waiting() -> bool:
+    """Return whether there is anything to read from the pipe that is standard input."""
+    count = fcntl.ioctl(0, termios.FIONREAD, bytes(4))
+    return any(count)
 
 
 def position_of_stdin() -> int | None:

@@ -65,6 +65,7 @@ class EndedStart(NamedTuple):
         ends_by: The signal by which this process is to end; 0 to end with the exit code.
         has_lost_nodes: Whether any node, spare or not, was lost since the run began.
         is_fenced: Whether the others go on without this node.
+        is_cut_off: Whether the run is over on this side, unless others go on on another side.
         checkpointed: Unix time of the last checkpoint that this rank has written; None for none.
     """
 
@@ -76,6 +77,7 @@ class EndedStart(NamedTuple):
     ends_by: int = 0
     has_lost_nodes: bool = False
     is_fenced: bool = False
+    is_cut_off: bool = False
     checkpointed: float | None = None
 
 

@@ -5,6 +5,7 @@ script.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import click
 
@@ -17,6 +18,7 @@ from srunddp.bootstrap.rendezvous.rank_setup import (
     RendezvousOptions,
     bind,
     listen_as_deputy,
+    listen_for_next_start,
     prepare,
 )
 from srunddp.errors import ConfigError, Scope, SrunddpError
@@ -29,7 +31,7 @@ from srunddp.run.launch import (
     launch,
 )
 from srunddp.run.plan import RunPlan, in_staged_copies, output_outside_copies
-from srunddp.run.read_once import check_readable_again
+from srunddp.run.read_once import check_readable_again, keep_stdin, position_of_stdin
 from srunddp.run.restart import EndedStart, InheritedStart
 from srunddp.run.run_files import clear_result
 from srunddp.run.script import check
@@ -73,11 +75,14 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
         check(plan.script)
         if plan.command.restarts:
             check_readable_again(plan.script)
+            if inherited.stdin is None and not environment.is_single:
+                keep_stdin()
+                inherited = replace(inherited, stdin=position_of_stdin())
         output, monitor = _open_files(plan, limits)
-        setup = prepare(plan.rendezvous, environment)
+        setup = _prepare(plan, limits)
         interface = setup.interface
         check_open_files(environment)
-        setup = listen_as_deputy(bind(setup))
+        setup = listen_for_next_start(listen_as_deputy(bind(setup)))
     except SrunddpError as error:
         leave_before_meeting(error, environment, plan.rendezvous, interface)
     # Bind before the fork, because the worker inherits the affinity mask.
@@ -101,6 +106,27 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
         on_rendezvous=on_rendezvous,
         say=say,
         limits=limits,
+    )
+
+
+def _prepare(plan: RunPlan, limits: Limits) -> RankSetup:
+    """Choose this rank's interface. A node that was cut off may have none until its link is up.
+
+    Raises:
+        ConfigError: ifaces.conf or the interface is wrong.
+    """
+    options = plan.rendezvous
+    rejoin = options.rejoin
+    try:
+        return prepare(options, plan.environment)
+    except ConfigError:
+        if rejoin is None or rejoin.spare_nodes is None or plan.environment.rank == 0:
+            raise
+    # Imported here because in most runs the ranks' nodes stay.
+    from srunddp.spare_nodes.returning import wait_for_link
+
+    return wait_for_link(
+        lambda: prepare(options, plan.environment), plan.environment.node, limits.returns_within
     )
 
 

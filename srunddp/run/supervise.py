@@ -20,7 +20,7 @@ from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousResult
 from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, listen_again
 from srunddp.bootstrap.rendezvous.roles import rendezvous
-from srunddp.errors import ReassignedError, RendezvousError, Scope
+from srunddp.errors import ReassignedError, RendezvousError, Scope, SrunddpError
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.command import is_chosen
 from srunddp.run.restart import EndedStart
@@ -158,6 +158,7 @@ class Agent(RankAgent):
             clock=ActiveClock(limits=self.limits),
         )
         code = 0
+        is_cut_off = False
         rejoin = None
         history = None
         try:
@@ -166,11 +167,21 @@ class Agent(RankAgent):
             assert self._spare_nodes
             rejoin = self._spare_nodes.rejoin_as(error)
             history = self.history
+        except SrunddpError as error:
+            if self._spare_nodes and not supervisor.asked:
+                rejoin = self._spare_nodes.rejoin_after(error)
+            if rejoin is None:
+                raise
+            code = error.exit_code
+            is_cut_off = True
         failure_monitor = supervisor.monitor
         if supervisor.restart is not None and failure_monitor and self._meeting:
             rejoin = self._next_rejoin(supervisor.restart, failure_monitor, self._meeting)
         elif failure_monitor and failure_monitor.cut_off and self._spare_nodes:
             self._spare_nodes.await_srun()
+        is_fenced = failure_monitor is not None and failure_monitor.fenced
+        if self._spare_nodes and rejoin is None and not is_fenced:
+            self._spare_nodes.dismiss_returning()
         return EndedStart(
             exit_code=code,
             rejoin=rejoin,
@@ -179,7 +190,8 @@ class Agent(RankAgent):
             end_requests=tuple(supervisor.asked),
             ends_by=self._ends_by(launcher, supervisor),
             has_lost_nodes=self._has_lost_nodes(failure_monitor),
-            is_fenced=failure_monitor is not None and failure_monitor.fenced,
+            is_fenced=is_fenced,
+            is_cut_off=is_cut_off,
             checkpointed=self.monitor.page.checkpointed_at(),
         )
 
@@ -225,6 +237,11 @@ class Agent(RankAgent):
     def _publish(self) -> str:
         if self.context.setup.environment.world_size == 1:
             return ""
+        setup = self.context.setup
+        if setup.standing:
+            # This process listens already. What it publishes has the secret of the whole run.
+            self._descriptor = os.dup(setup.standing.fileno())
+            return setup.returns_at
         # Listen now, while the others still listen to this start's rank 0: they receive the new
         # address with the root cause. The socket survives execve.
         try:
@@ -247,6 +264,7 @@ class Agent(RankAgent):
             self.say,
             self._cancel,
             self._spare_nodes.server if self._spare_nodes else None,
+            return_to_run=self._spare_nodes.return_to_run if self._spare_nodes else None,
             agent_store=True,
         )
         if found.agent_store:

@@ -96,7 +96,7 @@ def run_worker(context: WorkerContext) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
     # Close the listening sockets, which the supervisor uses. While a copy is open here, a rank that
     # connects after the supervisor's end would wait instead of being refused.
-    for listening in (setup.held and setup.held.rendezvous, setup.deputy):
+    for listening in (setup.held and setup.held.rendezvous, setup.deputy, setup.standing):
         if listening:
             listening.close()
     _prepare_process(context)

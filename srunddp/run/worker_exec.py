@@ -9,7 +9,7 @@ import os
 import pickle
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from srunddp.errors import SrunddpError
 from srunddp.run.worker import WorkerContext, run_worker
@@ -39,13 +39,22 @@ def become(context: WorkerContext) -> NoReturn:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a socket as its descriptor, which the next program inherits."""
+    """Writes a socket as its descriptor, which the next program inherits.
+
+    Attributes:
+        descriptors: Those of the sockets that it has written.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.descriptors = list[int]()
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce a socket to the call that recreates it from its descriptor; leave the rest to
         pickle.
         """
         if isinstance(value, socket.socket):
+            self.descriptors.append(value.fileno())
             return socket.socket, (value.family, value.type, value.proto, value.fileno())
         return NotImplemented
 
@@ -59,13 +68,10 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
     state = memory_file()
     # closefd=False leaves the descriptor open for the next program.
     with open(state, "wb", closefd=False) as file:
-        _Pickler(file).dump((context, dict(os.environ)))
-    held = context.setup.held
-    sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
-    if context.setup.deputy:
-        sockets.append(context.setup.deputy)
+        pickler = _Pickler(file)
+        pickler.dump((context, dict(os.environ)))
     files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
-    return state, [*(each.fileno() for each in sockets), *files]
+    return state, [*pickler.descriptors, *files]
 
 
 def unpack(state: int) -> WorkerContext:

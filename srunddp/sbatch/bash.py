@@ -12,6 +12,7 @@ from enum import StrEnum
 _NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # parentheses, nested at most three deep
 # Parentheses as in _NESTED, without quotes and backslashes in them.
 NESTED_WITHOUT_QUOTES = _NESTED.replace("[^()", r"[^()\"'\\")
+_REST = re.compile(r"(?:[ \t]|\\\n)*((?:\d*[<>]|\|(?!\|)|&(?!&))(?:\\\n|[^\n;#])*)")
 _BEFORE_LOOPS = ("then", "do", "else", "{", "time")
 _LOOPS = ("for", "while", "until")
 
@@ -22,6 +23,7 @@ class Kind(StrEnum):
     BLANK = "blank"
     COMMENT = "comment"
     HERE_DOCUMENT = "here_document"
+    REDIRECTED = "redirected"
     WORD = "word"
     SEPARATOR = "separator"
 
@@ -37,6 +39,8 @@ _PATTERNS = {
         r"(?<!<)<<-?[ \t]*(?P<quote>['\"]?)\\?(?P<end>[\w.-]+)(?P=quote)[^\n]*\n"
         r".*?^\t*(?P=end)$"
     ),
+    # The 2 of 2>&1 is no word of the command.
+    Kind.REDIRECTED: r"\d+(?=[<>])",
     Kind.WORD: (
         r"(?:"
         rf"(?:\$|(?<==)){_NESTED}"  # $(command), and the values of an array behind its =
@@ -89,6 +93,18 @@ class Command:
     in_loop: bool
 
 
+def rest_of_line(text: str, last: Word) -> str:
+    """Return where a command's output goes: what its line has behind its last word, if that is a
+    redirection, a pipe or an ``&``; else an empty text.
+
+    Args:
+        text: the script.
+        last: the last word of the command.
+    """
+    found = _REST.match(text, last.start + len(last.source))
+    return found[1].rstrip() if found else ""
+
+
 def commands(text: str) -> Iterator[Command]:
     """Yield the commands of a job script in the order of the script."""
     words: list[Word] = []
@@ -100,7 +116,7 @@ def commands(text: str) -> Iterator[Command]:
             words.append(Word(token[0], token.start()))
         # The pattern of a here-document takes the rest of the line on which it begins, so it ends
         # the command.
-        elif words and kind in (Kind.SEPARATOR, Kind.HERE_DOCUMENT):
+        elif words and kind in (Kind.SEPARATOR, Kind.HERE_DOCUMENT, Kind.REDIRECTED):
             loops += _opened_loops(words)
             yield Command(tuple(words), loops > 0)
             words = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from srunddp.sbatch.bash import Command, Word
 
 _SETS = ("export", "declare", "local", "readonly", "typeset", "-x")
-_ASSIGNED = re.compile(r"(\w+)=(.*)", re.DOTALL)
+_ASSIGNED = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
 _DEEPEST = 5  # variables in variables
 _LONGEST = 10_000  # characters of a value; a longer one is not expanded further
 
@@ -54,19 +54,21 @@ def is_assignment(command: Command) -> bool:
 def variables(found: Iterable[Command]) -> dict[str, Variable]:
     """Return the variables that commands set, by name.
 
-    The last of several values counts. A value that contains the variable itself extends the earlier
-    value.
+    The last of several values counts. A value that contains the variable itself, or is set by
+    ``+=``, extends the earlier value.
     """
     made: dict[str, Variable] = {}
     for command in found:
         if is_assignment(command):
             for word in command.words:
                 if assigned := _ASSIGNED.fullmatch(word.source):
-                    new = Variable(assigned[1], unquoted(assigned[2]), word)
+                    new = Variable(assigned[1], unquoted(assigned[3]), word)
                     old = made.get(new.name)
                     if old and len(old.value) > _LONGEST:
                         continue
-                    if old and new.name in names_in(new.value):
+                    if old and assigned[2]:
+                        new = replace(old, value=old.value + new.value)
+                    elif old and new.name in names_in(new.value):
                         value = _replaced(new.value, {old.name: old}, [old.name])
                         new = replace(old, value=value)
                     made[new.name] = new

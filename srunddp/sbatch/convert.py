@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 from srunddp.errors import ConfigError
 from srunddp.sbatch import launcher_options
-from srunddp.sbatch.bash import commands
+from srunddp.sbatch.bash import commands, rest_of_line
 from srunddp.sbatch.bash_variables import names_in, variables
 from srunddp.sbatch.gpus_per_task import GpusPerTask
 from srunddp.sbatch.hidden_launch import HiddenLaunch, find_hidden
 from srunddp.sbatch.launch import NAMED, Launch, find_launches, line_of
-from srunddp.sbatch.step_size import first_option, size_options, without_size
+from srunddp.sbatch.python_under_srun import find_python
+from srunddp.sbatch.quoted_launch import QuotedLaunch, find_quoted
+from srunddp.sbatch.step_size import size_options, split_options, with_held_options, with_size
+from srunddp.sbatch.submission import find_submission
 
 # Words before the launcher that have to stay before srun as well.
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
@@ -39,11 +42,6 @@ _EMPTIES = {
 _PROFILERS = re.compile(r"(.*/)?(nsys|ncu|rocprof.*|py-spy|perf|strace|valgrind|vtune)")
 _OF_A_RANK = re.compile(r".*(%q\{SLURM_PROCID\}|%t|%p|\{pid\}).*")
 _SRUN = re.compile(r"(.*/)?srun")
-_PYTHON = re.compile(r"(.*/)?python[\d.]*")
-# A launcher that bash finds, as in python $(which torchrun).
-_LAUNCHER_OF_PATH = re.compile(
-    r".*[$`].*(torchrun|accelerate|deepspeed).*(?<!\.py)", re.DOTALL | re.IGNORECASE
-)
 # A mask or a list has one entry for each task. Under the old launcher there was one task on a node.
 _MASKS = re.compile(r"--(cpu|mem)-bind=.*(mask|map|list).*")
 _NO_GPU_BIND = re.compile(r"--gpu-bind[= ]((v|verbose),)?none")
@@ -55,9 +53,15 @@ _DEVICES = re.compile(
     re.DOTALL,
 )
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# Variables that a launcher sets anew for each process. srunddp refuses those that are wrong.
+_OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 # In quotes a variable is one word, but "$@" or an array stands for as many words as it has.
 _IS_ONE_WORD = re.compile(r'"[^"@]*"|.*\.py"?', re.DOTALL)
 _ONE_COMMAND = "one command for all ranks"
+_OTHERS = (
+    "move the other commands to a line before, behind srun --ntasks-per-node=1 if each node needs"
+    " them: here they would run once a rank"
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,10 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
     carried = carried or Carried()
     text = _read(path)
     launches = find_launches(commands(text))
+    quoted = None if launches else _unquoted(text)
+    if quoted:
+        text = quoted.text
+        launches = find_launches(commands(text))
     named = [number for number, line in enumerate(text.splitlines(), 1) if NAMED.match(line)]
     if len(launches) != 1:
         raise _not_one(path, text, launches, named, carried)
@@ -116,10 +124,12 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
         )
     gpus = GpusPerTask.of(text)
     notes = [f"{where}: {each}" for each in _notes(text, launch)]
+    if quoted:
+        notes.append(f"{where}: {quoted.shell} is left out: it would start only srunddp")
     notes += [
         f"{where}: {each} is left out: the script has its own {each.partition('=')[0]}"
         for each in carried.srun
-        if _is_given(each, launch)
+        if _is_given(each, text, launch)
     ]
     own = launcher_options.run_options(launch.given)
     notes += [
@@ -132,13 +142,24 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
     notes += [
         f"{path}:{number}: torchrun or accelerate as well; this line is left as it is"
         for number in named
-        if number != launch.line(text)
+        if not launch.line(text) <= number <= line_of(text, launch.words[-1])
     ]
     begin = text[: launch.words[0].start]
     if gpus:
         begin = gpus.replaced(begin)
     end = text[launch.script[0].start :]
     return f"{begin}{_replacement(text, launch, carried)} {end}", notes
+
+
+def _unquoted(text: str) -> QuotedLaunch | None:
+    """Find a launch in quotes that can be replaced; for others the error has more to say."""
+    quoted = find_quoted(text)
+    if not quoted:
+        return None
+    launches = find_launches(commands(quoted.text))
+    if len(launches) != 1 or _obstacle(quoted.text, launches[0]):
+        return None
+    return quoted
 
 
 def _read(path: str) -> str:
@@ -167,7 +188,9 @@ def _not_one(
     if launches:
         lines = [launch.line(text) for launch in launches]
         written = [
-            f"line {launch.line(text)}: {_whole_line(text, launch, carried)}" for launch in launches
+            f"line {launch.line(text)}: {_whole_line(text, launch, carried)}"
+            f" {rest_of_line(text, launch.words[-1])}".rstrip()
+            for launch in launches
         ]
         return ConfigError(
             f"{path}: {len(lines)} commands with torchrun, accelerate or deepspeed"
@@ -185,23 +208,24 @@ def _not_one(
 
 def _hint_without_launch(text: str) -> str:
     """Return a hint for a script whose launch is not found: the line of srun that starts Python, if
-    there is one.
+    there is one, or the job script that this one submits.
     """
-    for command in commands(text):
-        sources = [word.source for word in command.words]
-        texts = [word.text for word in command.words]
-        python = next((at for at, each in enumerate(texts) if _PYTHON.fullmatch(each)), 0)
-        if python and any(_SRUN.fullmatch(each) for each in texts[:python]):
-            after = sources[python + 1 :]
-            if "-c" in texts[python + 1 : python + 3]:
-                continue  # a few words of Python, and no script
-            while after and after[0].startswith("-") and after[0] != "-m":
-                after = after[1:]  # python's own options, such as -u
-            if after and _LAUNCHER_OF_PATH.fullmatch(after[0]):
-                continue  # it is no script of a rank
-            line = " ".join([*sources[:python], "srunddp", *after])
-            number = line_of(text, command.words[0])
-            return f"srunddp takes the place of python; write in line {number}: {line}"
+    if started := find_python(text):
+        steps = [
+            *([_OTHERS] if started.others else []),
+            f"srunddp takes the place of python; write in line {started.line}: {started.written}",
+        ]
+        return "; ".join(steps)
+    if submission := find_submission(text):
+        if not submission.script:
+            return (
+                f"line {submission.line} submits another job: write its script to a file, and"
+                " convert that by --from"
+            )
+        return (
+            f"line {submission.line} submits another job script: convert {submission.script} by"
+            " --from"
+        )
     return (
         "write one task for each GPU, and srunddp for the launcher: srun --ntasks-per-node=GPUS"
         ' --cpus-per-task="$((SLURM_CPUS_ON_NODE / GPUS))" srunddp train.py'
@@ -220,22 +244,28 @@ def _hidden_error(path: str, text: str, hidden: HiddenLaunch, carried: Carried) 
         found += ", with " + " and ".join(hidden.others)
     steps = []
     if hidden.others:
-        steps.append("move the other commands to a line before: here they would run once a rank")
-    lost = [_unreplaced(text, launch), _emptied(launch), _chosen_gpus(text, launch)]
+        steps.append(_OTHERS)
+    lost = [
+        _unreplaced(text, launch),
+        _emptied(launch) or _meant_for_one_task(text, launch),
+        _chosen_gpus(text, launch),
+    ]
     steps += [f"{each.found}: {each.hint}" for each in lost if each]
     if GpusPerTask.is_read(text):
         steps.append("write the number for SLURM_GPUS_PER_TASK")
     if gpus := GpusPerTask.of(text):
         steps.append(f"write {gpus.replacement} for {gpus.written} in line {gpus.line}")
-    elif GpusPerTask.is_unclear(text, launch.texts_before):
+    elif GpusPerTask.is_unclear(text, _texts_before(text, launch)):
         steps.append("write --gpus-per-node for --gpus-per-task")
     if starter := _other_starter(launch):
         steps.append(f"srun starts the ranks, not {starter}")
         launch = replace(launch, words=launch.words[launch.before :], before=0)
+    line = f"{_whole_line(text, launch, carried)} {hidden.rest}".rstrip()
+    values = f", with these variables for {launcher_options.VALUES}" if launch.reads_a_file else ""
     if hidden.runs_in:
-        steps.append(f"write in line {hidden.runs_in}: {_whole_line(text, launch, carried)}")
+        steps.append(f"write in line {hidden.runs_in}{values}: {line}")
     else:
-        steps.append(f"write as a command: {_whole_line(text, launch, carried)}")
+        steps.append(f"write as a command{values}: {line}")
     return ConfigError(
         found, expected="a command", hint="; ".join(steps), where=f"{path}:{hidden.line}"
     )
@@ -321,7 +351,7 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
             f"{starter} before {launch.launcher}",
             "write this line by hand, so that srun starts the ranks",
         )
-    if by_task := _emptied(launch) or _meant_for_one_task(launch):
+    if by_task := _emptied(launch) or _meant_for_one_task(text, launch):
         return by_task
     if chosen := _chosen_gpus(text, launch) or _hidden_options(text, launch):
         return chosen
@@ -337,7 +367,7 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
             "SLURM_GPUS_PER_TASK, which Slurm sets for --gpus-per-task only",
             "write the number in its place first",
         )
-    if GpusPerTask.is_unclear(text, launch.texts_before):
+    if GpusPerTask.is_unclear(text, _texts_before(text, launch)):
         return _Obstacle(
             "--gpus-per-task, and the step has more tasks now",
             "write --gpus-per-node in its place first",
@@ -371,9 +401,9 @@ def _emptied(launch: Launch) -> _Obstacle | None:
     return None
 
 
-def _meant_for_one_task(launch: Launch) -> _Obstacle | None:
+def _meant_for_one_task(text: str, launch: Launch) -> _Obstacle | None:
     """Return words before the launcher that are right only for one task on a node."""
-    before = launch.texts_before
+    before = _texts_before(text, launch)
     for at, each in enumerate(before):
         bind = f"{each} {before[at + 1]}" if each == "--gpu-bind" and before[at + 1 :] else each
         if bind.startswith("--gpu-bind") and not _NO_GPU_BIND.fullmatch(bind):
@@ -392,6 +422,11 @@ def _meant_for_one_task(launch: Launch) -> _Obstacle | None:
                 "put the rank into the file's name, such as %q{SLURM_PROCID} of nsys and ncu",
             )
     return None
+
+
+def _texts_before(text: str, launch: Launch) -> list[str]:
+    """Return the words before the launcher, with the options that variables hold in their place."""
+    return with_held_options(launch.texts_before, variables(commands(text)))
 
 
 def _chosen_gpus(text: str, launch: Launch) -> _Obstacle | None:
@@ -474,21 +509,19 @@ def _notes(text: str, launch: Launch) -> Iterator[str]:
     least, _, most = launch.given.values.get("nnodes", "").partition(":")
     if most and least != most:
         yield f"--nnodes={least}:{most}: the ranks are those of all nodes, and do not change"
-    wrapper = next(iter(_wrapper(launch)), "")
+    wrapper = next(iter(_wrapper(text, launch)), "")
     if wrapper:
         yield f"{wrapper} is started once for each rank, not once for each node"
 
 
-def _wrapper(launch: Launch) -> Sequence[str]:
+def _wrapper(text: str, launch: Launch) -> Sequence[str]:
     """Return the words between srun with its options and the launcher: a container, or conda."""
     before = launch.texts_before
     srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
     if srun is None:
         return [each for each in before if not _BEFORE.fullmatch(each)]
-    rest = before[srun + 1 :]
-    while rest and rest[0].startswith("-"):
-        _, rest = first_option(rest)
-    return rest
+    _, command = split_options(before[srun + 1 :], variables(commands(text)))
+    return command
 
 
 def _replacement(text: str, launch: Launch, carried: Carried) -> str:
@@ -496,17 +529,22 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
     before = [word.source for word in launch.words[: launch.before]]
     step = [
         *size_options(text, launch),
-        *(each for each in carried.srun if not _is_given(each, launch)),
+        *(each for each in carried.srun if not _is_given(each, text, launch)),
     ]
+    values = variables(commands(text))
     srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
     if srun is not None:
-        made = [*before[:srun], before[srun], *step, *without_size(before[srun + 1 :])]
+        made = [*before[: srun + 1], *with_size(before[srun + 1 :], step, values)]
     else:
         # Assignments and the like stay in front of srun.
         place = len(_leading(before))
         made = [*before[:place], "srun", *step, *before[place:]]
     program = shlex.quote(carried.program) if carried.program else launch.program
-    exports = [*map(_assignment, carried.env), *launcher_options.exports(launch.given)]
+    exports = [
+        *(f"-u {name}" for name in _OF_A_PROCESS if name in values or _assigns(launch, name)),
+        *map(_assignment, carried.env),
+        *launcher_options.exports(launch.given),
+    ]
     # Use env, not export: it works wherever the command stands, and inside a container too.
     if exports:
         made += [f"\\\n    {each}" for each in ("env", *exports, program)]
@@ -520,6 +558,11 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
     return " ".join(made)
 
 
+def _assigns(launch: Launch, name: str) -> bool:
+    """Tell whether a variable is set in front of the launcher."""
+    return any(each.startswith(f"{name}=") for each in launch.texts_before)
+
+
 def _assignment(variable: str) -> str:
     name, _, value = variable.partition("=")
     return f"{name}={shlex.quote(value)}"
@@ -531,7 +574,7 @@ def _among(option: str, others: Sequence[str]) -> str:
     return next((each for each in others if each.partition("=")[0] == name), "")
 
 
-def _is_given(option: str, launch: Launch) -> bool:
+def _is_given(option: str, text: str, launch: Launch) -> bool:
     """Tell whether the script itself gives an option of srun, which then wins."""
-    names = {each.partition("=")[0] for each in launch.texts_before}
+    names = {each.partition("=")[0] for each in _texts_before(text, launch)}
     return option.partition("=")[0] in names

@@ -4,10 +4,11 @@ They are not converted, because other commands in the same quotes would run once
 the error shows the srun line that the user has to write instead.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from srunddp.sbatch.bash import Command, Word, commands
+from srunddp.sbatch.bash import Command, Word, commands, rest_of_line
 from srunddp.sbatch.bash_variables import (
     Variable,
     expanded,
@@ -16,9 +17,10 @@ from srunddp.sbatch.bash_variables import (
     unquoted,
     variables,
 )
-from srunddp.sbatch.launch import TALKERS, Launch, find_launch, line_of
+from srunddp.sbatch.launch import SHELLS, TALKERS, Launch, find_launch, line_of
 
-_SHELLS = ("bash", "sh")
+# What makes two commands of a value.
+_SEPARATES = re.compile(r"[;&|\n]")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class HiddenLaunch:
         runs_in: the number of the line whose command runs it; 0 if none is found.
         launch: the command to write: the words before the quotes, and the launch in them.
         others: the other commands in the quotes.
+        rest: where the command's output goes, as the script has it behind the command.
     """
 
     variable: str
@@ -38,6 +41,7 @@ class HiddenLaunch:
     runs_in: int
     launch: Launch
     others: Sequence[str]
+    rest: str = ""
 
 
 def find_hidden(text: str) -> HiddenLaunch | None:
@@ -106,14 +110,14 @@ def _hidden(
     """
     words = command.words
     before = list(words[:place])
-    if len(before) > 1 and before[-1].text.endswith("c") and before[-2].name in _SHELLS:
+    if len(before) > 1 and before[-1].text.endswith("c") and before[-2].name in SHELLS:
         inside = unquoted(words[place].source)  # bash -c "…": its other words are no arguments
         before = before[:-2]
     else:
         inside = " ".join([unquoted(words[place].source), *(w.source for w in words[place + 1 :])])
         if before and before[-1].text == "eval":
             before = before[:-1]
-    inner = list(commands(expanded(inside, values, names)))
+    inner = _commands_inside(inside, values, names)
     launches = [launch for each in inner if (launch := find_launch(each, without_script=True))]
     if not launches:
         return None
@@ -138,4 +142,43 @@ def _hidden(
             in_loop=command.in_loop,
         ),
         others,
+        rest_of_line(text, words[-1]),
     )
+
+
+def _commands_inside(
+    inside: str, values: Mapping[str, Variable], names: Sequence[str]
+) -> list[Command]:
+    """Return the commands of a text in quotes, up to and with the launch and those behind it.
+
+    A variable before the launcher that has commands in it is replaced too: behind srun, its ``&&``
+    and all words after it would be arguments of its first command.
+
+    Args:
+        inside: the text.
+        values: the variables of the script.
+        names: the variables to replace by their values in any case.
+    """
+    replaced = list(names)
+    while True:
+        found = list(commands(expanded(inside, values, replaced)))
+        more = {
+            name
+            for word in _words_before_launch(found)
+            for name in names_in(word.source)
+            if name in values
+            and name not in replaced
+            and _SEPARATES.search(values[name].value.strip())
+        }
+        if not more:
+            return found
+        replaced += sorted(more)
+
+
+def _words_before_launch(found: Sequence[Command]) -> list[Word]:
+    words: list[Word] = []
+    for command in found:
+        if launch := find_launch(command, without_script=True):
+            return [*words, *launch.words[: launch.before]]
+        words += command.words
+    return words

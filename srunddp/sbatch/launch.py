@@ -36,6 +36,7 @@ _PLAIN = re.compile(
     )
 )
 TALKERS = ("echo", "printf", "which", "command", "type")  # they only mention a launcher
+SHELLS = ("bash", "sh")
 # Behind these words deepspeed is a package's name.
 _INSTALLERS = {"install", "uninstall", "add", "load", "show", "list", "import"}
 
@@ -74,6 +75,11 @@ class Launch:
     def is_deepspeed(self) -> bool:
         """Whether the launcher is that of DeepSpeed."""
         return self.given.table is DEEPSPEED
+
+    @property
+    def reads_a_file(self) -> bool:
+        """Whether the launcher reads options from a file."""
+        return self.given.has("config-file")
 
     @property
     def is_module(self) -> bool:

@@ -385,6 +385,8 @@ DEEPSPEED = (
     Option("max-elastic-nodes", Refused("remove it: the number of ranks is fixed")),
 )
 
+# In a hint: the variables for the values of accelerate's file.
+VALUES = "VALUES"
 # The value of a flag in its variable; "true" for flags that are not listed.
 _FLAG_VALUES = {"ACCELERATE_CPU_AFFINITY": "1"}
 # For DeepSpeed accelerate also lets the ranks import from the current folder.
@@ -527,6 +529,8 @@ def exports(given: Given) -> list[str]:
             words.append(f"{meaning.variable}={quoted(value)}")
     if given.has("use-deepspeed"):
         words += _IMPORTS
+    if given.has("config-file"):
+        words.append(VALUES)
     return words
 
 

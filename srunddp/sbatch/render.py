@@ -487,14 +487,13 @@ def _await_end(job: SlurmJob) -> list[str]:
             f" {_REQUEUES_WHAT_ENDS} takes a preempted job"
         ),
         (
-            "# that ends by itself for done. Later versions requeue it, and may requeue one that"
-            " waits twice."
+            "# that ends by itself for done. Later versions requeue it; if it waits, they may"
+            " requeue it twice."
         ),
         "slurm=$(srun --version || true)",
-        (
-            'if [ "$code" = 143 ] && [ -z "$ended" ] &&'
-            f" [[ ${{slurm##* }} < {_REQUEUES_WHAT_ENDS} ]]; then"
-        ),
+        # In a variable, as ShellCheck takes `<` between two texts with dots for a mistake.
+        f"requeues={_REQUEUES_WHAT_ENDS}",
+        'if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < $requeues ]]; then',
         *(["  clean_up"] if job.stage else []),
         f"  sleep {_SLEEP} || true",
         "fi",
@@ -511,13 +510,15 @@ def _report(job: SlurmJob) -> list[str]:
     else:
         step = []
     folder = word(job.monitor_folder)
+    # A report may take longer than a preempted job has left, see _await_end().
+    not_preempted = ' && [ "$code" != 143 ]' if job.requeue else ""
     first, *rest = [
         *step,
         f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={folder} || true',
     ]
     return [
         "# If Slurm ends the job there is no time for a report: the same command writes it later.",
-        'if [ -z "$ended" ]; then',
+        f'if [ -z "$ended" ]{not_preempted}; then',
         # Without --foreground, timeout would leave the script's process group, and a signal to the
         # group would not reach the report.
         *_indented(_continued([f"timeout --foreground {_REPORT} {first}", *rest])),

@@ -62,7 +62,27 @@ OPTIONS = {
     name: SlurmOption(letter, name, takes, bool(only))
     for letter, name, takes, only in re.findall(r"(?:(\w):)?([\w-]+)([=?]?)(!?)", _TABLE)
 }
+# Flags that are not in the table.
+_FLAGS_OF_A_JOB = (
+    *("--requeue", "--no-requeue", "--quiet", "--verbose", "--test-only"),
+    *("-Q", "-v"),
+)
 _BY_LETTER = {f"-{option.letter}": option for option in OPTIONS.values() if option.letter}
+
+
+def takes_next(word: str) -> bool:
+    """Tell whether an option as it is written on sbatch's command line has the next word as its
+    value. One that is not known counts as an option with a value.
+    """
+    if word.startswith("--"):
+        option = OPTIONS.get(word[2:].replace("_", "-"))
+        has_value = "=" in word
+    else:
+        option = _BY_LETTER.get(word)
+        has_value = len(word) > 2  # -N2
+    if has_value or word in _FLAGS_OF_A_JOB:
+        return False
+    return option is None or option.takes == "="
 
 
 def words(name: str, value: str | bool | Sequence[str] | None) -> list[str]:

@@ -1,8 +1,9 @@
 """Writes srun's options for a step that has one task for each rank of a launch."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
+from srunddp.sbatch.bash_variables import Variable
 from srunddp.sbatch.launch import Launch
 
 # Options of srun for the size of the step.
@@ -10,6 +11,7 @@ _SIZE = re.compile(
     r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-(?:node|gpu|core|socket))?|cpus-per-(?:task|gpu))(?:=.*)?",
     re.DOTALL,
 )
+_VARIABLE = re.compile(r"\"?\$\{?(\w+)(?:\[[@*]\])?\}?\"?")
 # Options of srun without a value, which are often written before a command.
 _FLAGS = re.compile(
     r"-[luKkvQsEOX]|--(label|unbuffered|no-kill|verbose|quiet|exclusive|overlap|oversubscribe|exact"
@@ -27,6 +29,8 @@ def size_options(text: str, launch: Launch) -> list[str]:
         each = total if nodes == "1" else _calculated(f"{total} / {nodes}")
     elif launch.is_deepspeed:
         each = _processes_per_node(values.get("num-gpus", "gpu"))
+    elif "config-file" in values:
+        each = "$SLURM_GPUS_ON_NODE"  # only in a hint: the file has the number
     elif launch.is_accelerate:
         # This occurs only in a hint, which tells the user to add the number.
         each = "GPUS"
@@ -54,8 +58,8 @@ def _nodes(launch: Launch) -> str:
     values = launch.given.values
     nodes = values.get("nnodes") or values.get("num-machines") or values.get("num-nodes")
     if not nodes:
-        # deepspeed takes all nodes of its file.
-        return "$SLURM_NNODES" if "hostfile" in values else "1"
+        # deepspeed takes all nodes of its file; that of accelerate has their number.
+        return "$SLURM_NNODES" if {"hostfile", "config-file"} & values.keys() else "1"
     least, _, most = nodes.partition(":")
     if most and least != most:
         return "$SLURM_NNODES"  # a range; Slurm gives one number in it
@@ -104,13 +108,69 @@ def first_option(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return option, left
 
 
-def without_size(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words after srun without options for the step's size. srun's command begins at the
-    first word that is no option.
+def has_size(words: Sequence[str]) -> bool:
+    """Tell whether an option for the step's size is among words."""
+    return any(_SIZE.fullmatch(each) for each in words)
+
+
+def split_options(
+    words: Sequence[str], values: Mapping[str, Variable]
+) -> tuple[list[list[str]], list[str]]:
+    """Split the words after srun into its options, each with its value, and its command.
+
+    Args:
+        words: the words.
+        values: the variables of the script. One whose value begins with a dash holds options.
     """
+    options = []
     left = list(words)
-    while left and left[0].startswith("-"):
-        option, left = first_option(left)
-        if not _SIZE.fullmatch(option[0]):
-            yield from option
-    yield from left
+    while left:
+        if left[0].startswith("-"):
+            option, left = first_option(left)
+            options.append(option)
+        elif options_in(left[0], values):
+            options.append([left.pop(0)])
+        else:
+            break
+    return options, left
+
+
+def options_in(word: str, values: Mapping[str, Variable]) -> list[str]:
+    """Return the options that a variable holds, each without its value if a blank is between them;
+    none if the word is no variable of the script, or one that holds something else.
+    """
+    found = _VARIABLE.fullmatch(word)
+    if not found or found[1] not in values:
+        return []
+    held = re.sub("[()]", " ", values[found[1]].value).split()  # an array's, too
+    return held if held and held[0].startswith("-") else []
+
+
+def with_held_options(words: Sequence[str], values: Mapping[str, Variable]) -> list[str]:
+    """Return words with the options that variables hold in the place of the variables."""
+    return [each for word in words for each in options_in(word, values) or [word]]
+
+
+def with_size(
+    words: Sequence[str], size: Sequence[str], values: Mapping[str, Variable]
+) -> list[str]:
+    """Return the words after srun with other options for the step's size.
+
+    They come first, or behind a variable that has such options too: of several, srun takes the
+    last.
+
+    Args:
+        words: the words after srun.
+        size: the options to add.
+        values: the variables of the script.
+    """
+    options, command = split_options(words, values)
+    kept: list[str] = []
+    place = 0
+    for option in options:
+        if _SIZE.fullmatch(option[0]):
+            continue
+        kept += option
+        if has_size(options_in(option[0], values)):
+            place = len(kept)
+    return [*kept[:place], *size, *kept[place:], *command]

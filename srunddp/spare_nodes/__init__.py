@@ -9,6 +9,7 @@ them:
 - :mod:`~srunddp.spare_nodes.rank_zero`: which nodes are given up after a failure, and whether this
   side of a split network may go on.
 - :mod:`~srunddp.spare_nodes.server`: the rendezvous of a restart, which replaces lost ranks.
+- :mod:`~srunddp.spare_nodes.returning`: how a task comes back whose node was given up.
 - :mod:`~srunddp.spare_nodes.srun`: whether srun is still there when rank 0's node is lost.
 
 The supervisor calls this package only through :mod:`srunddp.supervisor.node_replacement`, and the

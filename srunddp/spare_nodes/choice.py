@@ -1,8 +1,12 @@
-"""Which nodes the next start has: the one place where this is chosen.
+"""Chooses the nodes of the next start. They are chosen nowhere else.
 
 Of the nodes that had ranks in the last start, those that are whole stay. A spare node takes the
 place of one that is not. If no spare node is left, the place is left out, down to ``--min-nodes``,
-and the ranks are numbered anew. A run without that option needs all places.
+and the ranks are renumbered. A run without that option needs all places.
+
+The tasks of a node that was given up may come back. Their node is then a spare node, the last of
+all. In the start that follows the one in which it was given up, it takes ranks only if the run
+could not go on otherwise.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,9 +32,9 @@ class Place:
     """A node of the next start.
 
     Attributes:
-        ranks: The ranks of the last start that it has.
+        ranks: The ranks of the last start that the node has in the next one.
         node: The node's name.
-        tasks: The tasks that are these ranks, by their numbers in the last start.
+        tasks: The tasks on the node that have these ranks, by their numbers in the last start.
     """
 
     ranks: range
@@ -44,7 +48,7 @@ class NodeChoice:
 
     Attributes:
         places: The nodes, in the order of their ranks.
-        left_out: The ranks of the last start that no node has any more.
+        left_out: The ranks of the last start that no node has in the next one.
         numbers: The number of each task in the next start, by its number in the last one. A task
             that is missing here is given up.
     """
@@ -60,23 +64,35 @@ class NodeChoice:
 
 
 def choose_nodes(
-    sizes: tuple[int, ...], nodes: Mapping[int, str], *, own: int, min_nodes: int
+    sizes: tuple[int, ...],
+    nodes: Mapping[int, str],
+    *,
+    own: int,
+    min_nodes: int,
+    tasks: int,
+    left: Collection[str] = (),
 ) -> NodeChoice:
     """Choose the nodes of the next start from the tasks that are there.
 
-    The nodes keep their order, but rank 0's is the first.
+    The nodes keep their order, but rank 0's is the first. The nodes that were just given up take
+    ranks only if there are too few others: rank 0 gives up a node that can still run because it
+    expects another one, which may not come.
 
     Args:
         sizes: How many ranks each node had in the last start.
-        nodes: The node of each task that is there, by the task's number in the last start.
+        nodes: The node of each task that is there, by the task's number in the last start. A task
+            that comes back has a number above these.
         own: The number of the task that is rank 0 in the next start. It is not 0 if the task takes
             over from rank 0.
         min_nodes: The number of ``--min-nodes``; 0 without the option.
+        tasks: How many numbers there are for ranks and tasks of spare nodes.
+        left: The nodes that the last start has given up.
 
     Raises:
         RendezvousError: There are too few nodes, or that of ``own`` is not whole.
     """
     spare = _spare_nodes(sum(sizes), nodes)
+    are_back = {each for each in left if spare.pop(each, None)}
     beside_own = [number for number in spare.pop(nodes[own], []) if number != own]
     first: Place | None = None
     others = list[Place]()
@@ -100,8 +116,10 @@ def choose_nodes(
         raise _no_spare_node([rank for rank in left_out if rank not in (0, own)])
     places = (first, *others)
     if len(places) < fewest_nodes(len(sizes), min_nodes):
+        if are_back:
+            return choose_nodes(sizes, nodes, own=own, min_nodes=min_nodes, tasks=tasks)
         raise _too_few(places, left_out, len(sizes), min_nodes)
-    return NodeChoice(places, tuple(left_out), _numbers(places, nodes, sizes))
+    return NodeChoice(places, tuple(left_out), _numbers(places, nodes, sizes, tasks))
 
 
 def _sizes(places: Sequence[Place]) -> tuple[int, ...]:
@@ -131,7 +149,7 @@ def _take_spare_node(ranks: range, spare: dict[str, list[int]]) -> Place | None:
 def _place(ranks: range, node: str, tasks: Sequence[int]) -> Place | None:
     """Return the place of these ranks on a spare node; None if it has too few tasks.
 
-    A spare node may have more tasks; the others go on waiting.
+    A spare node may have more tasks than ranks; the other tasks go on waiting.
     """
     if len(tasks) < len(ranks):
         return None
@@ -139,15 +157,16 @@ def _place(ranks: range, node: str, tasks: Sequence[int]) -> Place | None:
 
 
 def _numbers(
-    places: Sequence[Place], nodes: Mapping[int, str], sizes: tuple[int, ...]
+    places: Sequence[Place], nodes: Mapping[int, str], sizes: tuple[int, ...], tasks: int
 ) -> dict[int, int]:
-    """Return the new number of each task that stays, by its number so far."""
+    """Return the new number of each task that stays, by its present number."""
     ranks = [task for place in places for task in place.tasks]
     waiting = sorted(nodes.keys() - {*ranks} - {*range(sum(sizes))})
     numbers = {task: rank for rank, task in enumerate(ranks)}
-    if _sizes(places) == sizes:
+    if _sizes(places) == sizes and all(task < tasks for task in nodes):
         return numbers | {task: task for task in waiting}
-    # Their numbers may be those of ranks now, or too far behind the last rank's.
+    # The numbers of the waiting tasks may be those of ranks now, or too far behind the last rank's.
+    # Tasks that come back get the last numbers, because their nodes are to be used last.
     return numbers | {task: len(ranks) + index for index, task in enumerate(waiting)}
 
 

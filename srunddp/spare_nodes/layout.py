@@ -13,14 +13,15 @@ _MIN_NODES = "--min-nodes"
 
 
 def set_spare_nodes(environment: Environment, count: int, min_nodes: int = 0) -> Environment:
-    """Return an environment whose world leaves out the tasks of the last ``count`` nodes, and whose
-    ranks' nodes may change at a restart.
+    """Return an environment whose world leaves out the tasks of the last ``count`` nodes, and in
+    which ranks may move to other nodes at a restart.
 
     Args:
-        environment: What the launcher's variables say: every task of the step is a rank.
+        environment: The environment from the launcher's variables, in which every task of the step
+            is a rank.
         count: How many nodes are spare; 0 only with ``min_nodes``.
-        min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it goes
-            on with all only.
+        min_nodes: The smallest number of nodes with which the run goes on when no spare node is
+            left; 0 if it goes on only with all of them.
 
     Raises:
         ConfigError: The processes are not a Slurm step, the tasks are not numbered in the order of
@@ -72,11 +73,12 @@ def set_spare_nodes(environment: Environment, count: int, min_nodes: int = 0) ->
         spares=sum(spare),
         node_sizes=with_ranks,
         min_nodes=min_nodes,
+        task=environment.rank,
     )
 
 
 def _check_min_nodes(min_nodes: int, sizes: tuple[int, ...]) -> None:
-    """Check that a run may go on with so few of the nodes that have ranks.
+    """Check that a run may go on with only ``min_nodes`` of the nodes that have ranks.
 
     Raises:
         ConfigError: There are fewer nodes, or there might be fewer than 2 ranks.
@@ -102,8 +104,8 @@ def in_next_start(environment: Environment, terms: SpareNodeTerms) -> Environmen
     """Return the environment of a task after a restart, in which it may have another number.
 
     Args:
-        environment: The task's in the first start, from :func:`set_spare_nodes`.
-        terms: What the start before has handed on.
+        environment: The task's environment in the first start, from :func:`set_spare_nodes`.
+        terms: The terms that the start before has handed on.
     """
     sizes = environment.node_sizes
     if terms.ranks_per_node:

@@ -1,5 +1,5 @@
-"""How long a worker may run without an answer from rank 0, and rank 0 without one from the
-others.
+"""The leases of a run with spare nodes: how long a worker may run without an answer from rank 0,
+and rank 0's worker without answers from the others.
 """
 
 import time
@@ -27,7 +27,7 @@ class Lease:
 
         Args:
             seconds: How long the lease lasts, from now and then from each echo.
-            clock: Must go on while this process is suspended.
+            clock: The clock of the lease, which must go on while this process is suspended.
             limits: How long a worker takes to end after its lease.
         """
         self._seconds = seconds
@@ -51,7 +51,7 @@ class Lease:
         return LeaseTimes(self._clock(), self._theirs)
 
     def note(self, sent_at: float | None, echo: float | None) -> None:
-        """Prolong the lease by the times of a message from the other side.
+        """Extend the lease by the times of a message from the other side.
 
         A message without both times changes nothing.
 

@@ -1,17 +1,19 @@
-"""What rank 0 decides with spare nodes: which nodes are given up, and whether this side of a split
+"""Rank 0's decisions with spare nodes: which nodes are given up, and whether this side of a split
 network may go on.
 
 :mod:`srunddp.supervisor.rank_table` has the states of the waiting tasks, with those of the ranks.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from srunddp.spare_nodes.choice import fewest_nodes
 from srunddp.spare_nodes.lease import Lease
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.failure import FailureCategory
 from srunddp.supervisor.messages import Ping, Pong, Verdict
 from srunddp.supervisor.node_replacement import NextStart
 from srunddp.supervisor.restart import Starts
@@ -40,8 +42,10 @@ class RankZeroSpareNodes:
         *,
         can_move: bool,
         min_nodes: int = 0,
+        returning_numbers: Mapping[str, tuple[int, ...]] | None = None,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Begin when all tasks have met.
+        """Keep what the decisions need. Create this object when all tasks have met.
 
         Args:
             nodes: The node of each task, by the task's number.
@@ -49,11 +53,16 @@ class RankZeroSpareNodes:
             connections: The connection to each task other than rank 0.
             leases: Rank 0's lease on each of these connections.
             clock: The clock of the leases.
-            can_move: See the class.
-            min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it
-                needs all.
+            can_move: Whether the run can go on without a node, see the class.
+            min_nodes: The smallest number of nodes with which the run goes on when no spare node is
+                left; 0 if it needs all.
+            returning_numbers: By node, the numbers with which its tasks come back after the node
+                was given up; None if they do not come back.
+            waiting: Returns how many tasks of given-up nodes wait for the next start.
         """
         self._min_nodes = min_nodes
+        self._returning_numbers = returning_numbers or {}
+        self._waiting = waiting
         self._numbers = numbers
         self.can_move = can_move
         self._nodes = nodes
@@ -71,7 +80,7 @@ class RankZeroSpareNodes:
         self._ends = 0.0
 
     def drop(self, number: int) -> bool:
-        """Give up a task of a spare node: its node can take no ranks any more.
+        """Give up a task of a spare node: from now on its node can take no ranks.
 
         If the supervisor of the task is still there, it is told to end with 0.
 
@@ -105,7 +114,7 @@ class RankZeroSpareNodes:
         return self.majority_ends(still_open) - self._clock()
 
     def majority_ends(self, still_open: int) -> float:
-        """Return the time at which so many leases have ended that rank 0 has no majority any more.
+        """Return the time at which so many leases have ended that rank 0 no longer has a majority.
 
         Args:
             still_open: How many connections to other tasks are open.
@@ -126,7 +135,7 @@ class RankZeroSpareNodes:
     def quorum(self) -> int:
         """The smallest majority of the tasks that may still be there, rank 0 included.
 
-        Both sides of a split network may try to go on, and only one of them can have a majority.
+        Both sides of a split network may try to go on, but only one of them can have a majority.
         """
         return (1 + sum(each.open or each.lost for each in self._connections.values())) // 2 + 1
 
@@ -151,13 +160,23 @@ class RankZeroSpareNodes:
             left: The nodes that are given up, all of which have ranks.
         """
         places = len(self._nodes_with_ranks)
-        remaining = places - len(left) + min(self.free(left), len(left))
+        free = self.free(left)
+        if free < len(left):
+            free += self._waiting_nodes()
+        remaining = places - len(left) + min(free, len(left))
         if remaining >= fewest_nodes(places, self._min_nodes):
             return ""
         if not self._min_nodes:
             return "no spare node is left"
         nodes = "1 node is" if remaining == 1 else f"{remaining} nodes are"
         return f"{nodes} left, and --min-nodes is {self._min_nodes}"
+
+    def _waiting_nodes(self) -> int:
+        """Return how many given-up nodes can be back at most, if each has as many tasks as the
+        largest node.
+        """
+        largest = max(Counter(self._nodes.values()).values())
+        return self._waiting() // largest
 
     @property
     def _nodes_with_ranks(self) -> set[str]:
@@ -168,7 +187,8 @@ class RankZeroSpareNodes:
 
         These are the lost node, the nodes on which the supervisor of a rank has ended, those that
         do not reach others if the run can do without all of them, the suspect if it was the first
-        to fail, and those with a GPU whose hardware has failed, as far as the run can do without.
+        to fail, and those with a GPU whose hardware has failed, as far as the run can do without
+        them.
 
         Args:
             root_cause: Why this start ends.
@@ -180,7 +200,7 @@ class RankZeroSpareNodes:
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
         without_way = {*root_cause.without_way} - left
-        # If only some of them are left, the rest would not reach each other either.
+        # If only some of them were given up, the rest would still not reach each other.
         if not self.shortage(left | without_way):
             left |= without_way
         is_suspect = bool(suspect) and root_cause.suspect == suspect and not root_cause.without_way
@@ -223,18 +243,41 @@ class RankZeroSpareNodes:
         ]
         return max((self._leases[rank].other_ended for rank in last), default=0.0)
 
-    def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
+    def returning(self, root_cause: RootCause, left: Collection[str]) -> set[str]:
+        """Return those of the given-up nodes whose tasks come back, to be a spare node.
+
+        A node with a task that has ended does not come back, because it can take no ranks. Nor does
+        a node with a fault that will still be there in the next start: a hardware fault of a GPU,
+        or a failed import.
+
+        Args:
+            root_cause: Why this start ends.
+            left: The nodes that are given up.
+        """
+        ended = {self._nodes[rank] for rank, each in self._connections.items() if not each.open}
+        returning = {*left} & self._returning_numbers.keys() - ended - {*root_cause.faulty_nodes}
+        if root_cause.category is FailureCategory.IMPORT_FAILED:
+            returning.discard(root_cause.node)
+        return returning
+
+    def note_end(
+        self, left: Collection[str], returning: Collection[str], there: Iterable[int]
+    ) -> None:
         """Note what the next start has to know, once the ranks have been told that this one is
         over.
 
         Args:
             left: The nodes whose ranks move to other nodes.
+            returning: Those of them whose tasks come back.
             there: The tasks that are still there, those on ``left`` included.
         """
+        back = [number for node in returning for number in self._returning_numbers[node]]
+        staying = [rank for rank in there if self._nodes[rank] not in left]
         self._nodes_left = frozenset(left)
         self._next_start = NextStart(
-            expected=tuple(rank for rank in sorted(there) if self._nodes[rank] not in left),
+            expected=tuple(sorted([*staying, *back])),
             quorum=self.quorum,
+            left=tuple(sorted(left)),
         )
 
     def next_start(self) -> NextStart:
@@ -244,11 +287,11 @@ class RankZeroSpareNodes:
         return replace(self._next_start, not_before=self.ended_by(self._nodes_left))
 
     def answer(self, rank: int, ping: Ping, asked_by: str) -> None:
-        """Answer a ping. The answer prolongs the lease of the worker that sent it.
+        """Answer a ping. The answer extends the lease of the worker that sent the ping.
 
         Args:
             rank: The sender: a rank, or the number of a spare node's task.
-            ping: Its times prolong rank 0's own lease.
+            ping: The ping, whose times extend rank 0's own lease.
             asked_by: The signal that asks for an end of the run, as text; empty for none.
         """
         lease = self._leases[rank]

@@ -1,4 +1,4 @@
-"""What one task of a run does in addition when the run has ``--spare-nodes``."""
+"""The additional work of one task in a run with ``--spare-nodes``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from srunddp.bootstrap.environment.slurm import fold_counts
+from srunddp.bootstrap.rendezvous.discovery import Introduction
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import CancelToken
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, Rejoin, SpareNodeTerms
 from srunddp.bootstrap.rendezvous.roles import ServerParts
-from srunddp.errors import ReassignedError
+from srunddp.errors import CutOffError, ReassignedError, RendezvousError, Scope, SrunddpError
 from srunddp.spare_nodes import srun
 from srunddp.spare_nodes.lease import Lease
 from srunddp.supervisor.clock import Clock
@@ -21,6 +23,7 @@ from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.node_replacement import NodeReplacement, SpareNodesOfStart
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
+from srunddp.util.tcp import waiting_at
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.rendezvous.server import RendezvousServer
@@ -34,8 +37,10 @@ def spare_nodes_of_start(
     limits: Limits = DEFAULT_LIMITS,
     clock: Clock = time.monotonic,
     min_nodes: int = 0,
+    returning_numbers: Mapping[str, tuple[int, ...]] | None = None,
+    waiting: Callable[[], int] = lambda: 0,
 ) -> SpareNodesOfStart:
-    """Return what the failure monitor has to know of the spare nodes in one start.
+    """Return the facts about the spare nodes in one start that the failure monitor has to know.
 
     Args:
         nodes: The node of each task that this task knows, by the task's number.
@@ -46,8 +51,11 @@ def spare_nodes_of_start(
         limits: The supervisor's times.
         clock: The clock of the leases, which must also be the failure monitor's. It has to go on
             while this process is suspended.
-        min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 if it needs
-            all.
+        min_nodes: The smallest number of nodes with which the run goes on when no spare node is
+            left; 0 if it needs all.
+        returning_numbers: By node, the numbers with which its tasks come back after the node was
+            given up; None if they do not come back.
+        waiting: Returns how many tasks of given-up nodes wait for the next start.
     """
     numbers = frozenset(number for number in nodes if number >= world_size)
 
@@ -63,6 +71,8 @@ def spare_nodes_of_start(
             clock,
             can_move=bool(takeover),
             min_nodes=min_nodes,
+            returning_numbers=returning_numbers,
+            waiting=waiting,
         )
 
     def lease() -> Lease | None:
@@ -75,10 +85,11 @@ def spare_nodes_of_start(
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodes:
-    """What a task does in addition in a run with ``--spare-nodes``, whether it is a rank or waits.
+    """The additional work of a task in a run with ``--spare-nodes``, whether the task is a rank or
+    waits.
 
     Attributes:
-        setup: What this task knows of itself before the rendezvous.
+        setup: The facts about itself that this task knows before the rendezvous.
         lost_after: Seconds without an answer after which a node is lost.
         restart_grace: Seconds that a worker has to end before a restart.
         folder: The folder of the run's logs; None if the run writes none.
@@ -94,11 +105,12 @@ class SpareNodes:
     limits: Limits = DEFAULT_LIMITS
 
     def of_start(self, nodes: Mapping[int, str], meeting: RendezvousInfo) -> SpareNodesOfStart:
-        """Return what the failure monitor has to know of the spare nodes in the start that begins.
+        """Return the facts about the spare nodes in this start that the failure monitor has to
+        know.
 
         Args:
             nodes: The node of each task that this task knows, by the task's number.
-            meeting: What this task was told at the rendezvous.
+            meeting: The answer that this task got at the rendezvous.
         """
         options = self.setup.options
         has_restart_left = options.generation < options.max_restarts
@@ -109,14 +121,35 @@ class SpareNodes:
             self.lost_after,
             self.limits,
             min_nodes=self.setup.environment.min_nodes,
+            returning_numbers=self._returning_numbers() if self._can_come_back(meeting) else None,
+            waiting=self._waiting,
         )
+
+    def _can_come_back(self, meeting: RendezvousInfo) -> bool:
+        """Whether tasks come back that are given up in this start. In the last start, which may be
+        the next one, nobody needs a spare node.
+        """
+        options = self.setup.options
+        return bool(meeting.returns_at) and options.generation + 1 < options.max_restarts
+
+    def _returning_numbers(self) -> Mapping[str, tuple[int, ...]]:
+        environment = self.setup.environment
+        first = environment.world_size + environment.spares
+        found = dict[str, tuple[int, ...]]()
+        for task, node in environment.step.layout().items() if environment.step else ():
+            found[node] = (*found.get(node, ()), first + task)
+        return found
+
+    def _waiting(self) -> int:
+        standing = self.setup.standing
+        return 0 if standing is None else waiting_at(standing)
 
     def server(self, parts: ServerParts, terms: SpareNodeTerms) -> RendezvousServer:
         """Return rank 0's server for the rendezvous after a restart, which replaces lost ranks.
 
         Args:
-            parts: What every rendezvous server of rank 0 needs.
-            terms: What the previous start has handed on.
+            parts: The parts that every rendezvous server of rank 0 needs.
+            terms: The terms that the previous start has handed on.
         """
         # Imported here because only rank 0 needs it, and only after a restart.
         from srunddp.spare_nodes.server import SpareNodeServer
@@ -132,6 +165,7 @@ class SpareNodes:
             may_shrink=self.setup.environment.may_shrink,
             names_nodes=True,
             agent_store=parts.agent_store,
+            returns_at=self.setup.returns_at,
             sizes=self.setup.environment.node_sizes,
             number=terms.number,
             min_nodes=self.setup.environment.min_nodes,
@@ -140,6 +174,7 @@ class SpareNodes:
             not_before=terms.not_before,
             quorum=terms.quorum,
             lost_after=terms.lost_after,
+            left=terms.left,
             # Only a new rank 0 has to report that the old one is lost, and to look for srun.
             on_quorum=self._on_quorum if terms.takes_over else lambda: None,
         )
@@ -167,7 +202,7 @@ class SpareNodes:
         Args:
             rejoin: How this process would meet them without spare nodes.
             failure_monitor: The failure monitor of the start that is over.
-            meeting: What this task was told at the rendezvous of that start.
+            meeting: The answer that this task got at the rendezvous of that start.
         """
         environment = self.setup.environment
         known = failure_monitor.next_start()
@@ -182,7 +217,11 @@ class SpareNodes:
             expected=known.expected,
             not_before=known.not_before,
             quorum=known.quorum,
+            returns_at=meeting.returns_at,
+            left=known.left,
         )
+        if failure_monitor.returns:
+            return self._rejoin_to_return(rejoin, replace(terms, is_awaited=True))
         # For each restart rank 0 publishes where it listens. If the text is the deputies' places
         # instead, which all ranks were told at the rendezvous, rank 0 is gone.
         is_without_rank_zero = rejoin.published == meeting.takeover
@@ -202,17 +241,86 @@ class SpareNodes:
         rejoin = self.setup.options.rejoin
         assert rejoin
         assert rejoin.spare_nodes
-        terms = replace(rejoin.spare_nodes, rank=reassigned.rank)
-        if reassigned.ranks_per_node:
-            terms = replace(
-                terms, ranks_per_node=reassigned.ranks_per_node, layout=terms.layout + 1
-            )
+        terms = replace(
+            rejoin.spare_nodes,
+            rank=reassigned.rank,
+            ranks_per_node=reassigned.ranks_per_node,
+            layout=reassigned.layout,
+            is_awaited=False,
+        )
+        rejoin = replace(rejoin, generation=reassigned.generation)
         if not self.setup.held:
             return replace(rejoin, spare_nodes=terms)
         # What was due when rank 0 took over has been done; and some may have connected already.
         terms = replace(terms, takes_over=False, number=0, lost=None, expected=reassigned.expected)
         descriptor = self.setup.held.rendezvous.detach()
         return replace(rejoin, descriptor=descriptor, spare_nodes=terms)
+
+    def rejoin_after(self, error: SrunddpError) -> Rejoin | None:
+        """Return how this task comes back after it has not met the others; None if it does not.
+
+        Args:
+            error: Why it has not met them.
+        """
+        rejoin = self.setup.options.rejoin
+        environment = self.setup.environment
+        if rejoin is None or rejoin.spare_nodes is None or environment.is_returning:
+            return None
+        if rejoin.generation >= self.setup.options.max_restarts:
+            return None  # no start follows
+        # After an error of the whole run there is no run to come back to.
+        is_alone = isinstance(error, RendezvousError) and error.scope is not Scope.JOB
+        if not (is_alone or isinstance(error, CutOffError)) or not rejoin.spare_nodes.returns_at:
+            return None
+        return self._rejoin_to_return(rejoin, replace(rejoin.spare_nodes, is_awaited=False))
+
+    def _rejoin_to_return(self, rejoin: Rejoin, terms: SpareNodeTerms) -> Rejoin:
+        """Return how this task comes back after its node was given up.
+
+        Args:
+            rejoin: How this process would meet the others if it were not given up.
+            terms: The terms with which this process would meet them.
+        """
+        return replace(
+            rejoin,
+            published=terms.returns_at,
+            descriptor=None,
+            spare_nodes=replace(
+                terms,
+                rank=self.setup.environment.returning_number,
+                expected=(),
+                takes_over=False,
+                number=0,
+                lost=None,
+            ),
+        )
+
+    def return_to_run(self, introduction: Introduction, interrupt: CancelToken | None) -> NoReturn:
+        """Wait until the run takes this task back after its node was given up.
+
+        Args:
+            introduction: What this task says of itself, and where rank 0 may be.
+            interrupt: Ends the wait when this task fails.
+
+        Raises:
+            ReassignedError: The run takes the task back.
+            NotNeededError: The run is over.
+            RendezvousError: The others are not found, or Slurm has taken the node out of the job.
+        """
+        # Imported here because only a task that comes back needs it.
+        from srunddp.spare_nodes.returning import wait_for_next_start
+
+        wait_for_next_start(self.setup, introduction, interrupt, self.lost_after, self.limits)
+
+    def dismiss_returning(self) -> None:
+        """Tell the tasks that have come back, and are waiting, that the run is over. Call this on
+        rank 0.
+        """
+        if self.setup.standing is None or not waiting_at(self.setup.standing):
+            return
+        from srunddp.spare_nodes.returning import dismiss
+
+        dismiss(self.setup, self.setup.standing)
 
     def _rejoin_as_rank_zero(
         self,
@@ -227,7 +335,7 @@ class SpareNodes:
             rejoin: How this task would meet them without spare nodes.
             terms: The terms if rank 0 were still there.
             cause: Why the previous start has ended.
-            meeting: What this task was told at the rendezvous of that start.
+            meeting: The answer that this task got at the rendezvous of that start.
         """
         environment = self.setup.environment
         if self.setup.deputy is None:
@@ -246,6 +354,7 @@ class SpareNodes:
                 takes_over=True,
                 number=environment.rank,
                 lost=lost,
+                left=(meeting.master_node,),
                 expected=tuple(sorted(everyone - on_node_of_rank_zero - {environment.rank})),
                 quorum=len(everyone) // 2 + 1,
             ),

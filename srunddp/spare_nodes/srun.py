@@ -1,5 +1,5 @@
-"""Whether this step's srun is there. It may be lost with its node, or be out of reach while this
-node is cut off.
+"""Finds out whether this step's srun is still there. It may be lost with its node, or be out of
+reach while this node is cut off.
 """
 
 import os
@@ -8,15 +8,27 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 
-from srunddp.errors import UnavailableError
+from srunddp.errors import ConfigError, UnavailableError
 from srunddp.supervisor.signals import ENDING
-from srunddp.util import slurm_command
+from srunddp.util import hostlist, slurm_command
 
 _ANSWERS_WITHIN = 5.0
 _TRIES = 3
 _LOOK_EVERY = 2.0
-_AWAITED = 3600.0  # longer than Slurm waits for a node
+AWAITED = 3600.0
+"""The number of seconds that a node that is cut off waits, which is longer than Slurm waits for the
+node.
+"""
+
+
+class SrunState(Enum):
+    """The state of this step's srun, as far as it is known."""
+
+    THERE = auto()  # or there is none
+    ENDED = auto()
+    CUT_OFF = auto()  # its node does not answer
 
 
 def require_srun(say: Callable[[str], None]) -> None:
@@ -30,9 +42,9 @@ def require_srun(say: Callable[[str], None]) -> None:
         say: Prints a line for the user.
 
     Raises:
-        UnavailableError: srun is gone. The message says what has become of the job.
+        UnavailableError: srun is gone. The message says what has happened to the job.
     """
-    if any(_answers() is not False for _ in range(_TRIES)):
+    if any(state() is not SrunState.CUT_OFF for _ in range(_TRIES)):
         return
     host = os.environ["SLURM_SRUN_COMM_HOST"]
     job = os.environ.get("SLURM_JOB_ID", "")
@@ -57,26 +69,46 @@ def require_srun(say: Callable[[str], None]) -> None:
 def await_srun() -> None:
     """Wait until srun's node can be reached, or a signal asks for an end; for one hour at most.
 
-    When a process ends on a node that was cut off, Slurm tries only for a few seconds to tell srun.
+    When a process ends on a node that was cut off, Slurm tries to tell srun for only a few seconds.
     """
-    end = time.monotonic() + _AWAITED
-    while _answers() is False and time.monotonic() < end and not signal.sigpending() & {*ENDING}:
+    end = time.monotonic() + AWAITED
+    while (
+        state() is SrunState.CUT_OFF
+        and time.monotonic() < end
+        and not signal.sigpending() & {*ENDING}
+    ):
         time.sleep(_LOOK_EVERY)
 
 
-def _answers() -> bool | None:
-    """Whether srun's node can be reached; None if there is no srun, or srun has ended."""
+def is_in_job(node: str) -> bool | None:
+    """Return whether a node still belongs to this job; None if Slurm does not say.
+
+    Slurm removes a node that it has set DOWN from the job for good.
+
+    Args:
+        node: The node's name in Slurm.
+    """
+    job = os.environ.get("SLURM_JOB_ID", "")
+    names = slurm_command.output("squeue", "--noheader", "--jobs", job, "--format", "%N")
+    try:
+        return node in hostlist.expand(names.strip()) if names.strip() else None
+    except ConfigError:
+        return None
+
+
+def state() -> SrunState:
+    """Return the state of srun: whether its node can be reached, and whether srun listens there."""
     host = os.environ.get("SLURM_SRUN_COMM_HOST", "")
     port = os.environ.get("SLURM_SRUN_COMM_PORT", "")
     if not host or not port.isdecimal():
-        return None
+        return SrunState.THERE
     try:
         socket.create_connection((host, int(port)), _ANSWERS_WITHIN).close()
     except ConnectionRefusedError:
-        return None  # the node answers, and srun has ended
+        return SrunState.ENDED  # the node answers
     except OSError:
-        return False
-    return True
+        return SrunState.CUT_OFF
+    return SrunState.THERE
 
 
 def _refusal(*command: str) -> str:

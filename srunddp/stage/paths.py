@@ -1,8 +1,7 @@
 """Maps shared paths to the copies on this node that `srunddp stage push` has made, and makes a run
 work in them.
 
-A node that sees a shared path uses it. Only for a path that the node does not see, its copy is
-used.
+A node that sees a shared path uses it. The copy is used only for a path that the node does not see.
 """
 
 from __future__ import annotations

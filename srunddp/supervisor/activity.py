@@ -1,12 +1,12 @@
-"""Whether a worker that is being ended does anything: runs Python, or writes files.
+"""Detects whether a worker that is being ended still does anything: runs Python or writes files.
 
 A worker that handles SIGTERM may be saving. But Python calls the handler only when the main thread
 runs Python again, which it does not while it waits for another rank in a collective or for a GPU.
-From outside the two look alike: both are inside one call of C, and which call that is, is unknown.
-So the supervisor sends a second signal, which Python handles like SIGTERM, and the handler counts
-in shared memory. A main thread that has not handled it runs no Python. If neither the process nor
-one that it has started writes anything, and the stack shows no function that does, nothing is being
-saved.
+From outside, a worker that saves and one that waits look alike: each is inside one C call, and it
+is unknown which one. So the supervisor sends a second signal. Python handles it as it handles
+SIGTERM, and the handler increments a counter in shared memory. A main thread that has not handled
+the signal is not running Python. If, in addition, neither the process nor any process that it has
+started writes anything, and the stack shows no function that does, nothing is being saved.
 """
 
 import contextlib
@@ -31,24 +31,25 @@ _IN_DISK_SLEEP = "D"
 
 
 def arm(answer: Callable[[], None]) -> None:
-    """Have this process answer each :data:`PROBE`. Called in the worker, in its main thread.
+    """Have this process answer each :data:`PROBE`. Call this in the worker, in its main thread.
 
     Args:
-        answer: Counts an answer where the supervisor sees it.
+        answer: Counts an answer in a place that the supervisor can read.
     """
-    # Not with SA_RESTART: Python shall call the handler also during a read that does not return.
+    # SA_RESTART is not set, so that Python calls the handler even during a read that does not
+    # return.
     signal.signal(PROBE, lambda *_: answer())
     os.register_at_fork(after_in_child=_disarm)
 
 
 def _disarm() -> None:
-    # In a forked child: its answers would be taken for the worker's.
+    # A forked child must not answer: its answers would be taken for the worker's.
     signal.signal(PROBE, signal.SIG_DFL)
 
 
 class _Snapshot(NamedTuple):
-    """What a worker has done so far: how many probes it has answered, and the kernel's counts of
-    what it has written, as text.
+    """The activity of a worker so far: the number of probes that it has answered, and the kernel's
+    counters of what it has written, as text.
     """
 
     answers: int
@@ -57,7 +58,7 @@ class _Snapshot(NamedTuple):
 
 @dataclass
 class WorkerActivity:
-    """Tells from one look to the next whether a worker does anything.
+    """Tells whether a worker has done anything since the last look.
 
     Attributes:
         pid: The worker's process id.
@@ -72,7 +73,7 @@ class WorkerActivity:
 
     def look(self) -> bool:
         """Return whether the worker has run Python or written anything since the last look, and
-        send it the next probe. If that cannot be told, it has.
+        send the worker the next probe. Return True if this cannot be told, as at the first look.
         """
         before = self._last
         self._last = _Snapshot(self.answers(), _written(self.pid))
@@ -87,20 +88,21 @@ class WorkerActivity:
         if self._last != before or _is_in_disk_sleep(self.pid):
             return True
         is_saved = is_saving(main_stack(self.dump.request(self.pid)))
-        # Writing its stack is no work of the worker's, but the kernel counts it.
+        # The kernel counts the stack that was just written, but writing it is not the worker's own
+        # work.
         self._last = self._last._replace(written=_written(self.pid))
         return is_saved
 
 
 def _written(pid: int) -> str:
-    """Return the kernel's counts of what a process and its descendants have written; empty if they
-    cannot be read.
+    """Return the kernel's counters ``wchar`` and ``write_bytes`` of a process and its descendants,
+    as text; empty if they cannot be read.
 
-    A long write(2) shows only in the second of them before it returns. The kernel adds the counts
-    of a child to its parent's only when the child has ended, and a handler may save by a command
-    such as ``cp``, for which its main thread waits inside one call of C.
+    Before a long write(2) returns, it shows only in ``write_bytes``. The kernel adds the counters
+    of a child to its parent's only when the child has ended, and a handler may save with a command
+    such as ``cp``, for which its main thread waits inside one C call.
     """
-    # Not the count of what was read: a wait for a socket may read.
+    # Reads are not counted, because a process that waits for a socket may read.
     counts = text_of(Path(f"/proc/{pid}/io")).splitlines()
     own = [line for line in counts if line.startswith(("wchar:", "write_bytes:"))]
     return " ".join([*own, *map(_written, children_of(pid))])

@@ -1,22 +1,22 @@
-"""torch's agent store, on demand: a store for processes that are no ranks, at ``MASTER_ADDR`` and
+"""torch's agent store, on demand: a store for processes that are not ranks, at ``MASTER_ADDR`` and
 ``MASTER_PORT``.
 
 torchrun's agent serves a ``TCPStore`` there from the start of its ranks to their end, and says so
-by ``TORCHELASTIC_USE_AGENT_STORE``: whatever inherits the variables connects to it as a client.
-Here it works like this:
+by ``TORCHELASTIC_USE_AGENT_STORE``: every process that inherits the variables connects to it as a
+client. Here it works like this:
 
 1. The ranks have a store of their own, which rank 0's worker serves on another port. So a
    connection to ``MASTER_PORT`` never comes from a rank that joins the world of the run: it comes
-   from a program that a rank has started or become, from a group of some ranks, or from a client
-   such as torchft's.
+   from a program that a rank has started, or has become by ``exec``, from a group of only some
+   ranks, or from a client such as torchft's.
 2. When all ranks have met, and before any of them learns the port, rank 0's supervisor listens on
-   it. The kernel queues who connects, so nobody is refused or has to try again.
+   it. The kernel queues incoming connections, so no client is refused or has to try again.
 3. The first connection makes the supervisor start a process, which takes over the socket and serves
-   torch's ``TCPStore`` on it, whoever has connected. Nodes that try the network between them do so
-   at another port. A run without a connection has no such process.
-4. The process is the supervisor's child, ignores signals, and ends with it. Only this process reads
-   the interpreter and torch, so a file system that does not answer holds nobody else up. The next
-   start of a run listens on a new socket.
+   torch's ``TCPStore`` on it, regardless of who has connected. Nodes that test the network between
+   them use another port. A run without a connection has no such process.
+4. The process is a child of the supervisor, blocks all signals, and ends with the supervisor. Only
+   this process reads the interpreter and torch, so a file system that does not answer holds up no
+   other process. The next start of a run listens on a new socket.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ class AgentStore:
     """The agent store of one start, on rank 0.
 
     Attributes:
-        listening: The socket; the process of the store has it once it was started.
+        listening: The listening socket. Once the store's process has been started, it has the
+            socket.
         host: The address on which the socket listens.
-        port: Its port.
-        limits: How long the end of the process may take.
-        process: The process id of the store; None before :meth:`start`, and if that could not fork.
+        port: The port on which the socket listens.
+        limits: How long the process may take to end.
+        process: The process id of the store; None before :meth:`start`, and if :meth:`start` could
+            not fork.
     """
 
     listening: socket.socket
@@ -65,12 +67,12 @@ class AgentStore:
     def watch(
         self, selector: selectors.BaseSelector, on_client: Callable[[AgentStore], None]
     ) -> None:
-        """Have a selector wait for the first process that connects, until the socket is closed or
-        handed over.
+        """Register with a selector, which then waits for the first process that connects, until the
+        socket is closed or handed over.
 
         Args:
-            selector: Where to register this object.
-            on_client: The data of its key, which the caller calls with this object.
+            selector: The selector with which to register this object.
+            on_client: The data of the selector's key. The caller has to call it with this object.
         """
         selector.register(self, selectors.EVENT_READ, on_client)
         self._selector = selector
@@ -78,15 +80,16 @@ class AgentStore:
     def start(self) -> None:
         """Start the process that serves the store, and hand the socket over to it.
 
-        The process must be started from the supervisor's main thread, with the end of which it
-        ends. It is forked before it becomes another program: the interpreter may be on a file
-        system that does not answer, and in ``posix_spawn`` or ``subprocess`` the supervisor would
-        wait for it.
+        Call this in the supervisor's main thread, because the process ends when the thread that
+        forked it ends. The process is forked first and then calls ``exec``: the interpreter may be
+        on a file system that does not answer, and with ``posix_spawn`` or ``subprocess`` the
+        supervisor would wait for the ``exec``.
         """
         supervisor = os.getpid()
         try:
             with warnings.catch_warnings():
-                # Python warns of a fork while other threads run. The child needs no lock of theirs.
+                # Python warns of a fork while other threads run. The child needs none of their
+                # locks.
                 warnings.simplefilter("ignore")
                 pid = os.fork()
         except OSError as error:
@@ -95,12 +98,12 @@ class AgentStore:
             if pid == 0:
                 self._become(supervisor)
             self.process = pid
-        # In any case: while a copy is open here, clients wait instead of being refused if the
-        # process is gone.
+        # Close it in any case: while a copy is open here, clients would wait, instead of being
+        # refused, if the process is gone.
         self._close_socket()
 
     def _become(self, supervisor: int) -> NoReturn:
-        """Become the process of the store; called in the child."""
+        """Turn the forked child into the store's process. Called in the child."""
         descriptor = self.listening.fileno()
         code = (
             f"import sys; sys.path[:] = {sys.path}; from srunddp.bootstrap.process_group"
@@ -111,17 +114,18 @@ class AgentStore:
             "OMP_NUM_THREADS": "1",  # it computes nothing
         }
         try:
-            # Before the new program, which may not come for long. The kernel keeps this over it.
+            # This comes before the exec, which may take long. The kernel keeps the setting across
+            # it.
             die_with_parent(supervisor)
-            # Launchers send signals to the whole group or step, and the store is needed as long as
-            # a rank may still be saving.
+            # Launchers send signals to the whole process group or job step, but the store is needed
+            # as long as a rank may still be saving.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, 0)
             os.dup2(nothing, 1)
-            # If this process hangs, no rank may miss the end of a connection that it has inherited.
-            # Nor is it for the store what the launcher has opened for its rank, such as a socket of
-            # PMI.
+            # Close what was inherited: if this process hangs, its copy of a connection must not
+            # hide the connection's end from a rank. And descriptors that the launcher has opened
+            # for its rank, such as a socket of PMI, are not meant for the store.
             close_all([each for each in opened() if each > 2 and each != descriptor])
             os.set_inheritable(descriptor, True)
             os.execve(sys.executable, [sys.executable, "-c", code], variables)
@@ -131,16 +135,16 @@ class AgentStore:
             os._exit(1)
 
     def close(self) -> bool:
-        """Give the port back: close the socket, or end the process that has it. Later calls change
-        nothing.
+        """Free the port: close the socket, or kill the process that has it. Later calls have no
+        effect.
 
         Returns:
-            Whether the process, if there was one, has ended in time.
+            False if there was a process and it has not ended in time; otherwise True.
         """
         self._close_socket()
         if self.process is None:
             return True
-        # It may have been reaped, and then another process may have its id.
+        # The process may have been reaped, and then another process may have its id.
         if wait_for_child(self.process, 0.0) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process, signal.SIGKILL)
@@ -150,8 +154,9 @@ class AgentStore:
         return True
 
     def _close_socket(self) -> None:
-        # The selector goes by the descriptor's number, which is another file's soon; and the kernel
-        # reports a socket of which a process that was forked meanwhile has a copy.
+        # Unregister first: the selector knows the socket by its descriptor's number, which another
+        # file may soon have. And the kernel goes on reporting a closed socket while a process that
+        # was forked meanwhile has a copy.
         if self._selector is not None:
             self._selector.unregister(self)
             self._selector = None

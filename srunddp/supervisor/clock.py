@@ -1,4 +1,4 @@
-"""A clock that does not count the time in which this process was suspended or starved."""
+"""A clock that does not count the time during which this process was suspended or starved."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 
 Clock = Callable[[], float]
-"""Returns seconds of a clock that goes on while this process is stopped, such as
+"""Returns the seconds of a clock that keeps running while this process is stopped, such as
 :func:`time.monotonic`.
 """
 
@@ -14,8 +14,8 @@ Clock = Callable[[], float]
 class ActiveClock:
     """Counts seconds from its creation. Nearly all time limits of a supervisor use this clock.
 
-    When a job goes on after ``scontrol suspend`` has stopped it for an hour, no rank must count as
-    silent for an hour.
+    When a job continues after ``scontrol suspend`` has stopped it for an hour, no rank must count
+    as silent for an hour.
 
     Attributes:
         now: The time, as of the last :meth:`advance`.
@@ -28,11 +28,11 @@ class ActiveClock:
         self._last = clock()
 
     def advance(self, asked: float) -> float:
-        """Count a wait that has just ended, and return the time now.
+        """Advance the clock by a wait that has just ended, and return the new time.
 
         Args:
-            asked: How many seconds the wait was to last at most. What goes beyond this by more than
-                :attr:`srunddp.supervisor.limits.Limits.late` does not count.
+            asked: The requested maximum length of the wait, in seconds. Of the time beyond it, at
+                most :attr:`srunddp.supervisor.limits.Limits.late` counts.
         """
         before = self._last
         self._last = self._clock()

@@ -1,8 +1,8 @@
-"""The connection between two supervisors after the rendezvous. Sending and reading never wait, and
-a lost node is told from a process that has ended.
+"""The connection between two supervisors after the rendezvous. Sending and reading never block, and
+a lost node can be told apart from a process that has ended.
 
-When a process ends or is killed, its kernel closes the connection. A node that was rebooted resets
-it. A node that is lost does nothing: neither data nor the kernel's probes are answered, and after
+When a process ends or is killed, its kernel closes the connection. A node that has rebooted resets
+it. A lost node does nothing: it acknowledges neither data nor keepalive probes, and after
 ``lost_after`` seconds the connection counts as lost. A process that is stopped or busy does not
 count as lost, because its kernel goes on answering.
 """
@@ -34,7 +34,7 @@ class SupervisorConnection:
 
     Attributes:
         open: False once the connection has ended.
-        lost: Whether it ended because the other node did not answer any more.
+        lost: Whether it ended because the other node no longer answered.
         reset: Whether it ended because the other kernel reset it.
     """
 
@@ -60,8 +60,8 @@ class SupervisorConnection:
         return self._socket.fileno()
 
     def send(self, message: RankMessage) -> None:
-        """Send a message without waiting. What the kernel does not take now is kept, and goes with
-        the next message.
+        """Send a message without blocking. Bytes that the kernel does not accept now are kept, and
+        sent with the next message.
         """
         self._unsent += message.encode()
         try:
@@ -78,8 +78,8 @@ class SupervisorConnection:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the other kernel has acknowledged everything that was sent; that it does even if
-        the other process is stopped or busy.
+        """Whether the other kernel has acknowledged everything that was sent. A kernel does so even
+        if its process is stopped or busy.
         """
         with contextlib.suppress(OSError):
             waiting = struct.unpack("=i", fcntl.ioctl(self._socket, _UNACKNOWLEDGED, bytes(4)))[0]
@@ -87,9 +87,9 @@ class SupervisorConnection:
         return False
 
     def read(self) -> list[RankMessage]:
-        """Return the messages that have arrived, without lines that are no messages.
+        """Return the messages that have arrived. Lines that are not messages are dropped.
 
-        Afterwards ``open`` says whether more messages may come.
+        Afterwards ``open`` tells whether more messages may arrive.
         """
         try:
             piece = self._socket.recv(1 << 16)

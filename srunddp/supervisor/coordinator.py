@@ -1,11 +1,12 @@
 """The failure monitor of rank 0: it reads the messages of all ranks, decides which failure came
 first, and ends the run.
 
-Three parts, which know nothing of each other, keep what the ranks have said: the state of each rank
-(:mod:`~srunddp.supervisor.rank_table`), which ranks still answer
-(:mod:`~srunddp.supervisor.liveness`), and how far the decision is
+Three parts, which are independent of each other, keep what the ranks have reported: the state of
+each rank (:mod:`~srunddp.supervisor.rank_table`), which ranks still answer
+(:mod:`~srunddp.supervisor.liveness`), and how far the decision has come
 (:mod:`~srunddp.supervisor.decision`). This module hands events to them and carries out what the
-decision asks for. What only spare nodes need is behind :mod:`~srunddp.supervisor.node_replacement`.
+decision asks for. Everything that only spare nodes need is behind the interfaces of
+:mod:`~srunddp.supervisor.node_replacement`.
 """
 
 import math
@@ -110,22 +111,23 @@ class Coordinator(FailureMonitor):
                 context.restarts.history, context.stall_timeout, context.limits
             )
         self._stall = StallDetector(context.stall_timeout, first_step_within)
-        # Whether the user waits for a limit of steps, and is to be told if none is counted.
+        # Whether the user has chosen --stall-timeout, and still has to be told if no step counts.
         self._explains_steps = context.asks_for_stall_timeout
         # Whether a rank has made a step in this start.
         self._has_steps = False
-        # The ranks whose script is over without having worked with other ranks.
+        # The ranks whose script has ended without having worked with other ranks.
         self._alone = set[int]()
         # In WAITING_FOR_SILENT, the ranks that rank 0 still waits for; None before.
         self._silent: set[int] | None = None
         # The stacks asked for last, in ASKING_STALLED or ASKING_OTHERS.
         self._request = StackRequest((), deadline=0.0)
-        # The nodes' try to reach each other, and this node's own part in it; None before.
+        # The probe in which the nodes try to reach each other, and this node's part in it; None
+        # before.
         self._network: NetworkProbe | None = None
         self._own_probe: NodeProbe | None = None
-        # What ranks have said of the GPUs of their nodes, by node; each fault once.
+        # The GPU faults that ranks have reported, by node; each fault once.
         self._gpu_faults = dict[str, list[GpuFault]]()
-        # In ASKING_GPUS, the ranks that have yet to say it, without those that are gone.
+        # In ASKING_GPUS, the ranks that have yet to answer, without those that are gone.
         self._asked_about_gpus = set[int]()
 
         # The ranks whose worker stays until the scripts of all ranks are over.
@@ -138,16 +140,16 @@ class Coordinator(FailureMonitor):
         self._self_reported = set[int]()
         # The ranks whose worker handles SIGTERM, and may be saving since the decision.
         self._saving = set[int]()
-        # Until when rank 0 waits to hear from each rank whether its worker has ended or is saving.
+        # Until when rank 0 waits for each rank to say whether its worker has ended or is saving.
         self._obeyed_by = math.inf
         # The ranks whose worker has ended since the decision, or whose connection has ended.
         self._ended = set[int]()
-        # Until when rank 0 waits for the other supervisors after a good end; and whether it waits
-        # no longer, as one of them may be stopped.
+        # Until when rank 0 waits for the other supervisors after a run without a failure; and
+        # whether it has stopped waiting, because one of them may be stopped.
         self._leave_by: float | None = None
         self._leaves_alone = False
 
-    # What rank 0's supervisor asks.
+    # Questions of rank 0's supervisor.
 
     @property
     def released(self) -> bool:
@@ -176,7 +178,7 @@ class Coordinator(FailureMonitor):
     def next_start(self) -> NextStart:
         return self._replacement.next_start() if self._replacement else NextStart()
 
-    # What happens to this rank.
+    # Events of this rank.
 
     def done(self, *, waits: bool = False) -> None:
         if self._context.ran_alone():
@@ -193,7 +195,9 @@ class Coordinator(FailureMonitor):
         self._saving.add(self._context.rank)
 
     def fail(self, failure: Failure, now: float) -> None:
-        """Note a failure of this rank or another; a task of a spare node is dropped instead."""
+        """Note a failure of this rank or another. If it is a task of a spare node, drop the task
+        instead.
+        """
         rank = failure.rank
         if rank not in self._table.ranks:
             self._drop(rank, failure.cause, now)
@@ -211,9 +215,14 @@ class Coordinator(FailureMonitor):
     def abandon(self, failure: Failure, now: float) -> bool:
         if not self._replacement or not self._replacement.can_move:
             return False
-        return self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now)
+        is_lost = self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now)
+        if is_lost:
+            # Without its launcher this process takes no part.
+            self.restart = None
+            self.returns = False
+        return is_lost
 
-    # What arrives over the connections.
+    # Messages of the other ranks, and the ends of their connections.
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         rank = self._rank_of[connection]
@@ -327,7 +336,7 @@ class Coordinator(FailureMonitor):
         if not number:
             return failure
         # The launcher has sent this rank a signal that ends the run. It sends the signal to all
-        # ranks, and kills a rank that takes too long over it.
+        # ranks, and kills a rank that takes too long to end.
         return replace(
             failure,
             cause=by_launcher(number),
@@ -336,7 +345,9 @@ class Coordinator(FailureMonitor):
         )
 
     def _drop(self, number: int, cause: str, now: float) -> None:
-        """Give up a task of a spare node. The ranks go on, and the node can take none of them."""
+        """Give up a task of a spare node. The ranks go on, but the node can no longer take any of
+        them.
+        """
         if not self._replacement or self._table[number] is RankState.DROPPED:
             return
         is_news = self._replacement.drop(number)
@@ -348,7 +359,7 @@ class Coordinator(FailureMonitor):
         self._note(number, RankEvent.IS_DROPPED)
         self._open.discard(number)
 
-    # What is due.
+    # Work that is due.
 
     def tick(self, now: float) -> float:
         if self.root_cause is not None:
@@ -364,12 +375,13 @@ class Coordinator(FailureMonitor):
             self._look_at_probe(now)
             self._move_on(now)
         elif event := self._decision.due(now, self._facts(now)):
-            # Nothing else changes the cause any more. And the supervisor hears of the verdict, and
-            # says whether its worker saves, before it is asked who may have something left to do.
+            # Nothing else can change the cause now. Only one event is handled here, so that the
+            # supervisor learns of the verdict, and says whether its worker saves, before the
+            # decision asks which ranks may have something left to do.
             self._act(self._decision.apply(event, now), now)
         if self.root_cause is not None:
-            # Tick again at once: the supervisor may first report something, such as the end of its
-            # worker, and rank 0 may wait for nothing else.
+            # Tick again at once: before that, the supervisor may report something, such as the end
+            # of its worker, which may be all that rank 0 waits for.
             return 0.0
         return max(0.0, self._next_due(now) - now)
 
@@ -378,14 +390,13 @@ class Coordinator(FailureMonitor):
             self._act(self._decision.apply(event, now), now)
 
     def _look_around(self, now: float) -> None:
-        """Notice what follows from time and from the state of all ranks, without a message."""
+        """Do what follows from the time and from the states of the ranks, without a message."""
         while self._waiting and self._table.scripts_are_over:
             self._connections[self._waiting.pop()].send(AllScriptsAreOver())
         # All supervisors leave together, when the workers of all ranks have ended. If a task ended
-        # before, srun would end the others if it was started with --wait, if the site has set
-        # WaitTime, or if the task's node ran out of memory.
-        # The tasks of spare nodes leave before, as nothing can be sent over a connection once this
-        # side has ended it.
+        # earlier, srun would end the others if it was started with --wait, if the site has set
+        # WaitTime, or if the task's node ran out of memory. The tasks of spare nodes leave first,
+        # because nothing can be sent over a connection once this side has ended it.
         if self._leave_by is None and self._is_well_over():
             self._leave_by = now + self._limits.killed_within
             if self._alone >= self._table.ranks:
@@ -393,7 +404,7 @@ class Coordinator(FailureMonitor):
             for rank in self._open:
                 self._connections[rank].send(RunIsOver())
             self._end_connections()
-        # A supervisor that was stopped after its worker's end keeps nobody.
+        # A supervisor that was stopped after its worker's end does not hold up rank 0 for longer.
         self._leaves_alone = self._leave_by is not None and now >= self._leave_by
         if self._is_cut_off():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
@@ -402,7 +413,9 @@ class Coordinator(FailureMonitor):
             self._look_for_the_silent(now)
 
     def _is_well_over(self) -> bool:
-        """Whether the workers of all ranks have ended with 0, and nobody is left to be told."""
+        """Return whether the workers of all ranks have ended with 0, no task of a spare node is
+        waiting, and no rank has failed.
+        """
         table = self._table
         return table.workers_have_ended and not table.spares_wait and not self._decision.failures
 
@@ -419,7 +432,7 @@ class Coordinator(FailureMonitor):
         if not self._can_move:
             self._liveness.ping(self._open)
         for rank in sorted(self._liveness.silent_supervisors(now)):
-            # Nothing is needed any more of a rank that has left.
+            # A rank that has left is not needed any more.
             if self._table[rank] not in (RankState.FAILED, RankState.LEFT):
                 node = self._context.nodes[rank]
                 self.fail(Failure(rank, node, self._context.starved, LOST), now)
@@ -429,7 +442,7 @@ class Coordinator(FailureMonitor):
             self._lose_node(node_down, "Slurm says that the node is down", now)
 
     def _look_at_probe(self, now: float) -> None:
-        """Note what this node has reached, if that is known by now."""
+        """Note which nodes this node has reached, if that is known by now."""
         if self._own_probe is None or self._network is None:
             return
         if result := self._own_probe.look(now):
@@ -437,7 +450,7 @@ class Coordinator(FailureMonitor):
             self._network.add(self._context.rank, result)
 
     def _look_at_gpus(self) -> None:
-        """Note what is known of this node's own GPUs by now."""
+        """Note the faults of this node's own GPUs that are known by now."""
         if self._gpus is None:
             return
         rank = self._context.rank
@@ -452,22 +465,22 @@ class Coordinator(FailureMonitor):
         node = self._context.nodes[rank]
         known = self._gpu_faults.setdefault(node, [])
         for fault in faults:
-            # Two ranks of a node may tell of the same.
+            # Two ranks of a node may report the same fault.
             named = replace(fault, node=node)
             if named in known:
                 continue
             known.append(named)
             if not is_answer and self._found is None:
-                # The ranks may hang from now on, and nothing else tells why.
+                # The ranks may hang from now on, and nothing else would tell why.
                 write_amid_output(f"srunddp: {named}\n")
         if is_answer:
             self._asked_about_gpus.discard(rank)
 
     def _ranks_to_ask(self, root_cause: RootCause) -> set[int]:
-        """Return the ranks to ask what is wrong with GPUs, as that may explain a root cause; none
-        if it cannot.
+        """Return the ranks to ask about faults of GPUs, which may explain a root cause; empty if no
+        GPU can be the reason.
 
-        These are the first rank of each node in question, as it may watch the GPUs, and the
+        These are the first rank of each node in question, because it may watch the GPUs, and the
         culprits, which may have GPUs that the first rank does not see.
         """
         has_gpus = self._gpus is not None or bool(self._gpu_faults)
@@ -517,8 +530,8 @@ class Coordinator(FailureMonitor):
         )
 
     def _stacks_name_a_rank(self, now: float) -> bool:
-        """Whether the stacks that ranks were asked for tell the cause. It is asked for only once
-        they are there.
+        """Return whether the stacks that ranks were asked for tell the cause; False until all are
+        there or their time is over.
         """
         is_over = self._request.complete(now)
         match self._decision.state:
@@ -534,8 +547,9 @@ class Coordinator(FailureMonitor):
         return find_hanging_rank(self._request.stacks, failures, self._context.nodes)
 
     def _network_can_be_tried(self, now: float) -> bool:
-        """Whether the nodes can try to reach each other. It is asked for only when the other ways
-        to find the cause are over: of thousands of ranks each may report a failure before.
+        """Return whether the nodes can try to reach each other. The nodes are looked up only when
+        the other ways to find the cause are exhausted: before that, each of thousands of ranks may
+        report a failure.
         """
         match self._decision.state:
             case DecisionState.WAITING_FOR_CAUSE:
@@ -547,8 +561,9 @@ class Coordinator(FailureMonitor):
         return is_due and bool(self._context.port) and len(self._probers()) >= FEWEST
 
     def _probers(self) -> dict[int, str]:
-        """Return the lowest task on each node whose supervisor and address are known, with the
-        node. Spare nodes are among them: their tasks help to tell which node is without a way.
+        """Return the lowest task on each node whose supervisor is there and whose address is known,
+        with the node. Spare nodes are included: their tasks help to tell which node does not reach
+        others.
         """
         probers = dict[str, int]()
         for rank, node in sorted(self._context.nodes.items()):
@@ -560,8 +575,8 @@ class Coordinator(FailureMonitor):
     def _someone_is_silent(self, now: float) -> bool:
         if self._silent is not None:
             return bool(self._silent)
-        # The kernels are asked once, when they have had the time to answer: of thousands of ranks
-        # each may report a failure meanwhile.
+        # The kernels are asked once, when they have had the time to answer, because each of
+        # thousands of ranks may report a failure meanwhile.
         is_due = self._decision.state in (
             DecisionState.WAITING_FOR_CAUSE,
             DecisionState.PROBING_OTHERS,
@@ -572,7 +587,7 @@ class Coordinator(FailureMonitor):
         return self._liveness.unreachable(self._table.ranks_in(RankState.WORKING))
 
     def _all_have_ended(self, root_cause: RootCause, now: float) -> bool:
-        """Whether all ranks have ended that rank 0 waits for after the decision.
+        """Return whether all ranks for which rank 0 waits after the decision have ended.
 
         These are the culprits, the ranks that have agreed to stop or got the launcher's signal, and
         those whose worker handles SIGTERM: they have time to end and may be saving a checkpoint.
@@ -586,13 +601,14 @@ class Coordinator(FailureMonitor):
             return False
         if self.restart is not None or self.fenced or now >= self._obeyed_by:
             return True  # before a restart all ranks have the same short time
-        # Those that are missing here may have yet to say that they are saving. Most often their
-        # number shows that, and the sets of thousands of ranks need not be compared.
+        # The ranks that have not ended may have yet to say that they are saving. Most often the
+        # number of ranks that have ended shows that some are missing, and the sets of thousands of
+        # ranks need not be compared.
         ranks = self._table.ranks
         return len(self._ended) >= len(ranks) - len(culprits) and ranks - culprits <= self._ended
 
     def _next_due(self, now: float) -> float:
-        """Return when rank 0 has to act next if nothing happens before."""
+        """Return when rank 0 has to act next if nothing happens before then."""
         if self._decision.state is DecisionState.ASKING_GPUS:
             due = [self._decision.ends_at or now]
             if self._context.rank in self._asked_about_gpus:
@@ -620,7 +636,7 @@ class Coordinator(FailureMonitor):
     def _is_cut_off(self) -> bool:
         return self._cut_off_in() <= 0.0
 
-    # What is done.
+    # Actions.
 
     def _act(self, action: RankZeroAction | None, now: float) -> None:
         match action:
@@ -669,7 +685,9 @@ class Coordinator(FailureMonitor):
         )
 
     def _probe_network(self, now: float) -> None:
-        """Ask a task on each node to try to reach the others, and begin on this node."""
+        """Ask a task on each node to try to reach the others, and make the first attempts of this
+        node.
+        """
         self._end_own_probe()
         addresses = self._context.addresses
         number = self._network.number + 1 if self._network else 1
@@ -734,7 +752,7 @@ class Coordinator(FailureMonitor):
     def _ask_about_gpus(self) -> None:
         for rank in self._asked_about_gpus - {self._context.rank}:
             self._connections[rank].send(GpuFaultsWanted())
-        # Last, as this may fork.
+        # This comes last because it may fork.
         if self._context.rank in self._asked_about_gpus and self._gpus is not None:
             self._gpus.ask()
 
@@ -744,8 +762,8 @@ class Coordinator(FailureMonitor):
 
         The order matters:
 
-        1. Report. A rank that is told ends, and at the first rank that ends with an error a
-           launcher may kill all processes, rank 0's among them.
+        1. Report. A rank that gets the verdict ends, and when the first rank ends with an error, a
+           launcher may kill all processes, including rank 0's.
         2. Decide which nodes are given up and whether the run restarts. From then on rank 0 listens
            for the next rendezvous.
         3. Send the verdict, which says where the ranks meet again. They may connect at once.
@@ -773,7 +791,7 @@ class Coordinator(FailureMonitor):
 
     def _obstacle(self, root_cause: RootCause, left: Collection[str]) -> str:
         """Return why no restart is possible; empty if one is."""
-        # If rank 0's node is given up, nobody asks the policy any more.
+        # The policy is asked here because it is not asked later if rank 0's node is given up.
         if self._restarts and (why := self._restarts.forbids(root_cause)):
             return why
         if self._replacement and self._replacement.can_move:
@@ -797,23 +815,35 @@ class Coordinator(FailureMonitor):
         return not self._table.ranks - {self._context.rank} <= self._open
 
     def _tell(self, root_cause: RootCause, left: Collection[str]) -> None:
-        """Send each rank the verdict. A rank whose node is given up is not told of a restart."""
+        """Send each rank the verdict. A rank whose node is given up is told of a restart
+        only if it comes back.
+        """
         published = self.restart
         if self.fenced and self._context.spare_nodes:
             # The others go on without this node: they meet where the deputies listen.
             published = self._context.spare_nodes.takeover
+        returning = set[str]()
+        if self._replacement:
+            returning = self._replacement.returning(root_cause, left)
         for rank, connection in self._connections.items():
-            is_given_up = published is not None and self._context.nodes[rank] in left
+            node = self._context.nodes[rank]
+            is_given_up = published is not None and node in left
+            restart_at = published
+            if is_given_up and node not in returning:
+                restart_at = None
             connection.send(
                 Verdict(
                     root_cause.ranks,
                     root_cause.exit_code,
-                    restart_at=None if is_given_up else published,
+                    restart_at=restart_at,
                     node_is_given_up=is_given_up,
                 )
             )
         if self._replacement:
-            self._replacement.note_end(left, list(self._open))
+            self._replacement.note_end(left, returning, list(self._open))
+        if self.fenced and self._context.node in returning:
+            self.restart = published
+            self.returns = True
 
     def _end_connections(self) -> None:
         for connection in self._connections.values():
@@ -836,7 +866,7 @@ class Coordinator(FailureMonitor):
 
 
 def _all_alone(ranks: int) -> str:
-    """Return the line for a run of ranks that have not worked together."""
+    """Return the line for a run whose ranks have not worked together."""
     return (
         f"srunddp: none of the {ranks} ranks has made a process group, so each has worked alone ->"
         " if they should work together, call init_process_group(), or srunddp.init(), when"
@@ -845,7 +875,9 @@ def _all_alone(ranks: int) -> str:
 
 
 def _no_steps(timeout: float) -> str:
-    """Return the line for a run whose user waits in vain for the limit of steps."""
+    """Return the line for a run in which ``--stall-timeout`` does not count, because no rank makes
+    a step that srunddp knows of.
+    """
     return (
         f"srunddp: no step for {timeout:g} s, and --stall-timeout does not count yet: it begins"
         " with the first srunddp.heartbeat(), or step of srunddp.Trainer -> call"

@@ -1,11 +1,10 @@
-"""When rank 0 decides why the run ends: the states of the decision, the events and the table of
-transitions.
+"""Rank 0's decision on why the run ends: its states, its events and the table of transitions.
 
 Rank 0 decides once and never changes the decision, because all ranks end with one exit code and
-people read one cause. So if another failure has likely caused the first one to arrive, rank 0 waits
-for the other; the table says for how long. Then it finds the cause, most often by
+people read one cause. So if the first failure that arrives was likely caused by another one, rank 0
+waits for that one; :data:`TIME` says for how long. Then rank 0 finds the cause, most often by
 :func:`find_root_cause`. If a GPU may be the reason, rank 0 asks what is wrong with the GPUs before
-it tells anybody, and nothing that happens meanwhile changes the cause.
+it tells the ranks, and nothing that happens meanwhile changes the cause.
 
 Rank 0 uses three clocks and never mixes them:
 
@@ -29,11 +28,11 @@ from srunddp.supervisor.stall import may_be_of_a_hang
 
 
 class DecisionState(Enum):
-    """How far the decision is; the value describes the state in words."""
+    """How far the decision has come; the value describes the state in words."""
 
     UNDECIDED = "no rank has failed"
     WAITING_FOR_CAUSE = (
-        "a rank has failed, likely because of another that rank 0 has yet to hear of"
+        "a rank has failed, likely because of another failure that has not reached rank 0 yet"
     )
     WAITING_FOR_SILENT = "the same, and a rank that cannot be reached may be the cause"
     WAITING_FOR_ALL = "ranks have ended by the launcher's signal, or have agreed to stop"
@@ -116,11 +115,13 @@ FINDINGS = frozenset(
     }
 )
 """The actions that find the cause. Each transition to CAUSE_IS_FOUND has one of them, and no other
-does. Whoever carries one out applies GPUS_MAY_TELL or NOBODY_TO_ASK next.
+transition has one. The caller that carries one out applies GPUS_MAY_TELL or NOBODY_TO_ASK next.
 """
 
 VERDICTS = frozenset({RankZeroAction.NAME_CAUSE, RankZeroAction.NAME_LOST_NODE})
-"""The actions that end the run. Each transition to DECIDED has one of them, and no other does."""
+"""The actions that end the run. Each transition to DECIDED has one of them, and no other transition
+has one.
+"""
 
 
 class DecisionTimes(NamedTuple):
@@ -142,14 +143,14 @@ DEFAULT_TIMES = DecisionTimes()
 
 
 TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
-    # WAITING_FOR_SILENT has no time of its own: if nothing comes from a rank, the kernel gives its
-    # connection up, about --lost-after after the first ping that was not answered.
+    # WAITING_FOR_SILENT has no limit of its own: if nothing comes from a rank, the kernel gives up
+    # the rank's connection, about --lost-after after the first ping that was not answered.
     # 0.7 s. The errors of a dead rank's peers may arrive before the message of its own supervisor,
     # which first has to see that its worker has ended. It is short because all ranks wait.
     DecisionState.WAITING_FOR_CAUSE: lambda times: times.limits.secondary_waits,
     # --signal-grace. A rank that handles the launcher's signal may be saving a checkpoint, and must
-    # not be ended because other ranks save nothing. Most launchers kill all ranks sooner, as by
-    # Slurm's KillWait.
+    # not be ended because other ranks save nothing. Most launchers kill all ranks sooner, as Slurm
+    # does after KillWait.
     DecisionState.WAITING_FOR_ALL: lambda times: times.signal_grace,
     # 3 s. If a worker cannot answer, or its supervisor is stopped, that is a hint as well.
     DecisionState.ASKING_STALLED: lambda times: times.limits.stalled_answer_within,
@@ -165,8 +166,8 @@ TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
     # end of the connection is open.
     DecisionState.CLOSING: lambda times: times.limits.last_word,
 }
-"""How many seconds each state lasts at most; a state that is not here has no limit. The time begins
-with every transition to the state, also with one from the state to itself.
+"""The longest time in seconds that each state lasts; a state that is not here has no limit. The
+time begins again with every transition to the state, including one from the state to itself.
 """
 
 
@@ -210,13 +211,15 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     ),
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.UNEXPLAINED): _PROBE_OTHERS,
     # If the network to a node fails, the errors of its peers may arrive long before rank 0 has
-    # waited --lost-after for the node. And if the network is mended before, the node's kernel
-    # resets the peers' connections before its supervisor can say that it has ended its ranks.
+    # waited --lost-after for the node. And if the network is repaired before then, the node's
+    # kernel resets the peers' connections before its supervisor can say that it has ended its
+    # ranks.
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.SOMEONE_IS_SILENT): _FIND_SILENT,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
-    # This cannot go on for ever: the silent ranks are noted once, and become fewer.
+    # This cannot repeat for ever: the silent ranks are noted only once, and their number only
+    # falls.
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.NOBODY_IS_SILENT): Transition(
         DecisionState.WAITING_FOR_CAUSE
     ),
@@ -243,7 +246,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
         DecisionState.CAUSE_IS_FOUND, RankZeroAction.FIND_HANGING_RANK
     ),
-    # A cut between two nodes that both reach rank 0 shows in neither failures nor stacks.
+    # A cut between two nodes that both reach rank 0 shows neither in failures nor in stacks.
     (DecisionState.ASKING_STALLED, DecisionEvent.UNEXPLAINED): Transition(
         DecisionState.PROBING_STALLED, RankZeroAction.PROBE_NETWORK
     ),
@@ -257,7 +260,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.PROBING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.PROBING_OTHERS, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.PROBING_OTHERS, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
-    # A node may be cut off from rank 0, too, only now.
+    # Only now may it show that a node is cut off from rank 0 as well.
     (DecisionState.PROBING_OTHERS, DecisionEvent.SOMEONE_IS_SILENT): _FIND_SILENT,
     (DecisionState.PROBING_OTHERS, DecisionEvent.PROBED): _CUT_IS_FOUND,
     # What happens to other ranks and nodes from now on most often follows from the cause.
@@ -267,8 +270,8 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.CAUSE_IS_FOUND, DecisionEvent.NOBODY_TO_ASK): _CAUSE_IS_KNOWN,
     (DecisionState.ASKING_GPUS, DecisionEvent.GPUS_ARE_KNOWN): _CAUSE_IS_KNOWN,
     # The ranks that end by themselves, or handle SIGTERM, may still be saving. If rank 0 ended the
-    # connections before, the other supervisors would leave with an error, and the launcher would
-    # kill these ranks.
+    # connections before they have ended, the other supervisors would leave with an error, and the
+    # launcher would kill these ranks.
     (DecisionState.DECIDED, DecisionEvent.ALL_HAVE_ENDED): Transition(
         DecisionState.CLOSING, RankZeroAction.END_CONNECTIONS
     ),
@@ -293,15 +296,16 @@ _EVENTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the decision depends on at one moment, apart from failures and time.
+    """The facts on which the decision depends at one moment, in addition to the failures and the
+    time.
 
     Attributes:
         steps_are_overdue: No rank has made a step for ``--stall-timeout``.
         someone_may_fail: The worker of some rank is still there and has not failed.
         someone_is_silent: The kernel of a rank has not answered, and nothing has come from it.
-        stacks_are_there: All ranks that were asked for their stacks have answered, or have had
-            their time.
-        stacks_name_a_rank: Of these stacks, one shows a rank that the others may wait for.
+        stacks_are_there: All ranks that were asked for their stacks have answered, or their time to
+            answer is over.
+        stacks_name_a_rank: One of these stacks shows a rank for which the others may be waiting.
         network_can_be_tried: The nodes can try to reach each other, see :mod:`network_cut`.
         network_is_tried: All nodes have said which others they reach.
         gpus_are_known: All ranks that were asked what is wrong with GPUs have answered or are gone.
@@ -328,9 +332,9 @@ class Decision:
     """The state of rank 0's decision. Only :meth:`apply` changes it, by :data:`TRANSITIONS`.
 
     Attributes:
-        state: How far the decision is.
+        state: How far the decision has come.
         ends_at: When the state's time is over, by ``now``; None if the state has no limit.
-        failures: All failures in the order of their arrival, those after the decision included.
+        failures: All failures in the order of their arrival, including those after the decision.
         finished_before: The node of each rank whose script was over, without an error, before the
             first failure. The caller sets it before it hands in the first failure.
     """
@@ -350,7 +354,7 @@ class Decision:
             now: The time, from which the new state's limit counts.
 
         Returns:
-            What rank 0 has to do now; None for nothing.
+            The action for rank 0 to carry out now; None for none.
         """
         transition = TRANSITIONS.get((self.state, event))
         if transition is None:
@@ -361,12 +365,14 @@ class Decision:
         return transition.action
 
     def fail(self, failure: Failure, now: float) -> RankZeroAction | None:
-        """Record a failure and apply the event that its kind stands for; see :meth:`apply`."""
+        """Record a failure, apply the event that its kind stands for, and return the action for
+        rank 0 to carry out, as :meth:`apply` does.
+        """
         self.failures.append(failure)
         return self.apply(_EVENTS[failure.weight], now)
 
     def time_is_over(self, now: float) -> bool:
-        """Whether the state has a limit, which has passed."""
+        """Return whether the state has a limit and that limit has passed."""
         return self.ends_at is not None and now >= self.ends_at
 
     def due(self, now: float, facts: Facts) -> DecisionEvent | None:
@@ -398,7 +404,9 @@ class Decision:
         return self._once_found(facts, time_is_over=time_is_over)
 
     def _once_found(self, facts: Facts, *, time_is_over: bool) -> DecisionEvent | None:
-        """Return what follows when the cause is found; None if nothing does, or it is not found."""
+        """Return the event that follows once the cause is found; None if no event follows, or if
+        the cause is not found yet.
+        """
         match self.state:
             case DecisionState.ASKING_GPUS if time_is_over or facts.gpus_are_known:
                 return DecisionEvent.GPUS_ARE_KNOWN
@@ -409,14 +417,14 @@ class Decision:
         return None
 
     def _after_the_wait(self, facts: Facts) -> DecisionEvent:
-        """Return what follows when nothing has ended the wait for a cause, or for all ranks."""
+        """Return the event that follows when the wait for a cause, or for all ranks, is over."""
         if self.state is DecisionState.WAITING_FOR_ALL:
             return DecisionEvent.WAITED
         if facts.silent_may_be_cause:
             return DecisionEvent.SOMEONE_IS_SILENT
         if self._may_be_a_hang:
             return DecisionEvent.MAY_BE_A_HANG
-        # The others may miss a rank that had finished before.
+        # The ranks that failed may miss a rank that had finished before.
         if facts.network_can_be_tried and not self.finished_before:
             return DecisionEvent.UNEXPLAINED
         return DecisionEvent.WAITED
@@ -433,7 +441,7 @@ class Decision:
 
     @property
     def is_over(self) -> bool:
-        """Whether rank 0's supervisor need not wait for any other rank any more."""
+        """Whether rank 0's supervisor no longer has to wait for any other rank."""
         return self.state is DecisionState.OVER
 
     @property

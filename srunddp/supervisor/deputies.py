@@ -30,7 +30,7 @@ class Deputies:
     own: socket.socket | None = None
 
     def stop_listening(self) -> None:
-        """Be no deputy any more: the kernel refuses connections from now on."""
+        """Stop being a deputy: from now on the kernel refuses connections."""
         if self.own:
             self.own.close()
 
@@ -48,8 +48,8 @@ class Deputies:
         return self.own is not None and self.own.fileno() < 0
 
     def first(self, *, lost: bool) -> int | None:
-        """Return the rank of the first deputy that can be reached, which may be this one; None if
-        there is none.
+        """Return the rank of the first deputy that can be reached, which may be this rank; None if
+        no deputy can be reached.
 
         Args:
             lost: Whether rank 0's node is lost, so that a deputy on that node does not count.
@@ -63,15 +63,15 @@ class Deputies:
         return None
 
     def network_is_up(self) -> bool:
-        """Whether at least one deputy answers from a node that is neither this one nor rank 0's;
-        True if no deputy is on such a node.
+        """Return whether at least one deputy answers from a node that is neither this one nor rank
+        0's; True if no deputy is on such a node.
         """
         own = {host for rank, host, _ in self.listening if rank == self.rank} | {self.master}
         others = [(host, port) for _, host, port in self.listening if host not in own]
         return not others or any(self._answers(*other) is not None for other in others)
 
     def _answers(self, host: str, port: int) -> bool | None:
-        """Return True if a deputy's kernel accepts a connection, False if the node refuses it, and
+        """Return True if a deputy's kernel accepts a connection, False if the node rejects it, and
         None if nothing answers.
         """
         # socket.create_connection() may import a module, and nothing may be imported at the moment

@@ -1,18 +1,18 @@
 """The processes that a worker leaves behind, and how they are ended.
 
-The supervisor adopts the orphans of its worker, so all that the worker has left are children of the
-supervisor. Not all children of the supervisor are the worker's, though. A wrapper such as
-``helper & exec srunddp train.py`` becomes the supervisor by ``exec``, and its children become the
-supervisor's. They are older than the worker, and are spared (:class:`Earlier`).
+The supervisor adopts the orphans of its worker, so all processes that the worker has left behind
+are children of the supervisor. Not all children of the supervisor come from the worker, though. A
+wrapper such as ``helper & exec srunddp train.py`` becomes the supervisor by ``exec``, and its
+children become the supervisor's. They are older than the worker, and are spared (:class:`Earlier`).
 
-A child that is not known from before is the worker's, or an orphan of such a helper: the kernel
-does not tell which. It is spared only if it cannot be the worker's:
+A child that is not known from before either comes from the worker or is an orphan of such a helper:
+the kernel does not tell which. It is spared only if it cannot come from the worker:
 
-- It has started before this process forked for the first time.
+- It was started before this process forked for the first time.
 - It is in the session of a helper that is still there, and this is not our own session. A process
-  can make a session, but cannot join one.
+  can create a session, but cannot join one.
 
-Process groups and environments prove nothing, as a process of the worker may change both.
+Process groups and environments prove nothing, because a process of the worker may change both.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ _LONGEST_LOOK = 0.02
 
 @dataclass(frozen=True)
 class Process:
-    """A process. Its id alone may be that of another process later.
+    """A process. Its id alone does not identify it, because another process may have the same id
+    later.
 
     Attributes:
         pid: The process id.
-        started: When it has started, in clock ticks since the boot.
+        started: When the process started, in clock ticks since the boot.
     """
 
     pid: int
@@ -49,8 +50,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Earlier:
-    """The children that this process had before it forked for the first time. They are not the
-    worker's.
+    """The children that this process had before it forked for the first time. They do not come from
+    the worker.
 
     Attributes:
         processes: These children.
@@ -63,28 +64,30 @@ class Earlier:
 
     @classmethod
     def note(cls) -> Earlier:
-        """Return the children that there are. To be called before the first fork."""
+        """Return the children that this process has now. Call this before the first fork."""
         found = [_identify(pid) for pid in children_of(os.getpid())]
         return cls(tuple(process for process in found if process))
 
     def with_first_fork(self, forked: Iterable[int]) -> Earlier:
-        """Return the same, with the time of the first fork. To be called after the forks of the
-        first start, and before any of these children is reaped. Later calls change nothing.
+        """Return a copy with the time of the first fork. Call this after the forks of the first
+        start, and before any of these children is reaped. Once the time is known, calls have no
+        effect.
 
         Args:
-            forked: The process ids of the children that this process has forked. Others may have
-                come since :meth:`note`: the orphans of a helper that has ended meanwhile.
+            forked: The process ids of the children that this process has forked. This process may
+                have got other children since :meth:`note`: the orphans of a helper that has ended
+                meanwhile.
         """
         if self.first_fork:
             return self
         found = [_identify(pid) for pid in forked]
-        # The kernel's time of a child of our own, and no clock: it has the same ticks as what it is
-        # compared with.
+        # Use the start time that the kernel reports for a child of our own, and not a clock: it is
+        # counted in the same ticks as the times with which it is compared.
         times = [each.started for each in found if each]
         return replace(self, first_fork=min(times, default=0))
 
     def without(self, pids: Iterable[int]) -> list[int]:
-        """Return those of our children that may be the worker's.
+        """Return those of our children that may come from the worker.
 
         Args:
             pids: The process ids of our children.
@@ -106,35 +109,35 @@ class Earlier:
 
 @dataclass
 class Descendants:
-    """Ends what the worker has left.
+    """Ends the processes that the worker has left behind.
 
     A launcher, such as an ``srun`` that the script has started, gets SIGTERM before SIGKILL: after
-    SIGKILL alone, what it has started on other nodes would go on.
+    SIGKILL alone, the processes that it has started on other nodes would go on.
 
     Attributes:
-        earlier: The children that are not the worker's.
+        earlier: The children that do not come from the worker.
         own: The process ids of other children that this process has started itself for the whole
             start: the sentinel, the sampler, the agent store. Only :meth:`kill` kills them.
-        limits: How long the ends may take.
+        limits: How long the processes may take to end.
     """
 
     earlier: Earlier = Earlier()
     own: set[int] = field(default_factory=set)
     limits: Limits = DEFAULT_LIMITS
     _asked: set[Process] = field(default_factory=set)
-    # When launchers are killed that have got SIGTERM; None before the first one has.
+    # When the launchers that have got SIGTERM are killed; None before the first one has got it.
     _launchers_end_at: float | None = None
-    # Until when tick() looks for what is left; None while it does not.
+    # Until when tick() looks for processes that are left; None while it does not look.
     _looks_until: float | None = None
 
     @property
     def not_of_worker(self) -> set[int]:
-        """The process ids of our children that are not the worker's."""
+        """The process ids of our children that do not come from the worker."""
         return self.own | {process.pid for process in self.earlier.processes}
 
     def kill(self, given_up: Collection[int] = ()) -> set[int]:
-        """Kill and reap every process that the worker has left behind, and every other that this
-        process has forked. To be called when the worker has ended.
+        """Kill and reap every process that the worker has left behind, and every other process that
+        this process has forked. Call this when the worker has ended.
 
         A process whose kernel call does not return cannot be killed, so this waits for
         :attr:`Limits.all_gone_within` at most.
@@ -158,31 +161,31 @@ class Descendants:
             if set(children) <= set(given_up) or time.monotonic() >= end:
                 return set(children)
             if has_reaped:
-                continue  # the children of what has ended are children of this process now
+                continue  # the orphans of those that have ended are our children now
             time.sleep(look)
             look = min(2 * look, _LONGEST_LOOK)
 
     def begin_to_kill(self) -> None:
-        """Begin to kill what the worker has left, while this process goes on: :meth:`tick` does it
-        piece by piece. To be called when the worker has ended.
+        """Begin to kill the processes that the worker has left behind, while this process goes on:
+        :meth:`tick` does so step by step. Call this when the worker has ended.
         """
         self._looks_until = time.monotonic() + self.limits.all_gone_within
 
     def tick(self, writers: Collection[int]) -> float | None:
-        """Kill what is there now of the processes that the worker has left, without waiting for
-        their ends. The dead are reaped on SIGCHLD, see :meth:`WorkerProcess.collect`.
+        """Kill those processes that the worker has left behind and that exist now, without waiting
+        for them to end. They are reaped on SIGCHLD, see :meth:`WorkerProcess.collect`.
 
         Args:
-            writers: The process ids of children of our own that have still something to write.
+            writers: The process ids of children of our own that still have something to write.
 
         Returns:
-            In how many seconds to call this again; None if nothing is left, or if what is left
-            cannot be killed.
+            In how many seconds to call this again; None if no process is left, or if the processes
+            that are left cannot be killed.
         """
         if self._looks_until is None:
             return None
-        # Orphans become children of the main thread. Those of other threads are our own, such as
-        # the commands of Slurm that a thread waits for.
+        # Orphans become children of the main thread. The children of other threads are our own,
+        # such as the Slurm commands for which a thread waits.
         children = self.earlier.without(_children_of_main_thread())
         left = [pid for pid in children if pid not in self.own and pid not in writers]
         for child in left:
@@ -195,17 +198,20 @@ class Descendants:
         return self.limits.left_behind_looks
 
     def _end(self, pid: int) -> None:
-        # Leave the processes below a launcher to it: it may need them to reach its other nodes.
+        # Leave the processes below a launcher to the launcher: it may need them to reach its other
+        # nodes.
         if _is_launcher(pid) and self._has_time(pid):
             return
-        # Kill the children first. When this process has ended, those that it has started meanwhile
-        # become our own children, and the next round finds them.
+        # Kill the children first. When the process has ended, children that it has started
+        # meanwhile become our own children, and the next round finds them.
         for child in children_of(pid):
             self._end(child)
         _send(pid, signal.SIGKILL)
 
     def _has_time(self, pid: int) -> bool:
-        """Return whether a launcher may still take time to end; ask it to, if nobody has."""
+        """Return whether a launcher may still take time to end. Send it SIGTERM if it has not got
+        that yet.
+        """
         process = _identify(pid)
         if process is None:
             return False

@@ -14,7 +14,7 @@ from srunddp.util.quick_dataclass import dataclass
 
 
 class VerdictTerms(NamedTuple):
-    """What a verdict means for this rank's worker.
+    """The consequences of a verdict for this rank's worker.
 
     Attributes:
         is_culprit: Whether this rank is one of the ranks of the root cause.
@@ -47,7 +47,7 @@ class RanksDoNotMeet(Event):
     """The rendezvous has failed.
 
     Attributes:
-        error: What the rendezvous has raised.
+        error: The exception that the rendezvous has raised.
     """
 
     error: BaseException
@@ -58,7 +58,7 @@ class FailureEvent(Event):
     """This rank has failed.
 
     Attributes:
-        failure: The cause, the exit code, and what else is known.
+        failure: The failure, with its cause and its exit code.
     """
 
     failure: Failure
@@ -69,8 +69,8 @@ class RankHasFailed(FailureEvent):
 
 
 class ScriptFailed(FailureEvent):
-    """The script has failed or stopped, and its worker has said so. The worker is about to end by
-    itself, but may have something to save before.
+    """The script has failed or stopped, and its worker has reported it. The worker is about to end
+    by itself, but may have something to save first.
     """
 
 
@@ -100,8 +100,8 @@ class WorkerIsGone(Event):
     Attributes:
         status: The worker's exit code, or minus the number of the signal that ended it; None if it
             could not be killed.
-        signal_may_follow: Whether the launcher may have ended the worker by a signal that this
-            supervisor is still to get.
+        signal_may_follow: Whether the launcher may have ended the worker by a signal that has yet
+            to reach this supervisor.
     """
 
     status: int | None
@@ -110,14 +110,14 @@ class WorkerIsGone(Event):
 
 @dataclass(frozen=True)
 class VerdictIsKnown(Event):
-    """The verdict is there: rank 0 has decided that all ranks end, or this rank has, because rank 0
-    is gone.
+    """The verdict is known: rank 0 has decided that all ranks end, or this rank has decided it
+    itself because rank 0 is gone.
 
     Attributes:
-        terms: What the verdict means for this rank.
+        terms: The consequences of the verdict for this rank.
         may_save: Whether the worker may have something to save: it has a handler of its own for
-            SIGTERM, and has not had that signal from the launcher. In that case ``--signal-grace``
-            is over, and another SIGTERM would break off the saving.
+            SIGTERM, and the launcher has not sent a signal that ends the run. After such a signal,
+            ``--signal-grace`` is over by now, and another SIGTERM would interrupt the saving.
     """
 
     terms: VerdictTerms
@@ -126,16 +126,16 @@ class VerdictIsKnown(Event):
 
 class WorkerIsIdle(Event):
     """The worker is being ended, and since the last look it has neither run Python nor written a
-    file, as one that waits for another rank.
+    file, like a worker that waits for another rank.
     """
 
 
 class NobodyNeedsUs(Event):
-    """The failure monitor has nothing left to say, so this supervisor may leave."""
+    """The failure monitor has nothing left to do, so this supervisor may leave."""
 
 
 class TimeIsOver(Event):
-    """The time limit of the phase is over. Only some phases have a limit."""
+    """The time limit of the phase has passed. Only some phases have a limit."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class FailureAction(Action):
     """Something to do about a failure of this rank.
 
     Attributes:
-        failure: The cause, the exit code, and what else is known.
+        failure: The failure, with its cause and its exit code.
     """
 
     failure: Failure
@@ -169,8 +169,8 @@ class TellFailure(FailureAction):
 class WriteFailure(FailureAction):
     """Write the traceback to the rank's log.
 
-    This comes always after the failure has been told: writing takes a fork, which must not delay
-    the verdict.
+    This always comes after the failure has been reported: writing requires a fork, which must not
+    delay the verdict.
     """
 
 
@@ -194,11 +194,11 @@ class TellMaySave(Action):
 
 
 class LookAtWorker(Action):
-    """Make a :class:`WorkerIsIdle` if the worker has done nothing since this action came last."""
+    """Raise a :class:`WorkerIsIdle` if the worker has done nothing since the last such action."""
 
 
 class KillLeftBehind(Action):
-    """Begin to kill what the worker has left behind, while the supervisor stays."""
+    """Begin to kill the processes that the worker has left behind, while the supervisor stays."""
 
 
 class TellEndAfterVerdict(Action):
@@ -206,8 +206,8 @@ class TellEndAfterVerdict(Action):
 
 
 class AnnounceEnd(Action):
-    """Let the worker know that the signal it is about to get is for the root cause, and not the
-    launcher's.
+    """Tell the worker that the signal it is about to get is sent because of the root cause, and not
+    by the launcher.
     """
 
 
@@ -217,11 +217,11 @@ class LetLeave(Action):
 
 @dataclass(frozen=True)
 class EndWorker(Action):
-    """End the worker. If this action comes several times, the earliest SIGKILL counts.
+    """End the worker. If this action is repeated, the earliest SIGKILL counts.
 
     Attributes:
         ask: Whether to send SIGTERM first; False if the worker is about to end by itself.
-        within: Seconds until SIGKILL; None for no limit, and then nothing is sent.
+        within: Seconds until SIGKILL; None for no limit, in which case no signal is sent.
     """
 
     ask: bool
@@ -229,7 +229,7 @@ class EndWorker(Action):
 
 
 class ReportStatus(Action):
-    """Make a :class:`RankHasFailed` from the worker's exit code or signal."""
+    """Raise a :class:`RankHasFailed` for the worker's exit code or signal."""
 
 
 @dataclass(frozen=True)
@@ -248,16 +248,16 @@ class NameLingering(LingeringAction):
 
 
 class ReportLingering(LingeringAction):
-    """Make a :class:`RankHasFailed` that says where the worker hangs."""
+    """Raise a :class:`RankHasFailed` that says where the worker hangs."""
 
 
 @dataclass(frozen=True)
 class LeaveWith(Action):
-    """Have the supervisor raise this error when it leaves. If this action comes several times, the
-    last error counts.
+    """Have the supervisor raise this error when it leaves. If this action is repeated, the last
+    error counts.
 
     Attributes:
-        error: What :meth:`srunddp.supervisor.supervisor.Supervisor.run` raises.
+        error: The exception for :meth:`srunddp.supervisor.supervisor.Supervisor.run` to raise.
     """
 
     error: BaseException

@@ -19,7 +19,7 @@ from srunddp.supervisor.signals import signal_name
 from srunddp.util.cgroup import kills_whole_step
 from srunddp.util.quick_dataclass import dataclass
 
-# The longest text in bytes of JSON: a letter may take several, and the message must fit.
+# The longest text, in bytes of JSON: a character may take several bytes, and the message must fit.
 _LONGEST = 24000
 _LONGEST_CAUSE = 500
 _WRONG_COMMAND_LINE = 2  # the exit code of argparse and click for it
@@ -31,7 +31,7 @@ class FailureKind(IntEnum):
     PRIMARY = 0
     ABORTED = 1  # SIGABRT: a C++ library gave up, for a reason of its own or because a peer is lost
     NETWORK = 2  # Python's ConnectionError: from the script's own work, or because a peer is lost
-    SECONDARY = 3  # an error of a collective or of the store, such as a lost peer causes
+    SECONDARY = 3  # an error of a collective or of the store, as a lost peer causes it
     STOPPED = 4  # no failure: all ranks have agreed to end
     SIGNALLED = 5  # a failure after the launcher's signal, which ends all ranks
 
@@ -48,16 +48,16 @@ class FailureCategory(Enum):
 
 @dataclass(frozen=True)
 class ScriptError:
-    """What a worker knows of the error that has ended its script.
+    """The error that has ended a script, as its worker describes it.
 
     Attributes:
         cause: The error in one line.
         traceback: The traceback as Python prints it, or empty.
         weight: How likely the error is the root cause.
         category: What the error means for another start.
-        failed_import: Of an import error, its class and the module, or the cause if it names no
-            module. Two import errors with the same text here are the same, whatever paths of their
-            nodes they name. Else empty.
+        failed_import: For an import error, its class and the module, or the cause if the error
+            names no module; otherwise empty. Two import errors with the same text here count as the
+            same, even if they name different paths of their nodes.
     """
 
     cause: str
@@ -78,11 +78,12 @@ class Failure:
         exit_code: The exit code of the run if this is the root cause.
         weight: How likely this failure is the root cause.
         traceback: The traceback or stack as text, or empty.
-        time: When it failed by its node's clock, in ISO 8601. It is for people only: failures are
-            never ordered by it.
+        time: When the rank failed, by its node's clock, in ISO 8601. It is for people only:
+            failures are never ordered by it.
         shown: Whether the user has already seen the error.
         category: What the failure means for another start.
-        failed_import: As in :class:`ScriptError`.
+        failed_import: For an import error, its class and the module, see :class:`ScriptError`;
+            otherwise empty.
     """
 
     rank: int
@@ -101,9 +102,9 @@ class GpuFaultKind(Enum):
     """What a fault of a GPU means for its node.
 
     Attributes:
-        PROGRAM: Most likely the program's own, which would happen on any GPU.
-        HARDWARE: The GPU is of no use before it was reset or repaired.
-        OTHER: It does not tell whether the GPU can be used.
+        PROGRAM: Most likely the program is at fault, and the fault would happen on any GPU.
+        HARDWARE: The GPU cannot be used until it has been reset or repaired.
+        OTHER: The fault does not tell whether the GPU can be used.
     """
 
     PROGRAM = "program"
@@ -113,15 +114,15 @@ class GpuFaultKind(Enum):
 
 @dataclass(frozen=True)
 class GpuFault:
-    """What NVML has said of a GPU that is not healthy.
+    """A fault of a GPU, as NVML has reported it.
 
     Attributes:
         index: The GPU's number as ``nvidia-smi`` shows it in the job.
         uuid: The UUID of the GPU, or of the MIG instance; empty if it is not known.
         what: The fault in a few words.
         kind: The value of a :class:`GpuFaultKind`.
-        xid: The number of the Xid; 0 if it is none.
-        node: The GPU's node; empty in what this node says of itself.
+        xid: The number of the Xid; 0 if the fault is not an Xid.
+        node: The GPU's node; empty if a node reports a fault of its own.
     """
 
     index: int
@@ -140,7 +141,7 @@ class GpuFault:
         GpuFaultKind(self.kind)
 
     def __str__(self) -> str:
-        """Return one line, as the failure summary has it."""
+        """Return the fault as one line of the failure summary."""
         if self.kind == GpuFaultKind.PROGRAM.value:
             whose = "; most likely the program's own fault, not the GPU's"
         else:
@@ -160,7 +161,7 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
     text = "".join(traceback.format_exception(type(error), error, trace))
     lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
     # A message may have several lines, and notes below it. For a syntax error Python prints the
-    # message last, below the line of source.
+    # message last, below the source line.
     cause = lines[-1 if isinstance(error, SyntaxError) else 0]
     failed_import = ""
     if isinstance(error, ImportError):
@@ -178,8 +179,7 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
 def category_of(error: BaseException) -> FailureCategory:
     """Return what an exception means for another start, by its class.
 
-    A final error counts also where the script has raised another one for it, or while it handled
-    it.
+    A final error also counts if the script has raised another error from it, or while handling it.
     """
     if any(isinstance(each, SrunddpError) and each.final for each in _chain(error)):
         return FailureCategory.FINAL
@@ -193,11 +193,12 @@ def category_of(error: BaseException) -> FailureCategory:
 def of_exit(end: SystemExit, code: int) -> ScriptError:
     """Describe a ``sys.exit`` that has ended the script.
 
-    If the script calls ``sys.exit`` while it handles another error, or from one, that error is the
-    cause and gives the weight: Hydra, Fire and click print an error and call ``sys.exit``, and so
-    do the handlers of many scripts. Its traceback is left out where the exit code says that the
-    command line was wrong, as that of argparse and click. With ``from None`` the script has hidden
-    the error, which then gives the weight alone.
+    If the script calls ``sys.exit`` while it handles another error, or raises it from one, that
+    error is the cause and gives the weight: Hydra, Fire and click print an error and call
+    ``sys.exit``, and so do the handlers of many scripts. Its traceback is left out if the exit code
+    is the one by which argparse and click report a wrong command line. With ``from None`` the
+    script has hidden the error: the ``sys.exit`` is then the cause, but the error still gives the
+    weight, the category and the failed import.
 
     Args:
         end: The exception that ``sys.exit`` has raised.
@@ -230,7 +231,7 @@ def _reason(error: BaseException) -> BaseException | None:
 
 
 def _is_exit_of_click(error: BaseException) -> bool:
-    """Whether an error is click's own way to ``sys.exit``, such as ``ctx.exit(3)`` of a command."""
+    """Return whether an error is an exception by which click exits, as for ``ctx.exit(3)``."""
     kind = type(error)
     return kind.__module__.startswith("click") and kind.__name__ in ("Exit", "Abort")
 
@@ -250,7 +251,7 @@ def of_killed_supervisor(rank: int, node: str) -> Failure:
 
 
 def by_launcher(number: int) -> str:
-    """Return the cause of a failure for which the launcher's signal is the reason."""
+    """Return the cause of a failure if the launcher's signal is the reason for it."""
     return (
         f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
     )
@@ -266,8 +267,8 @@ def shortened(text: str) -> str:
     return text
 
 
-# How the errors begin that torch raises as plain RuntimeErrors when a peer is gone or late: Gloo's,
-# NCCL's, and those of a store in a file (``init_method="file://..."``).
+# The beginnings of the errors that torch raises as plain RuntimeErrors when a peer is gone or late:
+# those of Gloo, of NCCL, and of a store in a file (``init_method="file://..."``).
 #   [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]
 #   [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms
 #   Rank 1 successfully reached monitoredBarrier, but received errors while waiting for ...
@@ -283,8 +284,8 @@ _RAISES = ("RAISE_VARARGS", "RERAISE")
 
 
 def _weight(error: BaseException) -> FailureKind:
-    """Return the highest weight, which is the least likely cause, among an exception, its causes
-    and its contexts.
+    """Return the highest weight, that of the least likely root cause, among an exception, its
+    causes and its contexts.
     """
     return max(map(_own_weight, _chain(error)))
 
@@ -300,11 +301,13 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _own_weight(error: BaseException) -> FailureKind:
-    """Judge an error by its class, or by who raised it and how its text begins.
+    """Return the weight of an error, judged by its class, or by whether Python raised it and how
+    its text begins.
 
-    Words elsewhere in the text tell nothing: the time limit of a data loader and a file's name with
-    "nccl" in it are this rank's own. Frames of torch tell nothing either: ``work.wait()`` of a lost
-    peer has none, and a wrong shape or an unused parameter has some.
+    Words elsewhere in the text prove nothing: a data loader's timeout, or a file name with "nccl"
+    in it, is this rank's own matter. Frames of torch prove nothing either: the error of
+    ``work.wait()`` after the loss of a peer has none, and that of a wrong shape or an unused
+    parameter has some.
     """
     if isinstance(error, ConnectionError):
         return FailureKind.NETWORK
@@ -316,7 +319,9 @@ def _own_weight(error: BaseException) -> FailureKind:
 
 
 def _is_raised_by_python(error: BaseException) -> bool:
-    """Whether a ``raise`` statement raised it: C++ raises it in a call."""
+    """Return whether a ``raise`` statement raised an error. An error of C++ is raised in a call
+    instead.
+    """
     trace = error.__traceback__
     if trace is None:
         return False

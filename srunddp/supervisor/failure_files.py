@@ -13,7 +13,7 @@ from pathlib import Path
 
 from srunddp.supervisor.worker_process import wait_for_child
 
-FILE_EXISTS = 3  # exit code of a writer that was to make a new file, but the file is there already
+FILE_EXISTS = 3  # exit code of a writer that was to create a file that already exists
 _writers: list[int] = []
 
 
@@ -23,14 +23,15 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int | None:
     Args:
         path: The file.
         text: What to write.
-        new: Write nothing if the file exists; the process then ends with :data:`FILE_EXISTS`.
+        new: Whether to write nothing if the file exists; the process then ends with
+            :data:`FILE_EXISTS`.
 
     Returns:
-        The process id; None if the kernel makes no process now, and nothing is written. A limit on
-            processes or memory may not end the supervisor.
+        The process id; None if the kernel cannot create a process now, in which case nothing is
+        written. A limit on processes or memory must not end the supervisor.
     """
     with warnings.catch_warnings():
-        # Python warns of a fork while other threads run. The child needs no lock of theirs.
+        # Python warns of a fork while other threads run. The child needs none of their locks.
         warnings.simplefilter("ignore")
         try:
             pid = os.fork()
@@ -41,8 +42,8 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int | None:
         return pid
     code = 1
     try:
-        # If this process hangs, nobody else may have to wait for the end of a connection or of the
-        # output that it has inherited.
+        # Close what was inherited: if this process hangs, its copy of a connection or an output
+        # must not make another process wait for the end of it.
         os.closerange(0, max(map(int, os.listdir("/proc/self/fd"))) + 1)
         opened = os.open(
             path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_APPEND), 0o644
@@ -61,7 +62,7 @@ def writers() -> list[int]:
 
 
 def has_ended(writer: int) -> bool:
-    """Tell whether a writer has ended. If so, it is no longer among :func:`writers`."""
+    """Return whether a writer has ended. If so, it is no longer among :func:`writers`."""
     if wait_for_child(writer, 0.0) is None:
         return False
     _writers.remove(writer)

@@ -2,8 +2,8 @@
 
 :class:`FailureMonitor` is its interface and the implementation for a single process. On rank 0 it
 is a :class:`srunddp.supervisor.coordinator.Coordinator`, which decides; on the other ranks it is a
-:class:`srunddp.supervisor.participant.Participant`, which obeys rank 0. :class:`RankContext` is
-what both know of their own rank.
+:class:`srunddp.supervisor.participant.Participant`, which obeys rank 0. :class:`RankContext` holds
+the facts that both know about their own rank.
 """
 
 import signal
@@ -24,8 +24,9 @@ from srunddp.supervisor.root_cause import Ending, RootCause, report, write
 from srunddp.util.console import write_amid_output
 from srunddp.util.quick_dataclass import dataclass
 
-# A single process reports its end by these signals. Whoever sent another signal, such as SIGTERM,
-# knows why the process ends; Python prints nothing for it either.
+# A single process is reported if it was ended by one of these signals. The sender of another
+# signal, such as SIGTERM, knows why the process ends; Python prints nothing for such a signal
+# either.
 _UNFORESEEN = (
     signal.SIGKILL,
     signal.SIGSEGV,
@@ -37,22 +38,24 @@ _UNFORESEEN = (
 
 
 class GpuHealth(Protocol):
-    """What is wrong with the GPUs of this node, asked in another process. Nothing here waits."""
+    """Asks another process what is wrong with the GPUs of this node. No method blocks."""
 
     def ask(self) -> None:
-        """Ask what is wrong now."""
+        """Ask for the faults of the GPUs now. :meth:`look` returns the answer."""
 
     def look(self) -> tuple[GpuFault, ...] | None:
-        """Return the answer; None if it may still come."""
+        """Return the answer to :meth:`ask`; None if it may still come."""
 
     def news(self) -> tuple[GpuFault, ...]:
-        """Return the faults of the hardware that have come since the last call; nothing if nobody
+        """Return the hardware faults that have come since the last call; empty if no process
         watches the GPUs.
         """
 
 
 def may_be_of_gpu(root_cause: RootCause) -> bool:
-    """Return whether a GPU may be the reason for a root cause, so that it is worth asking."""
+    """Return whether a GPU may be the reason for a root cause, so that asking about GPUs is
+    worthwhile.
+    """
     is_open = root_cause.category is FailureCategory.OTHER
     return is_open and root_cause.ending is Ending.FAILED
 
@@ -69,6 +72,7 @@ class FailureMonitor:
         has_lost: Whether a spare node has been lost.
         fenced: Whether the worker has to end at once, because others may go on with its rank.
         cut_off: Whether this node may be cut off from the other nodes.
+        returns: Whether this node is given up, and its tasks come back to be a spare node.
     """
 
     def __init__(
@@ -79,12 +83,13 @@ class FailureMonitor:
         gpus: GpuHealth | None = None,
     ) -> None:
         self.root_cause: RootCause | None = None
-        # The root cause as it was found; None before. Until :attr:`root_cause` is set too, it is
-        # asked whether a GPU is the reason: the state ASKING_GPUS of decision.py.
+        # The root cause as it was found; None before. While :attr:`root_cause` is not set yet,
+        # another process is asked whether a GPU is the reason: the state ASKING_GPUS of
+        # decision.py.
         self._found: RootCause | None = None
         self._gpus = gpus
         self.restart: str | None = None
-        self.has_lost = self.fenced = self.cut_off = False
+        self.has_lost = self.fenced = self.cut_off = self.returns = False
         self._restarts = restarts
         self._asked_by = ""
         self._folder = folder
@@ -133,8 +138,8 @@ class FailureMonitor:
         return NextStart()
 
     def is_first_deputy(self) -> bool:
-        """Return whether this rank is the first deputy that can be reached. It is asked when rank 0
-        is gone and the worker has ended.
+        """Return whether this rank is the first deputy that can be reached. The supervisor asks
+        when rank 0 is gone and the worker has ended.
         """
         return False
 
@@ -180,7 +185,7 @@ class FailureMonitor:
         self._left = True
 
     def asked(self, by: str) -> None:
-        """Note that a signal asks for an end of the run: no restart follows a failure any more.
+        """Note that a signal asks for an end of the run: from now on no restart follows a failure.
 
         Args:
             by: The signal's name.
@@ -189,7 +194,7 @@ class FailureMonitor:
 
     def uses_mpi(self) -> None:
         """Note that the script has started MPI. MPI cannot be started again in the same process, so
-        no restart is possible any more.
+        from now on no restart is possible.
         """
         if self._restarts:
             self._restarts = None
@@ -204,7 +209,7 @@ class FailureMonitor:
         """Note that the worker handles SIGTERM, and may save after the root cause was known."""
 
     def tick(self, now: float) -> float:
-        """Do what is due, and return how many seconds later the next thing is."""
+        """Do what is due, and return in how many seconds something is due next."""
         found = self._found
         if found is None or self.root_cause is not None or self._gpus is None:
             return self._limits.single_looks
@@ -218,7 +223,8 @@ class FailureMonitor:
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What a failure monitor knows of its own rank.
+    """The facts about its own rank that a failure monitor needs, as values or as functions that
+    return them.
 
     Attributes:
         rank: The rank of this supervisor.
@@ -234,8 +240,8 @@ class RankContext:
         stacks: Asks the worker for its stacks, and returns them as text.
         link_is_up: Returns whether this node's interface has a link.
         addresses: On rank 0, the address of each task's interface, as far as it is known.
-        port: On rank 0, the port at which the nodes may try whether they reach each other; 0 if
-            none is known.
+        port: On rank 0, the port to which the nodes may connect to find out whether they reach each
+            other; 0 if none is known.
         folder: The folder of the run's logs; None if the run writes none.
         lost_after: Seconds without an answer from another node's kernel after which that node is
             lost.
@@ -250,8 +256,8 @@ class RankContext:
         spare_nodes: The spare nodes of this start; None in a run without ``--spare-nodes``.
         gpus: The GPUs of this node; None if it has none.
         limits: How long the failure monitor waits, and how often it looks.
-        clock: The clock of the leases, which goes on during a suspension. A deputy also measures by
-            it how long it stays.
+        clock: The clock of the leases, which goes on during a suspension. A deputy also uses it to
+            measure how long it stays.
     """
 
     rank: int
@@ -281,7 +287,7 @@ class RankContext:
 
     @property
     def ping_every(self) -> float:
-        """Seconds between two pings. A ping also says how many steps this rank has made, so they
+        """Seconds between two pings. A ping also says how many steps this rank has made, so pings
         are more frequent if ``--stall-timeout`` is short.
         """
         seldom = self.limits.pings_every

@@ -1,5 +1,6 @@
-"""Which of the signals that a supervisor gets are passed on to its worker: those that the worker
-has not got itself. :mod:`srunddp.supervisor.sentinel` shows which it has got.
+"""Decides which of the signals that a supervisor gets are passed on to its worker: those that the
+worker has not got itself. :mod:`srunddp.supervisor.sentinel` shows which signals the worker has
+got.
 """
 
 from __future__ import annotations
@@ -15,25 +16,26 @@ from srunddp.supervisor.sentinel import Mark, Sentinel
 from srunddp.supervisor.worker_process import WorkerProcess
 from srunddp.util.quick_dataclass import dataclass
 
-# Of each of these signals the kernel discards what is pending when the other one comes.
+# When one of these two signals comes, the kernel discards the other one if it is pending.
 _OPPOSITE: dict[int, int] = {signal.SIGTSTP: signal.SIGCONT, signal.SIGCONT: signal.SIGTSTP}
 
 
 @dataclass
 class _Question:
-    """Whether a signal that the supervisor has got has reached the worker too.
+    """The question whether a signal that the supervisor has got has reached the worker too.
 
     Attributes:
         number: The signal.
-        first, last: When the supervisor has got the first and the last one that count as this one,
-            by the system's monotonic clock, as the sentinel's marks.
-        ask_at: When to ask the sentinel, by the supervisor's clock. A launcher that signals one
-            process after the other is through by then.
-        is_passed_on: Whether the worker has been given the signal without an answer. The question
-            is asked all the same, so that what the sentinel has got is not taken for the next
+        first, last: When the supervisor got the first and the last of the signals that count as
+            this one, by the system's monotonic clock, which the sentinel's marks use too.
+        ask_at: When to ask the sentinel, by the supervisor's clock. By then a launcher that signals
+            one process after the other has signalled all of them.
+        is_passed_on: Whether the signal was sent to the worker without waiting for an answer. The
+            sentinel is asked all the same, so that its mark is not taken for that of the next
             signal of this number.
         of_rank: Whether a process of a worker has sent it.
-        is_asked: Whether the sentinel has been asked. A signal that comes later is another one.
+        is_asked: Whether the sentinel has been asked. A signal that comes later makes a new
+            question.
     """
 
     number: int
@@ -62,13 +64,13 @@ class MissedSignal:
 class SignalForwarding:
     """Finds out which signals the worker has not got.
 
-    Signals of one number that come within :attr:`Limits.signal_settles` count as one, as the kernel
-    also keeps one of a number for a process that has not handled it yet.
+    Signals of one number that come within :attr:`Limits.signal_settles` count as one, just as the
+    kernel keeps only one signal of a number for a process that has not handled it yet.
 
     Attributes:
-        sentinel: The sentinel; None if it has ended. Then each signal counts as missed: it is
-            better for the worker to get one twice than not at all, as that may be the last chance
-            of a checkpoint.
+        sentinel: The sentinel; None if it has ended. In that case each signal counts as missed: it
+            is better for the worker to get a signal twice than not at all, because it may be the
+            last chance for a checkpoint.
         limits: How long the answers may take.
         monotonic: The system's monotonic clock.
     """
@@ -77,7 +79,7 @@ class SignalForwarding:
     limits: Limits = DEFAULT_LIMITS
     monotonic: Callable[[], float] = time.monotonic
     _questions: list[_Question] = field(default_factory=list)
-    # What the sentinel has got, and no question has been about so far.
+    # The signals that the sentinel has got and that belong to no question so far.
     _marks: list[Mark] = field(default_factory=list)
     _asked_at: float | None = None  # None if no answer is due
 
@@ -87,13 +89,13 @@ class SignalForwarding:
         Args:
             number: The signal.
             now: The time.
-            is_passed_on: Whether the worker has been given it already.
+            is_passed_on: Whether the signal was sent to the worker already.
             of_rank: Whether a process of a worker has sent it.
         """
         at = self.monotonic()
         opposite = _OPPOSITE.get(number)
-        # As the kernel does. A worker that was continued must not be stopped afterwards by an
-        # earlier signal.
+        # Drop the opposite signal, as the kernel does: a worker that was continued must not be
+        # stopped afterwards by an earlier signal.
         self._questions = [each for each in self._questions if each.number != opposite]
         for question in self._questions:
             if question.number == number and not question.is_asked:
@@ -105,16 +107,17 @@ class SignalForwarding:
         self._questions.append(_Question(number, at, at, ask_at, is_passed_on, of_rank))
 
     def go_on(self, now: float) -> None:
-        """Note that this process was stopped by SIGTSTP and goes on, before its SIGCONT is read.
+        """Note that this process was stopped by SIGTSTP and goes on. Call this before its SIGCONT
+        is read.
 
-        The worker must not be stopped any more by the signal that came before the SIGCONT.
+        From now on, the signal that came before the SIGCONT must not stop the worker.
         """
         self._questions = [each for each in self._questions if each.number != signal.SIGTSTP]
         if self._asked_at is not None:
             self._asked_at = now
 
     def on_answer(self) -> list[MissedSignal]:
-        """Read what the sentinel says, and return the signals that the worker has not got."""
+        """Read the sentinel's answer, and return the signals that the worker has not got."""
         if self.sentinel is None:
             return []
         answer = self.sentinel.answer()
@@ -129,7 +132,7 @@ class SignalForwarding:
         if self._asked_at is not None:
             if now < self._asked_at + self.limits.sentinel_answers_within:
                 return []
-            # This process may be late itself: it was stopped, or got no processor time.
+            # This process itself may be late, because it was stopped or got no CPU time.
             if self.sentinel is not None and self.sentinel.has_answered():
                 return self.on_answer()
             return self._without_sentinel()
@@ -152,8 +155,8 @@ class SignalForwarding:
         return max(0.0, min(each.ask_at for each in self._questions) - now)
 
     def _without_sentinel(self) -> list[MissedSignal]:
-        """Do without the sentinel from now on. A late answer would be taken for that to another
-        question.
+        """Stop using the sentinel, whose late answer would be taken for the answer to another
+        question. Return the signals of all open questions that were not passed on.
         """
         self.sentinel = None
         self._asked_at = None
@@ -172,8 +175,8 @@ class SignalForwarding:
     def _take_marks(self, question: _Question) -> bool:
         """Take the marks that belong to a question, and return whether there are any.
 
-        The sentinel and the supervisor note a signal when they get processor time, so either may be
-        late. Later marks belong to the next question, unless there are no others.
+        The sentinel and the supervisor note a signal when they get CPU time, so either may be late.
+        Later marks belong to the next question, unless there are no others.
         """
         self._marks = [
             each for each in self._marks if each.at > question.first - self.limits.marks_count_for
@@ -188,16 +191,16 @@ class SignalForwarding:
 
 @dataclass
 class HeldSignals:
-    """Signals that came before the script could set a handler, and would have ended it: while the
-    ranks met or torch was imported. The worker gets each once it handles, ignores or blocks the
-    signal.
+    """Signals that came before the script could set a handler and that would have ended it: they
+    came while the ranks met or torch was imported. Each is sent to the worker once the worker
+    handles, ignores or blocks it.
 
     Attributes:
         process: The worker.
         limits: How often to look.
-        worker_notes: Whether the worker itself has handlers at the moment, which note the signals;
-            they are not the script's. The worker says so before it sets them, and after it has
-            removed them.
+        worker_notes: Whether the signals are noted at the moment by handlers of the worker itself,
+            which are not the script's. The worker says so before it sets these handlers, and after
+            it has removed them.
     """
 
     process: WorkerProcess
@@ -213,17 +216,17 @@ class HeldSignals:
         self._look_after = self.limits.held_signal_looks
 
     def tick(self, read_pipe: Callable[[], None]) -> float | None:
-        """Send what the worker can take now, and return in how many seconds to call this again;
-        None for not at all.
+        """Send the signals that the worker can take now, and return in how many seconds to call
+        this again; None for not at all.
 
         Args:
-            read_pipe: Reads what the worker has said.
+            read_pipe: Reads the worker's messages.
         """
         if not self._numbers or self.process.ended:
             return None
         able = [each for each in self._numbers if signals.is_safe_for(self.process.pid, each)]
         if able:
-            # If the handler is the worker's own, the worker has said so before it set it.
+            # If the handler is the worker's own, the worker has said so before setting it.
             read_pipe()
         if able and not self.worker_notes:
             for number in able:

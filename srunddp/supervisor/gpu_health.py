@@ -1,7 +1,7 @@
-"""What NVML says of the health of this node's GPUs. Only a process of its own may ask, never a
+"""Asks NVML about the health of this node's GPUs. Only a separate process may call this, never a
 supervisor: the driver may not answer after a fault.
 
-It has been tried with a made-up NVML only, on no real GPU.
+This module has been tested only with a fake NVML, and not on a real GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from srunddp.util.xid import XidKind, xid
 Answer = TypeVar("Answer")
 
 _NO_INSTANCE = 0xFFFFFFFF  # NVML's id of a MIG instance for an event of the whole GPU
-# NVML's bits (nvmlClocksEventReason...). Those of a power cap or of an idle GPU are no fault.
+# NVML's bits (nvmlClocksEventReason...). Those of a power cap or of an idle GPU are not faults.
 _SLOWDOWNS = {
     0x8: "slowed by its hardware",
     0x20: "slowed by heat",
@@ -48,14 +48,14 @@ class _Known(VisibleDevice):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of which CUDA shows this process at least a part.
+    """A GPU that CUDA shows to this process, at least in part.
 
     Attributes:
         index: NVML's index.
         handle: NVML's handle; None if the GPU does not answer.
-        uuid: Its UUID, or that of the MIG instance that CUDA shows; empty if it is not known.
-        instances: The UUIDs of its MIG instances, by NVML's id of each.
-        own: The ids of those of them that CUDA shows; empty for a GPU without MIG.
+        uuid: The GPU's UUID, or that of the MIG instance that CUDA shows; empty if it is not known.
+        instances: The UUIDs of the GPU's MIG instances, by NVML's id of each.
+        own: The ids of those instances that CUDA shows; empty for a GPU without MIG.
     """
 
     index: int
@@ -69,25 +69,25 @@ class Gpu:
 
         Args:
             what: The fault in a few words.
-            kind: What it means.
+            kind: What the fault means for the node.
             number: The number of the Xid; 0 for none.
-            uuid: The UUID of the instance that has it; empty for that of this object.
+            uuid: The UUID of the MIG instance that has the fault; empty for that of this object.
         """
         return GpuFault(self.index, uuid or self.uuid, what, kind.value, number)
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """What does not go away by itself, of one GPU.
+    """The state of one GPU, as far as it does not go away by itself.
 
     Attributes:
-        is_gone: Whether the GPU does not answer any more.
+        is_gone: Whether the GPU no longer answers.
         needs_reset: Whether the driver asks for a reset.
         errors: How many uncorrected memory errors there were since the driver was loaded; None if
             the GPU does not count them.
         is_remap_pending: Whether rows or pages of memory are retired at the next reset.
         has_remap_failed: Whether a row could not be retired.
-        slowdowns: Why its hardware, or heat, slows it down now.
+        slowdowns: The reasons why its hardware, or heat, slows the GPU down now.
     """
 
     is_gone: bool = False
@@ -100,7 +100,7 @@ class GpuState:
 
 @dataclass(frozen=True)
 class RemappedRows:
-    """Rows of a GPU's memory that others replace.
+    """The row remapping of a GPU's memory, in which spare rows replace others.
 
     Attributes:
         is_pending: Whether a row is replaced at the next reset.
@@ -128,7 +128,7 @@ def find_gpus(nvml: Any, wanted: str | None) -> list[Gpu]:
     """Return the GPUs that CUDA shows to a process.
 
     Args:
-        nvml: What :func:`load` has returned.
+        nvml: The module that :func:`load` has returned.
         wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
     """
     handles = _handles(nvml)
@@ -141,7 +141,7 @@ def find_gpus(nvml: Any, wanted: str | None) -> list[Gpu]:
             continue
         by_id = {
             device["instance"]: device["uuid"]
-            # Instances of CUDA can share one of the GPU: the own one has the last word.
+            # Several instances of CUDA can share one GPU instance: the one that CUDA shows wins.
             for device in (*devices, *own)
             if device["instance"] is not None
         }
@@ -160,7 +160,7 @@ def _handles(nvml: Any) -> dict[int, Any]:
         try:
             found[index] = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError_NoPermission:
-            # NVML counts the GPUs of other jobs, CUDA does not. Nothing is wrong with them.
+            # NVML counts the GPUs of other jobs too, unlike CUDA. Nothing is wrong with them.
             continue
         except nvml.NVMLError:
             found[index] = None
@@ -168,13 +168,13 @@ def _handles(nvml: Any) -> dict[int, Any]:
 
 
 def _place_of(index: int) -> str:
-    """Return what stands for the UUID of a GPU that does not say it."""
+    """Return the text that stands for the UUID of a GPU whose UUID is not known."""
     return f"GPU-{index}-failed"
 
 
 def _devices(nvml: Any, index: int, handle: Any) -> list[_Known]:
-    """Return a GPU's MIG instances, or the GPU itself. One that does not answer keeps its place, as
-    the others are named by index.
+    """Return a GPU's MIG instances, or the GPU itself. A GPU that does not answer keeps its place,
+    because the others are named by index.
     """
     try:
         if handle is None:
@@ -198,7 +198,7 @@ class _Inquiry:
     """Questions to NVML about one GPU.
 
     Attributes:
-        nvml: What :func:`load` has returned.
+        nvml: The module that :func:`load` has returned.
         needs_reset: Whether the driver has answered a question by asking for a reset.
     """
 
@@ -206,10 +206,11 @@ class _Inquiry:
     needs_reset: bool = False
 
     def ask(self, question: Callable[[], Answer]) -> Answer | None:
-        """Return the answer; None if the GPU, the driver or the package does not know the question.
+        """Return the answer to a question; None if the GPU, the driver or the package does not
+        support the question.
 
         Raises:
-            NVMLError_GpuIsLost: The GPU does not answer any more.
+            NVMLError_GpuIsLost: The GPU no longer answers.
         """
         try:
             return question()
@@ -234,7 +235,7 @@ def state_of(nvml: Any, gpu: Gpu) -> GpuState:
 
 def _state(nvml: Any, handle: Any) -> GpuState:
     inquiry = _Inquiry(nvml)
-    # Of no use itself, but a GPU that is lost or needs a reset says so.
+    # The answer is not needed, but a GPU that is lost or needs a reset reports that here.
     inquiry.ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     errors = inquiry.ask(lambda: _uncorrected_errors(nvml, handle))
     remapped = inquiry.ask(lambda: _remapped_rows(nvml, handle)) or RemappedRows()
@@ -257,8 +258,8 @@ def _uncorrected_errors(nvml: Any, handle: Any) -> int:
 
 
 def _remapped_rows(nvml: Any, handle: Any) -> RemappedRows:
-    # How many rows had corrected and uncorrected errors, then whether one is pending, and whether
-    # one has failed.
+    # The tuple holds the numbers of rows with corrected and with uncorrected errors, whether a
+    # remapping is pending, and whether one has failed.
     found = nvml.nvmlDeviceGetRemappedRows(handle)
     return RemappedRows(is_pending=bool(found[2]), has_failed=bool(found[3]))
 
@@ -267,7 +268,7 @@ def _slowdown_bits(nvml: Any, handle: Any) -> int:
     try:
         bits: int = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except (nvml.NVMLError_FunctionNotFound, AttributeError):
-        # Drivers before 535 know this name only.
+        # Drivers before 535 know only this name.
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return bits
 
@@ -275,14 +276,14 @@ def _slowdown_bits(nvml: Any, handle: Any) -> int:
 def faults_of(
     gpu: Gpu, now: GpuState, before: GpuState | None, *, with_old: bool = False
 ) -> list[GpuFault]:
-    """Return what is wrong with a GPU.
+    """Return the faults of a GPU.
 
     Args:
         gpu: The GPU.
-        now: Its state.
-        before: Its state when the run began; None if that is not known. Then nobody can tell
-            whether an error of its memory has happened in this run.
-        with_old: Whether to name errors of its memory that may be months old.
+        now: The GPU's state now.
+        before: The GPU's state when the run began; None if that is not known. In that case it
+            cannot be told whether an error of its memory has happened in this run.
+        with_old: Whether to include errors of its memory that may be months old.
     """
     hardware = GpuFaultKind.HARDWARE
     if now.is_gone:
@@ -313,12 +314,12 @@ def _errors(count: int) -> str:
 
 
 def fault_of_event(nvml: Any, gpus: Sequence[Gpu], event: Any) -> GpuFault | None:
-    """Return the fault that an Xid event of NVML tells of; None if it is another job's.
+    """Return the fault that an Xid event of NVML reports; None if the event is another job's.
 
     Args:
-        nvml: What :func:`load` has returned.
+        nvml: The module that :func:`load` has returned.
         gpus: The GPUs of this process.
-        event: What ``nvmlEventSetWait`` has returned.
+        event: The event that ``nvmlEventSetWait`` has returned.
     """
     gpu = next((each for each in gpus if _is_same(each.handle, event.device)), None)
     if gpu is None:
@@ -327,7 +328,7 @@ def fault_of_event(nvml: Any, gpus: Sequence[Gpu], event: Any) -> GpuFault | Non
     known = xid(number)
     kind = _KINDS[known.kind]
     instance = int(event.gpuInstanceId)
-    # What is wrong with the GPU itself concerns all its instances.
+    # A fault of the GPU itself concerns all its instances.
     is_other = gpu.own and instance != _NO_INSTANCE and instance not in gpu.own
     if is_other and kind is not GpuFaultKind.HARDWARE:
         return None
@@ -335,21 +336,21 @@ def fault_of_event(nvml: Any, gpus: Sequence[Gpu], event: Any) -> GpuFault | Non
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two handles are of one GPU. NVML's are pointers, of which ctypes makes a new
-    object each time.
+    """Return whether two handles belong to the same GPU. NVML's handles are pointers, for which
+    ctypes makes a new object each time.
     """
     try:
         return ctypes.addressof(one.contents) == ctypes.addressof(other.contents)
-    except (AttributeError, ValueError):  # a null pointer, or made up
+    except (AttributeError, ValueError):  # a null pointer, or a handle of a fake NVML
         return one is other
 
 
 def look(wanted: str | None, *, with_old: bool = False) -> list[GpuFault]:
-    """Return what is wrong now with the GPUs that CUDA shows to a process.
+    """Return the present faults of the GPUs that CUDA shows to a process; empty without NVML.
 
     Args:
         wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
-        with_old: As for :func:`faults_of`.
+        with_old: Whether to include errors of memory that may be months old.
     """
     nvml = load()
     if nvml is None:

@@ -1,4 +1,4 @@
-"""What the process that asks NVML tells its supervisor."""
+"""The messages that the process that asks NVML sends to its supervisor."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from srunddp.util.quick_dataclass import dataclass
 
 
 class GpuMessage(Message):
-    """A message of the process to its supervisor."""
+    """A message of the process that asks NVML to its supervisor."""
 
 
 @dataclass(frozen=True)
 class GpusSay(GpuMessage, kind="gpus_say"):
-    """What is wrong with this node's GPUs.
+    """The faults of this node's GPUs.
 
     Attributes:
         faults: The faults.
-        is_answer: Whether this is all that is wrong, because the supervisor has asked. Else it is
-            a new fault.
+        is_answer: Whether these are all present faults, because the supervisor has asked. Otherwise
+            they are new faults.
     """
 
     faults: tuple[GpuFault, ...]

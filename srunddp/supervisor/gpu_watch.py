@@ -1,9 +1,9 @@
 """The supervisor's side of the process that asks NVML whether this node's GPUs are healthy;
-``gpu_watcher.py`` is what that process does.
+``gpu_watcher.py`` has the code of that process.
 
-NVML tells of an Xid only to who had registered before it happened. So with ``--monitor`` or
-``--restarts`` the first rank of each node has such a process from its start to its end. Without
-these options a process is forked at a failure, and finds what stays.
+NVML reports an Xid only to processes that had registered before it happened. So with ``--monitor``
+or ``--restarts`` the first rank of each node has such a process from its start to its end. Without
+these options a process is forked at a failure, and finds only the faults that last.
 
 The supervisor never asks NVML itself: after a fault the driver may not answer, and then only this
 process hangs. Nor does the supervisor import this module on a node without GPUs.
@@ -31,16 +31,16 @@ from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.descriptors import close_all, opened
 from srunddp.util.quick_dataclass import dataclass
 
-NAME = "srunddp-gpus"  # at most 15 letters, all that Linux keeps
+NAME = "srunddp-gpus"  # at most 15 characters, all that Linux keeps
 _LONGEST = 1 << 16
 
 
 @dataclass
 class NodeGpus:
-    """The GPUs of this node, as a supervisor asks for their health.
+    """Asks a process of its own about the health of this node's GPUs, for the supervisor.
 
     Attributes:
-        own: The process ids of the supervisor's own children, to which those made here are added.
+        own: The process ids of the supervisor's own children, to which those forked here are added.
         limits: How long an answer may take.
         clock: The clock of these limits.
         pid: The process that answers; None if there is none now.
@@ -56,7 +56,7 @@ class NodeGpus:
     _ends_at: float = 0.0
 
     def watch(self, record: Path | None) -> None:
-        """Fork the process that registers for Xids. To be called before there are threads, with all
+        """Fork the process that registers for Xids. Call this before there are threads, with all
         signals blocked.
 
         Args:
@@ -65,13 +65,13 @@ class NodeGpus:
         self._fork(lambda end: _watch(end, record))
 
     def in_worker(self) -> None:
-        """Close the socket, in a process that the supervisor has forked."""
+        """Close the socket. Call this in a process that the supervisor has forked."""
         if self._socket is not None:
             self._socket.close()
 
     def ask(self) -> None:
-        """Ask what is wrong with the GPUs now; :meth:`look` has the answer."""
-        self._read()  # so that one which has ended is noticed
+        """Ask for the faults of the GPUs now. :meth:`look` returns the answer."""
+        self._read()  # notices a process that has ended
         self._answer = None
         self._ends_at = self.clock() + self.limits.gpus_answer_within
         if self._socket is None:
@@ -81,21 +81,21 @@ class NodeGpus:
             return
         try:
             self._socket.send(b"?")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             self._close()
             self._answer = ()
 
     def look(self) -> tuple[GpuFault, ...] | None:
-        """Return the answer; None if it may still come."""
+        """Return the answer to :meth:`ask`; None if it may still come."""
         self._read()
         if self._answer is None and self.clock() >= self._ends_at:
-            # It may hang in the driver for ever.
+            # The process may hang in the driver for ever.
             self._kill()
             self._answer = ()
         return self._answer
 
     def news(self) -> tuple[GpuFault, ...]:
-        """Return the faults of the hardware since the last call, without waiting."""
+        """Return the hardware faults since the last call, without waiting."""
         self._read()
         found = tuple(self._news)
         self._news.clear()
@@ -104,7 +104,7 @@ class NodeGpus:
     def stop(self) -> None:
         """End the process, if there is one."""
         self._close()
-        # It writes nothing that is still needed, and it may hang in the driver.
+        # The process writes nothing that is still needed, and it may hang in the driver.
         self._kill()
 
     def _read(self) -> None:
@@ -116,7 +116,7 @@ class NodeGpus:
             except OSError:
                 data = b""
             if not data:
-                # Without an answer it has found no NVML, or was killed.
+                # If the process has not answered, it has found no NVML, or was killed.
                 self._close()
                 self._answer = self._answer or ()
                 return
@@ -129,12 +129,12 @@ class NodeGpus:
                 self._news += message.faults
 
     def _fork(self, serve: Callable[[socket.socket], None]) -> None:
-        """Fork a process, unless the kernel makes none now.
+        """Fork a process. If the kernel cannot create one now, do nothing.
 
         Args:
-            serve: What the process does, with its end of the socket.
+            serve: Does the work of the process, with its end of the socket.
         """
-        self._kill()  # one that has ended by itself has not been waited for
+        self._kill()  # reaps a process that has ended by itself
         supervisor = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -161,7 +161,7 @@ class NodeGpus:
 
     def _kill(self) -> None:
         self._close()
-        # It may have been reaped, and then another process may have its id.
+        # The process may have been reaped, and then another process may have its id.
         if self.pid is not None and wait_for_child(self.pid, 0.0) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -170,17 +170,18 @@ class NodeGpus:
 
 
 def _run(supervisor: int, end: socket.socket, serve: Callable[[socket.socket], None]) -> NoReturn:
-    """Do the work of the process, and end it."""
+    """Do the work of the forked process, and exit."""
     try:
         die_with_parent(supervisor)
-        # Launchers send signals to the whole group or step.
+        # Launchers send signals to the whole process group or job step.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(NAME)
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
-        # If this process hangs, nobody may miss the end of a connection that it has inherited.
+        # Close what was inherited: if this process hangs, its copy of a connection must not hide
+        # the connection's end from others.
         close_all([each for each in opened() if each > 2 and each != end.fileno()])
         serve(end)
     finally:
@@ -189,7 +190,7 @@ def _run(supervisor: int, end: socket.socket, serve: Callable[[socket.socket], N
 
 
 def _answer_once(end: socket.socket) -> None:
-    # Imported in the process alone, as the supervisor needs nothing of it.
+    # Imported only in this process, because the supervisor needs nothing of it.
     from srunddp.supervisor import gpu_watcher
 
     gpu_watcher.answer_once(end)

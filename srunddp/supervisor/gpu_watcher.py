@@ -1,5 +1,5 @@
-"""What the process does that asks NVML whether this node's GPUs are healthy. ``gpu_watch.py`` is
-its supervisor's side, and the only one that imports this module.
+"""The code of the process that asks NVML whether this node's GPUs are healthy. Only
+``gpu_watch.py``, the supervisor's side, imports this module.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from srunddp.supervisor.gpu_health import (
 from srunddp.supervisor.gpu_messages import GpusSay
 from srunddp.util.sample_files import GPU_FAULTS
 
-_MOST_FAULTS = 32  # of one message, which has to fit into one packet
+_MOST_FAULTS = 32  # in one message, which has to fit into one packet
 _WAIT = 60_000  # milliseconds that NVML waits for an event; the process can be ended meanwhile
 _PAUSE = 1.0  # seconds after an error of NVML, which may come again at once
-# Seconds for which an Xid that is no fault of the hardware counts as near a failure. A program may
-# have handled an older one.
+# An answer includes an Xid that is not a hardware fault only for this number of seconds. The
+# program may have handled an older one.
 _RECENT = 60.0
 
 
 def answer_once(end: socket.socket) -> None:
-    """Answer one question by what NVML shows now.
+    """Answer one question with the faults that NVML shows now.
 
     Args:
         end: The socket to the supervisor.
@@ -61,11 +61,11 @@ def watch(end: socket.socket, record: Path | None) -> None:
 
 
 class _GpuWatcher:
-    """What the process knows of the GPUs.
+    """The GPUs that the process watches, and their faults so far.
 
     Args:
         nvml: The module ``pynvml``.
-        gpus: The GPUs, by :func:`find_gpus`.
+        gpus: The GPUs that :func:`find_gpus` has returned.
         end: The socket to the supervisor.
         record: The file for the faults; None to write none.
     """
@@ -78,10 +78,11 @@ class _GpuWatcher:
         self._recorded = set[tuple[int, str, str]]()
         self._lock = threading.Lock()
         self._file = _open_record(record)
-        # Register first: what happens while the states are read is then seen.
+        # Register first, so that an Xid that happens while the states are read is seen.
         self._events = nvml.nvmlEventSetCreate()
         for gpu in gpus:
-            # A GPU that tells of no Xid, or not to this user, is asked for what stays.
+            # A GPU that reports no Xids, or not to this user, is still asked for its lasting
+            # faults.
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlDeviceRegisterEvents(
                     gpu.handle, nvml.nvmlEventTypeXidCriticalError, self._events
@@ -89,7 +90,7 @@ class _GpuWatcher:
         self._before = [state_of(nvml, gpu) for gpu in gpus]
 
     def wait_for_events(self) -> None:
-        """Note each Xid, and tell the supervisor at once of a fault of the hardware."""
+        """Note each Xid, and tell the supervisor at once of a hardware fault."""
         nvml = self._nvml
         while True:
             try:
@@ -109,7 +110,7 @@ class _GpuWatcher:
             self._tell([fault])
 
     def answer(self) -> None:
-        """Tell the supervisor all that is wrong now."""
+        """Tell the supervisor of all present faults."""
         stays = self._what_stays()
         now = time.monotonic()
         with self._lock:
@@ -118,7 +119,7 @@ class _GpuWatcher:
                 for at, fault in self._seen
                 if fault.kind == GpuFaultKind.HARDWARE.value or now - at <= _RECENT
             ]
-        # The Xids first: they say more. An Xid may come many times.
+        # The Xids come first, because they say more. The same Xid may come many times.
         found = list(dict.fromkeys([*xids, *stays]))
         self._record(found)
         _send(self._end, found, is_answer=True)
@@ -137,7 +138,7 @@ class _GpuWatcher:
             _send(self._end, hardware, is_answer=False)
 
     def _record(self, faults: list[GpuFault]) -> list[GpuFault]:
-        """Write to the file what is new, and return it."""
+        """Write the faults that are new to the file, and return them."""
         with self._lock:
             news = []
             for fault in faults:
@@ -170,6 +171,6 @@ def _row(fault: GpuFault) -> str:
 
 
 def _send(end: socket.socket, faults: list[GpuFault], *, is_answer: bool) -> None:
-    # What comes first says most, and a message has to fit into one packet.
+    # The first faults say most, and a message has to fit into one packet.
     with contextlib.suppress(OSError):
         end.send(GpusSay(tuple(faults[:_MOST_FAULTS]), is_answer).encode())

@@ -1,4 +1,4 @@
-"""The launcher of this process, and who sends it signals."""
+"""Finds the launcher of this process, and tells who has sent this process a signal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from srunddp.util.kernel_file import ancestors, environ_of
 from srunddp.util.quick_dataclass import dataclass
 
-# The processes of launchers that start ranks, by the kernel's names, which have at most 15 letters.
+# The processes of launchers that start ranks, by the names that the kernel keeps, which have at
+# most 15 characters.
 _SLURMSTEPD = "slurmstepd"
 _MPI_COMMANDS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra")
 _DAEMONS = (_SLURMSTEPD, "orted", "prted", "hydra_pmi_proxy", "palsd", *_MPI_COMMANDS)
-# Commands that leave processes on other nodes, or an allocation, if they are ended by SIGKILL. On
-# SIGTERM they end these. Of torchrun and accelerate all processes are on their own node.
+# Commands that leave processes on other nodes, or an allocation, behind if SIGKILL ends them. On
+# SIGTERM they end these first. torchrun and accelerate are not among them, because all their
+# processes are on their own node.
 REMOTE_STARTERS = frozenset(
     {*_MPI_COMMANDS, "srun", "salloc", "orterun", "prun", "prte", "jsrun", "aprun"}
 )
@@ -30,8 +32,8 @@ class Launcher:
             launcher.
         slurm: The process ids of Slurm's processes among our ancestors; 0 stands for those outside
             our process namespace.
-        tracks_by_cgroup: Whether it is seen that Slurm tracks the step's processes by a control
-            group, see :func:`is_tracked_by_cgroup`.
+        tracks_by_cgroup: Whether Slurm is seen to track the step's processes by a control group,
+            see :func:`is_tracked_by_cgroup`.
     """
 
     pid: int | None
@@ -43,7 +45,7 @@ class Launcher:
         return received.si_pid == self.pid or received.si_pid in self.slurm
 
     def spares_the_worker(self, received: signal.struct_siginfo) -> bool:
-        """Return whether it is known that the worker has not got this signal too.
+        """Return whether the worker is known not to have got this signal.
 
         If Slurm tracks processes by a control group, it signals only those that slurmstepd has
         started, and not their children.
@@ -51,20 +53,21 @@ class Launcher:
         return self.tracks_by_cgroup and received.si_pid in self.slurm
 
     def is_of_rank(self, sender: int, not_of_worker: Collection[int]) -> bool:
-        """Return whether the worker, or a process that it has started, has sent a signal; or a
-        process of another rank on this node, as all ranks of a Slurm step share a process group.
+        """Return whether a signal was sent by the worker, by a process that the worker has started,
+        or by a process of another rank on this node: all ranks of a Slurm step share a process
+        group.
 
-        A process that has ended since is not recognized.
+        A sender that has ended since then is not recognized.
 
         Args:
             sender: The sender's process id; 0 if the kernel was the sender.
-            not_of_worker: The process ids of our children that are not the worker's.
+            not_of_worker: The process ids of our children that do not come from the worker.
         """
         own = os.getpid()
         above = {pid for pid, _ in ancestors(os.getppid())}
         if not sender or sender == own or sender in above:
-            # The kernel, this process for a request to its previous start, a wrapper, the launcher,
-            # or what has started that.
+            # The sender is the kernel, this process (which repeats a request that came in its
+            # previous start), a wrapper, the launcher, or a process that has started the launcher.
             return False
         below = sender
         for pid, _ in ancestors(sender):
@@ -94,7 +97,7 @@ def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
 
 def _launcher(rank_variable: str) -> int:
     """Return the process id of our nearest ancestor whose environment has no rank. Wrappers between
-    the launcher and this process have our rank in theirs.
+    the launcher and this process have our rank in their environment.
 
     We may not read the environment of another user's process, nor of one outside our user
     namespace, such as a container's starter. Such a process is judged by its name. If no ancestor

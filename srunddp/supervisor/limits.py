@@ -7,11 +7,11 @@ A time that a user may choose is an option instead, and only its default is here
 from srunddp.util.quick_dataclass import dataclass
 
 STALL_TIMEOUT = 300.0
-"""The default of ``--stall-timeout``: the run ends after so long without a step of any rank."""
+"""The default of ``--stall-timeout``: the run ends after this time without a step of any rank."""
 
 GRACE = 30.0
-"""The default of ``--grace``: how long a script that has failed or stopped may take to end, and one
-that is ended with another and handles SIGTERM. torchrun has the same time.
+"""The default of ``--grace``: how long a script may take to end if it has failed or stopped, or if
+it handles SIGTERM and is ended because of another rank. torchrun waits for the same time.
 """
 
 RESTART_GRACE = 2.0
@@ -20,12 +20,12 @@ RESTART_GRACE = 2.0
 SIGNAL_GRACE = 300.0
 """The default of ``--signal-grace``: how long the other ranks may save after one has ended by the
 launcher's signal. It is long because the launcher's own limit, such as Slurm's KillWait, should
-decide. It is finite because no launcher ends what it has sent a single signal, as by ``scancel
---signal=TERM``.
+decide. It is finite because no launcher ends processes to which it has only sent a single signal,
+as by ``scancel --signal=TERM``.
 """
 
 LOST_AFTER = 60.0
-"""The default of ``--lost-after``: a node is lost if it has not answered for so long."""
+"""The default of ``--lost-after``: a node is lost if it has not answered for this time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Limits:
     """
 
     longest_wait: float = 30.0
-    """How long a supervisor with nothing to do waits at most before it looks again."""
+    """The longest time for which a supervisor with nothing to do waits before it looks again."""
 
     # The worker.
 
@@ -102,11 +102,11 @@ class Limits:
     """
 
     sentinel_answers_within: float = 5.0
-    """How long the sentinel may take to answer; only a stopped or killed one needs so long."""
+    """How long the sentinel may take to answer; only a stopped or killed one takes that long."""
 
     marks_count_for: float = 1.0
-    """How long before the supervisor noticed a signal the sentinel may have noticed it. A
-    supervisor that gets no processor time notices late.
+    """How much earlier than the supervisor the sentinel may have noticed a signal. A supervisor
+    that gets no CPU time notices a signal late.
     """
 
     held_signal_looks: float = 0.1
@@ -190,13 +190,14 @@ class Limits:
     """
 
     first_step_stall_timeouts: float = 10.0
-    """How many times ``--stall-timeout`` a start may take to its first step if an earlier start has
-    made steps; :attr:`first_step_times` comes on top. Before the first step data may be staged,
-    caches may be filled and a model compiled, and a file system may be slower than before.
+    """The multiple of ``--stall-timeout`` that a start may take until its first step if an earlier
+    start has made steps. The time of :attr:`first_step_times` is added to it. Before the first step
+    data may be staged, caches may be filled and a model compiled, and a file system may be slower
+    than before.
     """
 
     first_step_times: float = 3.0
-    """How many times the time that the first step took in an earlier start, on top of
+    """The multiple of the time to the first step in an earlier start. It is added to the time of
     :attr:`first_step_stall_timeouts`.
     """
 
@@ -210,13 +211,13 @@ class Limits:
 
     starved_for: float = 30.0
     """How long beyond ``--lost-after`` a supervisor may send no ping, while its node's kernel
-    answers, before it counts as stopped or starved. A node that is short of memory or processors
-    may keep a process from running for many seconds.
+    answers, before it counts as stopped or starved. A node that is short of memory or CPUs may keep
+    a process from running for many seconds.
     """
 
     unheard_pings: float = 1.5
-    """After how many pings without an answer a rank cannot tell any more how rank 0 has ended, if
-    its connection is reset then: the end of the run may not have reached it.
+    """After how many pings without an answer a rank can no longer tell how rank 0 has ended if its
+    connection is then reset: the end of the run may not have reached the rank.
     """
 
     slurm_is_asked_after: float = 10.0
@@ -237,7 +238,8 @@ class Limits:
     probe_within: float = 5.0
     """How long a node may take to answer another one's attempts to connect, after a failure that no
     rank is known to have caused. The attempts are repeated in this time, by :attr:`probe_attempts`
-    and by TCP itself, so a link that is slow or loses one packet in five is not taken for cut.
+    and by TCP itself, so a link that is slow or loses one packet in five is not taken for a cut
+    one.
     """
 
     probe_attempts: tuple[float, ...] = (0.0, 1.0, 2.5)
@@ -258,13 +260,13 @@ class Limits:
     """
 
     gpus_told_within: float = 3.0
-    """How long rank 0 waits, before it ends the run, for what other nodes say of their GPUs:
-    :attr:`gpus_answer_within`, and the time of the messages.
+    """How long rank 0 waits, before it ends the run, for other nodes to report the faults of their
+    GPUs: :attr:`gpus_answer_within`, and the time of the messages.
     """
 
     gpus_killed_within: float = 0.2
-    """How long a process that asks NVML may take to end after SIGKILL. One whose kernel call does
-    not return is left.
+    """How long a process that asks NVML may take to end after SIGKILL. A process whose kernel call
+    does not return is left behind.
     """
 
     gpus_look: float = 0.02
@@ -273,6 +275,11 @@ class Limits:
     deputy_answers_within: float = 1.0
     """How long a deputy's kernel may take to accept a connection. It suffices for one repetition
     by TCP on a network that works.
+    """
+
+    returns_within: float = 60.0
+    """How long a task whose node was given up looks for the others, once srun can be reached. Until
+    then the node may be cut off.
     """
 
     lease_ends_within: float = 3.0
@@ -300,8 +307,8 @@ class Limits:
     """How often the thread looks at the clock once the worker has ended."""
 
     relay_quiet: float = 0.2
-    """How long no output must have come, after the worker's end, until the thread stops reading
-    although a process that was left behind holds the pipe open.
+    """For how long no output must have come, after the worker's end, before the thread stops
+    reading although a process that was left behind holds the pipe open.
     """
 
     relay_holds: float = 0.5

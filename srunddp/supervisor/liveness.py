@@ -1,4 +1,4 @@
-"""Which ranks are still there, as rank 0 sees it: pings, silence, and which node is lost.
+"""Rank 0's view of which ranks are still there: pings, silence, and which node is lost.
 
 When a node's kernel no longer answers, the connection ends and is marked as lost. Rank 0 notices
 two more cases without the end of a connection: a supervisor that is stopped or starved sends no
@@ -18,7 +18,8 @@ from srunddp.supervisor.messages import Pong
 
 
 class Liveness:
-    """When rank 0 last heard from each other task.
+    """Keeps when rank 0 last heard from each other task, and tells which tasks are silent and which
+    node is lost.
 
     All times are those of the supervisor's clock, which stands still during a suspension, so that
     afterwards no task counts as silent.
@@ -42,7 +43,9 @@ class Liveness:
         self._heard_at[rank] = now
 
     def look(self, now: float) -> None:
-        """Set the next look, and treat tasks that have said nothing yet as heard from now."""
+        """Set the time of the next look, and treat tasks that have sent nothing yet as if something
+        had come from them now.
+        """
         self.next_look = now + self._context.ping_every
         # No ping is expected before the first look, because the rendezvous may have taken long.
         for rank in self._connections:
@@ -52,7 +55,7 @@ class Liveness:
         """Send a ping to each of these ranks whose connection is open.
 
         A kernel notices the loss of the other node only if it has sent something that is not
-        answered.
+        acknowledged.
         """
         for rank in ranks:
             connection = self._connections.get(rank)
@@ -66,9 +69,9 @@ class Liveness:
         return self._silent(now, self._context.silent_after)
 
     def unreachable(self, ranks: Iterable[int]) -> set[int]:
-        """Return those of these ranks whose kernel does not answer what was sent to them.
+        """Return those of the given ranks whose kernel has not acknowledged what was sent to them.
 
-        Call it some time after :meth:`ping`. A rank on this node is always reachable.
+        Call this some time after :meth:`ping`. A rank on this node is always reachable.
         """
         return {
             rank
@@ -79,12 +82,12 @@ class Liveness:
         }
 
     def was_cut_off(self, rank: int, now: float) -> bool:
-        """Whether a connection that has been reset has ended because the rank's node was cut off;
-        only with spare nodes.
+        """Return whether the connection to a rank was reset because the rank's node was cut off.
+        This can be told only with spare nodes.
 
-        If a rank gets no answer for ``--lost-after``, it ends its worker and leaves, and cannot
-        tell rank 0 so. When the network is there again, its kernel resets the connection. A
-        supervisor that was killed was heard from shortly before.
+        A rank that gets no answer for ``--lost-after`` ends its worker and leaves, and cannot tell
+        rank 0. When the network is back, its kernel resets the connection. If a supervisor was
+        killed instead, rank 0 has heard from it shortly before.
         """
         context = self._context
         silence = now - self._heard_at.get(rank, now)
@@ -141,8 +144,8 @@ class Liveness:
         return others <= silent | lost and len({nodes[rank] for rank in others}) > 1
 
     def _silent(self, now: float, seconds: float) -> set[int]:
-        """Return the tasks whose connection is open, but from which nothing has come for so many
-        seconds.
+        """Return the tasks whose connection is open, but from which nothing has come for more than
+        ``seconds``.
         """
         return {
             rank
@@ -174,7 +177,7 @@ class DownNodes:
 
     def _ask(self, nodes: str) -> None:
         # Imported here because most runs never need it, and in this thread the import delays
-        # nobody.
+        # nothing else.
         from srunddp.util import slurm_command
 
         command = ("sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t")

@@ -120,8 +120,8 @@ class Ping(RankMessage, kind="ping"):
     Attributes:
         step: How many steps its worker has made; 0 while none is expected.
         paused: Whether the worker has said that no step is expected of it for now.
-        sent_at: With spare nodes, the rank's time; echo: the last time that the rank has received
-            from rank 0.
+        sent_at: With spare nodes, when the rank sent this, by the rank's clock.
+        echo: With spare nodes, the last time that the rank has received from rank 0.
     """
 
     step: int
@@ -139,7 +139,7 @@ class LeaseHasEnded(RankMessage, kind="lease_has_ended"):
 
 @dataclass(frozen=True)
 class EndRequested(RankMessage, kind="end_requested"):
-    """A signal to the rank asks for an end of the run, so no restart follows a failure any more.
+    """A signal to the rank asks for an end of the run, so from now on no restart follows a failure.
 
     Attributes:
         by: The signal's name.
@@ -150,7 +150,7 @@ class EndRequested(RankMessage, kind="end_requested"):
 
 @dataclass(frozen=True)
 class UsesMpi(RankMessage, kind="uses_mpi"):
-    """The rank's script has imported ``mpi4py.MPI``, so no restart is possible any more."""
+    """The rank's script has imported ``mpi4py.MPI``, so from now on no restart is possible."""
 
 
 @dataclass(frozen=True)
@@ -178,12 +178,12 @@ class Stacks(RankMessage, kind="stacks"):
 
 @dataclass(frozen=True)
 class ProbeResult(RankMessage, kind="probe_result"):
-    """The answer to ``probe_wanted``: which of those nodes this rank's node reaches by TCP.
+    """The answer to ``probe_wanted``: which of the requested nodes this rank's node reaches by TCP.
 
     Attributes:
-        reached: The ranks whose node has answered, also by refusing the connection.
+        reached: The ranks whose node has answered, or has refused the connection.
         missed: The ranks whose node has not answered within 5 s.
-        number: That of the ``probe_wanted``.
+        number: The number of the ``probe_wanted``.
     """
 
     reached: tuple[int, ...]
@@ -193,12 +193,12 @@ class ProbeResult(RankMessage, kind="probe_result"):
 
 @dataclass(frozen=True)
 class GpuFaults(RankMessage, kind="gpu_faults"):
-    """What is wrong with the GPUs of the rank's node.
+    """The faults of the GPUs of the rank's node.
 
     Attributes:
         faults: The faults, the surest first.
-        is_answer: Whether this is the answer to ``gpu_faults_wanted``. Else the hardware of a GPU
-            has just failed.
+        is_answer: Whether this is the answer to ``gpu_faults_wanted``. Otherwise the hardware of a
+            GPU has just failed.
     """
 
     faults: tuple[GpuFault, ...]
@@ -214,8 +214,8 @@ class Pong(RankMessage, kind="pong"):
 
     Attributes:
         asked_by: The signal that asks for an end of the run, as text; empty for none.
-        sent_at: With spare nodes, rank 0's time; echo: the last time that rank 0 has received from
-            the rank.
+        sent_at: With spare nodes, when rank 0 sent this, by rank 0's clock.
+        echo: With spare nodes, the last time that rank 0 has received from the rank.
     """
 
     asked_by: str = ""
@@ -235,7 +235,7 @@ class ProbeWanted(RankMessage, kind="probe_wanted"):
     Attributes:
         source: The address from which to connect.
         targets: A rank, an address and a port on each of these nodes.
-        number: How many times rank 0 has asked in this start, this time included. The answer to an
+        number: How many times rank 0 has asked in this start, including this time. The answer to an
             earlier question may still be on the way.
     """
 
@@ -263,7 +263,7 @@ class AllScriptsAreOver(RankMessage, kind="all_scripts_are_over"):
 @dataclass(frozen=True)
 class RunIsOver(RankMessage, kind="run_is_over"):
     """The workers of all ranks have ended with 0, and rank 0 closes the connections. Without this
-    message, the end of a connection is the end of rank 0's supervisor.
+    message, the end of a connection means that rank 0's supervisor has ended.
     """
 
 
@@ -275,9 +275,10 @@ class Verdict(RankMessage, kind="verdict"):
         culprits: The ranks of the root cause.
         exit_code: The exit code of all ranks, from 1 to 255.
         restart_at: The text that says where the ranks meet for the next start; None if none
-            follows.
-        node_is_given_up: Whether the ranks of this node move to another node. If so, this rank ends
-            at once and with 0.
+            follows for this rank.
+        node_is_given_up: Whether the ranks of this node move to another node. If so, this rank's
+            worker ends at once. With ``restart_at`` the task comes back as a task of a spare node;
+            otherwise it ends with 0.
     """
 
     culprits: tuple[int, ...]
@@ -315,7 +316,7 @@ FROM_RANK_ZERO = (
 
 
 def is_numeric(address: str) -> bool:
-    """Return whether a text is an IPv4 or IPv6 address, for which nothing has to be looked up."""
+    """Return whether a text is a numeric IPv4 or IPv6 address, which needs no name look-up."""
     try:
         socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     except (OSError, ValueError):

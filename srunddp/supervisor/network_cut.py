@@ -1,9 +1,10 @@
-"""Which nodes do not reach each other, by what their supervisors find when rank 0 lets them try.
+"""Finds the nodes that do not reach each other, by what their supervisors report when rank 0 lets
+them try.
 
 Rank 0's supervisor has a connection to every rank, but collectives go between all nodes. If the
-network between two of them is cut, all ranks wait, or fail, and none of them is at fault. What is
-tried is TCP on the interfaces that srunddp has selected. That says nothing of InfiniBand or RoCE,
-so the texts say TCP.
+network between two of them is cut, all ranks wait, or fail, and none of them is at fault. The nodes
+try TCP on the interfaces that srunddp has selected. This says nothing about InfiniBand or RoCE, so
+the texts say TCP.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,12 +15,14 @@ from srunddp.supervisor.messages import ProbeResult, ProbeWanted
 from srunddp.util.hostlist import fold
 
 ALL_PAIRS_UP_TO = 256
-"""With up to so many nodes each tries to reach all others; with more, only some, see
-:func:`peers_of`.
+"""With up to this number of nodes, each node tries to reach all others; with more nodes, only some
+of them, see :func:`peers_of`.
 """
 
 FEWEST = 3
-"""Of two nodes one is rank 0's, and the supervisors' own connection between them tells as much."""
+"""The smallest number of nodes for which a round is useful. If there are two nodes, one is rank
+0's, and the supervisors' own connection between them tells as much.
+"""
 
 _MOST_NAMED = 4
 
@@ -37,7 +40,8 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Cut:
-    """A node without a way to others. Of such a pair it is the one to be left, if one can be.
+    """A node that does not reach others, or that others do not reach. Of such a pair of nodes, it
+    is the one to give up, if a node can be given up.
 
     Attributes:
         node: The node.
@@ -63,13 +67,13 @@ class Cut:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the nodes have found.
+    """The result of the nodes' attempts to reach each other.
 
     Attributes:
-        cuts: The fewest nodes that explain which nodes do not reach each other, each with the
-            others; empty if nobody is named.
+        cuts: The fewest nodes that explain which nodes do not reach each other, each with the nodes
+            at the other end; empty if no node is named.
         silent: The nodes that have not answered some other node.
-        answers: How many nodes have said what they found, and how many were asked.
+        answers: How many nodes have reported what they found, and how many were asked.
     """
 
     cuts: tuple[Cut, ...] = ()
@@ -83,7 +87,7 @@ class Findings:
 
     @property
     def text(self) -> str:
-        """The cuts in words; empty if nobody is named."""
+        """The cuts in words; empty if no node is named."""
         named = [str(cut) for cut in self.cuts[:_MOST_NAMED]]
         if len(self.cuts) > _MOST_NAMED:
             named.append(f"and {len(self.cuts) - _MOST_NAMED} more nodes")
@@ -91,7 +95,7 @@ class Findings:
 
     @property
     def note(self) -> str:
-        """A line about a try that names nobody."""
+        """A line for the case that no node is named."""
         said, asked = self.answers
         tried = "TCP was tried between the nodes"
         if self.silent:
@@ -102,10 +106,11 @@ class Findings:
 
 
 def peers_of(index: int, count: int) -> list[int]:
-    """Return which nodes a node tries to reach.
+    """Return the numbers of the nodes that a node tries to reach.
 
-    These are all others; but of many nodes only those at the distances 1, 2, 4, 8 and so on, in the
-    order of ranks and in both directions. Rings, trees and halving all-reduces go over such pairs.
+    These are all others; if there are many nodes, only those at the distances 1, 2, 4, 8 and so on,
+    in the order of ranks and in both directions. Rings, trees and halving all-reduces use such
+    pairs.
 
     Args:
         index: The node's number, in the order of ranks.
@@ -119,11 +124,11 @@ def peers_of(index: int, count: int) -> list[int]:
 
 
 class NetworkProbe:
-    """One try of all nodes to reach each other, as rank 0 conducts it.
+    """One round in which all nodes try to reach each other, as rank 0 conducts it.
 
     Attributes:
-        requests: What to ask the lowest rank of each node, rank 0 included.
-        number: The number of this try.
+        requests: The message to the lowest rank of each node, including rank 0.
+        number: The number of this round.
     """
 
     def __init__(
@@ -133,13 +138,13 @@ class NetworkProbe:
         port: int,
         number: int = 1,
     ) -> None:
-        """Begin.
+        """Make the requests of a round.
 
         Args:
             probers: The lowest rank on each node, with the node, in the order of ranks.
             addresses: The address of each of these ranks.
-            port: The port to try, as a firewall lets it through.
-            number: How many tries there have been in this start, this one included.
+            port: The port to try, which a firewall lets through.
+            number: How many rounds there have been in this start, including this one.
         """
         self.number = number
         self._nodes = dict(probers)
@@ -155,8 +160,8 @@ class NetworkProbe:
         }
 
     def add(self, rank: int, result: ProbeResult) -> None:
-        """Note what a rank's node has found; ignored if the rank was not asked, or if it answers
-        an earlier try.
+        """Note what a rank's node has found. A result is ignored if the rank was not asked, or if
+        it belongs to an earlier round.
         """
         if rank in self.requests and result.number == self.number:
             self._answers[rank] = result
@@ -169,7 +174,13 @@ class NetworkProbe:
     def findings(
         self, with_ranks: Collection[str], rank_zero: str, failed_before: str = ""
     ) -> Findings:
-        """Return what the answers so far mean, see :func:`find_cuts`."""
+        """Return which nodes do not reach each other by the answers so far, see :func:`find_cuts`.
+
+        Args:
+            with_ranks: The nodes that have ranks.
+            rank_zero: Rank 0's node.
+            failed_before: The node of the failure before this one; empty if there is none.
+        """
         answers = self._answers.items()
         missed = self._pairs((rank, other) for rank, said in answers for other in said.missed)
         found = find_cuts(
@@ -184,7 +195,7 @@ class NetworkProbe:
 
     def _pairs(self, ranks: Iterable[tuple[int, int]]) -> set[Pair]:
         nodes = self._nodes
-        # A rank may say anything: one that was not asked for is left out.
+        # A message may name any rank: one that was not asked about is left out.
         return {(nodes[here], nodes[there]) for here, there in ranks if there in nodes}
 
 
@@ -198,23 +209,24 @@ def find_cuts(
 ) -> tuple[Cut, ...]:
     """Return the fewest nodes that explain which nodes do not reach each other.
 
-    A node that has answered nobody proves nothing if it goes on to talk to rank 0, as it does if it
-    is asked: a firewall may drop new connections there. The same holds for a node that has reached
-    nobody. What was not tried, or not said in time, is no evidence either.
+    A node that has answered no other node proves nothing, because it goes on talking to rank 0, as
+    every node that is asked does: a firewall there may drop new connections. The same holds for a
+    node that has reached no other node. A pair that was not tried, or not reported in time, is no
+    evidence either.
 
     Args:
         reached: Pairs of nodes of which the first has reached the second.
         missed: Pairs of nodes of which the first has not reached the second.
         with_ranks: The nodes that have ranks, in the order of ranks. A pair with a spare node
             explains no failure, and only helps to choose between the two nodes of another pair.
-        rank_zero: Rank 0's node, which is left last.
-        failed_before: The node of the failure before this one, which is left first; empty if there
-            is none.
+        rank_zero: Rank 0's node, which is given up last.
+        failed_before: The node of the failure before this one, which is given up first; empty if
+            there is none.
 
     Returns:
-        The node that is without a way to the most others, then the same for what remains. Of a pair
-        it is the one that a spare node misses too, or that is not rank 0's, or that has failed
-        before, or the later one.
+        First the node that is cut from the most others, then the same for the pairs that remain. Of
+        a pair it is the node that is cut from a spare node too; if that does not decide, the node
+        that is not rank 0's, then the node that has failed before, then the later one.
     """
     can_reach = {here for here, _ in reached}
     can_be_reached = {there for _, there in reached}

@@ -1,9 +1,9 @@
-"""Tries whether this node reaches others by TCP, when rank 0 asks for it after a failure.
+"""Finds out whether this node reaches others by TCP, when rank 0 asks for it after a failure.
 
-Any answer of the other node's kernel counts, also one that refuses the connection. So nothing has
-to listen there. The port is one that rank 0 has used, most often for the rendezvous, as a firewall
-that lets the ranks meet lets it through. Nothing here waits: the supervisor goes on to read
-messages and to send pings meanwhile.
+Any answer of the other node's kernel counts, even a refusal of the connection, so nothing has to
+listen there. The port is one that rank 0 has used, most often for the rendezvous, because a
+firewall that lets the ranks meet lets this port through. Nothing here blocks: meanwhile the
+supervisor goes on reading messages and sending pings.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ _RECEIVE_ERRORS: Mapping[int, tuple[int, int]] = {
     socket.AF_INET: (socket.IPPROTO_IP, 11),
     socket.AF_INET6: (socket.IPPROTO_IPV6, 25),
 }
-# struct sock_extended_err, 16 bytes, and behind it the address of the sender of the ICMP error: in
-# a struct sockaddr_in from its 4th byte on, in a struct sockaddr_in6 from its 8th.
+# struct sock_extended_err, 16 bytes, followed by the address of the sender of the ICMP error: in a
+# struct sockaddr_in from its 4th byte on, in a struct sockaddr_in6 from its 8th.
 _SENDER: Mapping[int, slice] = {socket.AF_INET: slice(20, 24), socket.AF_INET6: slice(24, 40)}
 _LONGEST_ERROR = 512
 
@@ -33,7 +33,7 @@ class _Peer:
     """A node that has not answered yet.
 
     Attributes:
-        target: Its rank, address and port.
+        target: The node's lowest rank, with the address and the port to connect to.
         attempts: The connections that may still be answered.
         was_tried: Whether a first attempt was made at all.
     """
@@ -44,18 +44,18 @@ class _Peer:
 
 
 class NodeProbe:
-    """One try of this node to reach some others.
+    """One round in which this node tries to reach some others.
 
     A node counts as missed if none of several attempts was answered within ``probe_within``. The
-    kernel makes the attempts and notes the answers, so a supervisor that gets no processor time
-    for a while misses nobody for that.
+    kernel makes the attempts and notes the answers, so no node counts as missed only because this
+    supervisor gets no CPU time for a while.
     """
 
     def __init__(self, wanted: ProbeWanted, now: float, limits: Limits = DEFAULT_LIMITS) -> None:
-        """Begin.
+        """Make the first attempts.
 
         Args:
-            wanted: What rank 0 asks.
+            wanted: The request of rank 0.
             now: The time.
             limits: How long the attempts last.
         """
@@ -68,7 +68,7 @@ class NodeProbe:
         self.look(now)
 
     def look(self, now: float) -> ProbeResult | None:
-        """Note what has been answered so far, and make the attempts that are due.
+        """Note which nodes have answered so far, and make the attempts that are due.
 
         Returns:
             The result, when all nodes have answered or the time is over; None before.
@@ -85,7 +85,7 @@ class NodeProbe:
         return ProbeResult(tuple(sorted(self._reached)), tuple(missed), self._wanted.number)
 
     def close(self) -> None:
-        """Give up what has not been answered."""
+        """Close the attempts that have not been answered."""
         for peer in self._missing.values():
             _close(peer)
 
@@ -97,7 +97,7 @@ class NodeProbe:
                 peer.attempts.append(connection)
 
     def _connect(self, peer: _Peer) -> socket.socket | None:
-        """Begin to connect; return None if this node cannot even try."""
+        """Begin to connect to a node; return None if this node cannot even try."""
         _, host, port = peer.target
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -111,8 +111,8 @@ class NodeProbe:
         except OSError:  # the interface has lost its address
             connection.close()
             return None
-        # What it returns shows in _note_answers(), but for an error that the kernel knows at once,
-        # such as ENETUNREACH: that is no answer, and the next attempt may get one.
+        # The result shows in _note_answers(), except for an error that the kernel knows at once,
+        # such as ENETUNREACH: this is not an answer, and the next attempt may get one.
         connection.connect_ex((host, port))
         return connection
 
@@ -143,18 +143,18 @@ def _close(peer: _Peer) -> None:
 
 
 def _is_answered(connection: socket.socket, host: str) -> bool:
-    """Whether the other node's kernel has answered an attempt that is over."""
+    """Return whether the other node's kernel has answered an attempt that is over."""
     error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error in _REFUSED:
         return True
     if error == 0:
-        # A socket whose connect() has failed at once is ready, too, and has no error any more.
+        # A socket whose connect() has failed at once is ready too, and no longer has an error.
         with contextlib.suppress(OSError):
             connection.getpeername()
             return True
         return False
-    # A firewall on the other node may say EHOSTUNREACH; but so does our own kernel, or a router, if
-    # that node is not there.
+    # A firewall on the other node may answer EHOSTUNREACH; but our own kernel, or a router, does so
+    # too if that node is not there.
     return _sender_of_error(connection) == socket.inet_pton(connection.family, host)
 
 

@@ -1,6 +1,6 @@
-"""What a failure monitor needs from spare nodes, in a run that has some.
+"""The interfaces through which a failure monitor uses spare nodes, in a run that has some.
 
-The package :mod:`srunddp.spare_nodes` implements it. A run without ``--spare-nodes`` has none of
+The package :mod:`srunddp.spare_nodes` implements them. A run without ``--spare-nodes`` has none of
 these objects and does not import that package.
 """
 
@@ -27,15 +27,17 @@ class NextStart:
             a split network is cut off.
         not_before: The time, by the clock of the leases, by which the workers of all lost nodes
             have ended.
+        left: The nodes that are given up.
     """
 
     expected: tuple[int, ...] = ()
     quorum: int = 1
     not_before: float = 0.0
+    left: tuple[str, ...] = ()
 
 
 class LeaseTimes(NamedTuple):
-    """The times that prolong a lease; a ping and its answer carry them.
+    """The times that extend a lease; a ping and its answer carry them.
 
     Attributes:
         sent_at: When the message was sent, by the sender's clock.
@@ -63,22 +65,22 @@ class WorkerLease(Protocol):
         """Return the times to send with the next message to rank 0."""
 
     def note(self, sent_at: float | None, echo: float | None) -> None:
-        """Prolong the lease by the times of a message from rank 0; without times, do nothing."""
+        """Extend the lease by the times of a message from rank 0; without times, do nothing."""
 
 
 class NodeReplacement(Protocol):
-    """What rank 0 decides with spare nodes: which nodes are given up after a failure, and whether
+    """Rank 0's decisions with spare nodes: which nodes are given up after a failure, and whether
     this side of a split network may go on.
     """
 
     @property
     def can_move(self) -> bool:
         """Whether the run can go on without a node. It cannot in the last start, which no restart
-        follows, and not if no task can take over from rank 0.
+        follows, nor if no task can take over from rank 0.
         """
 
     def drop(self, number: int) -> bool:
-        """Give up a task of a spare node: its node can take no ranks any more.
+        """Give up a task of a spare node: from now on its node can take no ranks.
 
         Args:
             number: The task's number.
@@ -111,12 +113,23 @@ class NodeReplacement(Protocol):
             left: The nodes that are given up, all of which have ranks.
         """
 
-    def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
+    def returning(self, root_cause: RootCause, left: Collection[str]) -> set[str]:
+        """Return those of the given-up nodes whose tasks come back, to be a spare node.
+
+        Args:
+            root_cause: Why this start ends.
+            left: The nodes that are given up.
+        """
+
+    def note_end(
+        self, left: Collection[str], returning: Collection[str], there: Iterable[int]
+    ) -> None:
         """Note what the next start has to know, once the ranks have been told that this one is
         over.
 
         Args:
             left: The nodes whose ranks move to other nodes.
+            returning: Those of them whose tasks come back.
             there: The tasks that are still there, those on ``left`` included.
         """
 
@@ -124,18 +137,19 @@ class NodeReplacement(Protocol):
         """Return which tasks the next rendezvous expects, its quorum, and when it may complete."""
 
     def answer(self, rank: int, ping: Ping, asked_by: str) -> None:
-        """Answer a ping. The answer prolongs the lease of the worker that sent it.
+        """Answer a ping. The answer extends the lease of the worker that sent the ping.
 
         Args:
             rank: The sender: a rank, or the number of a spare node's task.
-            ping: Its times prolong rank 0's own lease.
+            ping: The ping, whose times extend rank 0's own lease.
             asked_by: The signal that asks for an end of the run, as text; empty for none.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodesOfStart:
-    """What the failure monitor of any task has to know of the spare nodes in one start.
+    """The facts about the spare nodes in one start that the failure monitor of any task has to
+    know.
 
     Attributes:
         numbers: The numbers of the tasks that wait on spare nodes, as far as this task knows them.

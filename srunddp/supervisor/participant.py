@@ -36,7 +36,7 @@ from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_dep
 
 
 class RankZeroEnd(Enum):
-    """In which way another rank sees that rank 0 is gone.
+    """How another rank sees that rank 0 is gone.
 
     Attributes:
         may_go_on: Whether the processes of rank 0 may still run, for example on the other side of
@@ -44,7 +44,9 @@ class RankZeroEnd(Enum):
     """
 
     KILLED = "its supervisor has ended, and its kernel has closed or reset the connection"
-    ENDED_UNHEARD = "its supervisor has ended some time after it was heard of: nobody can tell how"
+    ENDED_UNHEARD = (
+        "its supervisor has ended some time after it was last heard from: nobody can tell how"
+    )
     UNREACHABLE = "its kernel does not answer: ours has given the connection up"
     SILENT = "its kernel answers, but its supervisor does not: it is stopped or starved"
     LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
@@ -80,11 +82,11 @@ class Participant(FailureMonitor):
         self._hears = True
         # The supervisor's clock begins at 0, so the first ping is sent one interval later.
         self._heard = self._pinged = 0.0
-        # For how long nothing had come from rank 0 when it ended the connection.
+        # For how long nothing had come from rank 0 when rank 0 ended the connection.
         self._silence_before_end = 0.0
-        # What rank 0 has asked this node to try; None if there is nothing to try.
+        # The probe of other nodes that rank 0 has asked for; None if none is under way.
         self._probe: NodeProbe | None = None
-        # Whether rank 0 waits for what is wrong with this node's GPUs.
+        # Whether rank 0 waits for the faults of this node's GPUs.
         self._asks_gpus = False
         # Until when this rank stays after it has reported for rank 0, by the context's clock.
         self._stays_until = 0.0
@@ -95,8 +97,8 @@ class Participant(FailureMonitor):
 
     @property
     def finished(self) -> bool:
-        # Leave only when rank 0 has closed: when one task ends, and at once if it ends with an
-        # error, a launcher may kill all others.
+        # Leave only when rank 0 has closed the connection: a launcher may kill all other tasks when
+        # one ends, and at once if it ends with an error.
         if not self._left and self.root_cause is None:
             return False
         return not self._connection.open and self._context.clock() >= self._stays_until
@@ -127,6 +129,7 @@ class Participant(FailureMonitor):
                 self.root_cause = RootCause(message.culprits, "", "", code)
                 self.restart = message.restart_at
                 self.fenced = message.node_is_given_up
+                self.returns = self.fenced and self.restart is not None
             case Pong() if self._lease:
                 self._lease.note(message.sent_at, message.echo)
                 self._asked_by = self._asked_by or message.asked_by
@@ -184,6 +187,7 @@ class Participant(FailureMonitor):
         # Even if a verdict had announced a restart: without its launcher this process takes no
         # part.
         self.restart = None
+        self.returns = False
         self.fenced = True
         self._connection.end()
         self._hangs_up()
@@ -200,7 +204,7 @@ class Participant(FailureMonitor):
         is_silent = now - self._heard > self._context.silent_after
         # After a verdict rank 0 sends nothing while other ranks save, and this rank has to stay.
         if self._left and self.root_cause is None and is_silent:
-            self._hangs_up()  # nobody is needed here, so this rank need not stay
+            self._hangs_up()  # this rank needs nothing from rank 0, so it need not stay
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now
             self._connection.send(self._ping())
@@ -213,8 +217,8 @@ class Participant(FailureMonitor):
         return min(due, max(0.0, self._lease_ends(now) - self._context.clock()))
 
     def _look_at_probe(self, probe: NodeProbe, now: float) -> float:
-        """Tell rank 0 what this node has reached, if that is known, and return in how many seconds
-        to look again.
+        """Tell rank 0 which nodes this node has reached, if that is known, and return in how many
+        seconds to look again.
         """
         if self.root_cause is not None:
             self._end_probe()
@@ -231,7 +235,7 @@ class Participant(FailureMonitor):
             self._context.gpus.ask()
 
     def _look_at_gpus(self) -> float:
-        """Tell rank 0 what is wrong with this node's GPUs, and return in how many seconds to look
+        """Tell rank 0 of the faults of this node's GPUs, and return in how many seconds to look
         again.
         """
         gpus = self._context.gpus
@@ -278,8 +282,9 @@ class Participant(FailureMonitor):
 
     @property
     def _expects_goodbye(self) -> bool:
-        """Whether rank 0 has still to say that the run is over. A rank with a lease does not expect
-        it: another may take over from rank 0, and one that is done has no part in that.
+        """Whether rank 0 still has to say that the run is over. A rank with a lease does not expect
+        this message: another rank may take over from rank 0, and a rank that is done has no part in
+        that.
         """
         is_done = self._left and self.root_cause is None
         return is_done and self._hears and not self._run_is_over and self._lease is None
@@ -314,9 +319,7 @@ class Participant(FailureMonitor):
         self._end_without_rank_zero(end, now)
 
     def _how_rank_zero_is_gone(self, now: float) -> RankZeroEnd | None:
-        """Return in which way rank 0 is gone, by the surest sign that there is; None if it is not
-        gone.
-        """
+        """Return how rank 0 is gone, by the surest sign that there is; None if it is not gone."""
         if not self._connection.open:
             if self._connection.lost or self._rank_zero_was_cut_off():
                 return RankZeroEnd.UNREACHABLE
@@ -334,8 +337,9 @@ class Participant(FailureMonitor):
     def _rank_zero_was_cut_off(self) -> bool:
         """Whether rank 0's kernel has reset the connection because one of the nodes was cut off.
 
-        With spare nodes rank 0 gives up a rank that it does not hear of, and its own work if it
-        hears of too few. A supervisor that was killed was heard from shortly before.
+        With spare nodes, rank 0 gives up a rank that it does not hear from, and gives up its own
+        work if it hears from too few ranks. If rank 0's supervisor was killed instead, this rank
+        has heard from it shortly before.
         """
         context = self._context
         return (
@@ -346,10 +350,12 @@ class Participant(FailureMonitor):
         )
 
     def _run_may_have_ended_unheard(self) -> bool:
-        """Whether the run may have ended in order, and its end did not reach this node because it,
-        or rank 0's, was cut off. Rank 0's supervisor may also have been starved and then killed.
+        """Whether the run may have ended in order while the end did not reach this node, because
+        this node or rank 0's was cut off. Rank 0's supervisor may also have been starved and then
+        killed.
 
-        Pings are answered at once, so a supervisor that was killed was heard from shortly before.
+        Pings are answered at once, so if rank 0's supervisor was killed, this rank has heard from
+        it shortly before.
         """
         context = self._context
         return (
@@ -368,13 +374,13 @@ class Participant(FailureMonitor):
             self.fenced = True
             self.cut_off = end.may_go_on
         # If rank 0 may go on and there are spare nodes, a new rank 0 reports the loss when the
-        # other tasks have come to it.
+        # other tasks have connected to it.
         if not (end.may_go_on and self._lease):
             self._act_for_rank_zero(self.root_cause)
 
     def _report_missing_goodbye(self, end: RankZeroEnd) -> None:
         """Report that rank 0 has gone before the end of the run, although this rank is done and its
-        exit code stays 0. All other ranks may be done too, and then nobody else can say it.
+        exit code stays 0. All other ranks may be done too, and then no other rank can report it.
         """
         self._rank_zero_end = end
         self._hangs_up()
@@ -382,7 +388,7 @@ class Participant(FailureMonitor):
 
     def _act_for_rank_zero(self, root_cause: RootCause) -> None:
         """Report the root cause if this rank is the first deputy that can be reached, or if there
-        are no deputies; but not if this node is cut off itself.
+        are no deputies; but not if this node itself is cut off.
         """
         deputies = self._context.deputies
         if (deputies.listening and not deputies.here) or self._is_cut_off():
@@ -409,9 +415,9 @@ class Participant(FailureMonitor):
     def _own_root_cause(self, end: RankZeroEnd) -> RootCause:
         """Return the root cause as this rank sees it without rank 0.
 
-        It is this rank's own failure if the loss of rank 0 cannot have caused that; else the death
-        of rank 0's supervisor if ``end`` is KILLED; else that a node was cut off, or a lost node,
-        rank 0's or this one.
+        If the loss of rank 0 cannot have caused this rank's own failure, it is that failure.
+        Otherwise it is the death of rank 0's supervisor if ``end`` is KILLED. Otherwise it is a
+        node that was cut off, or a lost node, which may be rank 0's or this one.
         """
         context = self._context
         failure = self._failure

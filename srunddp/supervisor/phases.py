@@ -1,12 +1,13 @@
-"""The phases of one rank's supervisor: what may happen in each, and what is done then.
+"""The phases of one rank's supervisor: the events that may happen in each phase, and the actions
+that follow.
 
 :func:`advance` is a pure function of the state and an event. The supervisor reads events from
 sockets, signals and the clock, calls this function, and carries out the actions that it returns. An
 event that is not in :data:`TABLE` changes nothing.
 
 Without a failure the phases are MEETING, RUNNING, FINISHING, LEAVING, GONE, OVER. Two things lead
-away from this path: a failure of this rank, which is told once, and the verdict, after which the
-worker is ended (ENDING, CLOSING). Once the ranks have met, a failure changes the phase only in
+away from this path: a failure of this rank, which is reported once, and the verdict, after which
+the worker is ended (ENDING, CLOSING). Once the ranks have met, a failure changes the phase only in
 CRASHED.
 """
 
@@ -81,9 +82,9 @@ class Times(NamedTuple):
     """The times on which the phases depend, in seconds.
 
     Attributes:
-        grace: How long a script that has failed or stopped may take to end, and one that is ended
-            with another and handles SIGTERM; None for no limit, as in a single process, for which
-            no other rank waits.
+        grace: How long a script may take to end if it has failed or stopped, or if it handles
+            SIGTERM and is ended because of another rank; None for no limit, as in a single process,
+            for which no other rank waits.
         restart_grace: How long any script may take to end before a restart.
         limits: The times that no option changes.
     """
@@ -98,14 +99,16 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """The phase of a supervisor, with everything else that decides what the next event means.
+    """The phase of a supervisor, with everything else that decides what follows from the next
+    event.
 
     Attributes:
         phase: The current phase.
         until: When the time of this phase is over, by the supervisor's clock; infinite for a phase
-            without a limit. Each change of phase sets it anew.
-        failure: The first failure of this rank that has been told; None for none.
-        script_is_done: Whether the script has ended with 0, and the failure monitor knows.
+            without a limit. Each change of phase sets it again.
+        failure: The first failure of this rank that has been reported; None for none.
+        script_is_done: Whether the script has ended with 0, and the failure monitor has been told
+            so.
         script_ends_itself: Whether the script has failed or stopped, and is about to end.
         leaves_since: When the worker was told that it may leave, in LEAVING and LINGERING; else
             infinite.
@@ -113,7 +116,7 @@ class State:
         worker_has_ended: Whether the worker has ended, or cannot be killed.
         may_save: Whether the worker had a handler of its own for SIGTERM when the verdict came, and
             ends because of another rank.
-        terms: What the verdict means for this rank; None until there is one.
+        terms: The consequences of the verdict for this rank; None until there is a verdict.
     """
 
     phase: Phase = Phase.MEETING
@@ -248,8 +251,8 @@ def _report_status(state: State, _: TimeIsOver, __: Times) -> Step:
 @_on(RankHasFailed, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
 @_on(LauncherHasEnded, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
 def _fail_early(state: State, event: FailureEvent, times: Times) -> Step:
-    """End the rendezvous, and tell the others there; wait 7 s for that at most. After the
-    launcher's signal do not wait: all ranks get the same signal and need not be told.
+    """End the rendezvous, and tell the others there of the failure; wait at most 7 s for that.
+    After the launcher's signal do not wait: all ranks get the same signal and need not be told.
     """
     failure = event.failure
     failed = replace(state, failure=failure)
@@ -310,7 +313,7 @@ def _stop_waiting_for_rendezvous(state: State, _: TimeIsOver, times: Times) -> S
 
 @_on(WorkerIsGone, Phase.ABORTING, to=Phase.ABORTING)
 def _end_while_aborting(state: State, _: WorkerIsGone, __: Times) -> Step:
-    """Stay until the others have been told. Why this rank has failed is known already."""
+    """Stay until the others have been told. The reason for this rank's failure is known already."""
     return replace(state, worker_has_ended=True), []
 
 
@@ -329,8 +332,8 @@ def _tell_failure_in_the_end(state: State, _: RanksHaveMet, __: Times) -> Step:
 
 @_on(RanksDoNotMeet, Phase.UNMET, to=Phase.UNMET)
 def _learn_error_in_the_end(state: State, event: RanksDoNotMeet, _: Times) -> Step:
-    """Leave with this error, because the rendezvous has ended after all and says more. If the
-    launcher's signal is the cause, keep the error that says so.
+    """Leave with this error, because the rendezvous has ended after all, and its error says more.
+    If the launcher's signal is the cause, keep the error that says so.
     """
     if state.failure is not None and state.failure.weight is FailureKind.SIGNALLED:
         return state, []
@@ -339,8 +342,8 @@ def _learn_error_in_the_end(state: State, event: RanksDoNotMeet, _: Times) -> St
 
 @_on(TimeIsOver, Phase.UNMET, to=Phase.UNMET)
 def _report_unmet_status(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Make a failure from the worker's exit code or signal. It shows whether the launcher's signal
-    has ended the worker.
+    """Make a failure from the worker's exit code or signal. The failure shows whether the
+    launcher's signal has ended the worker.
     """
     return _enter(state, Phase.UNMET), [ReportStatus()]
 
@@ -375,7 +378,8 @@ def _status_counts_from(event: WorkerIsGone, times: Times) -> float:
     """Return the time from which the worker's exit status counts as a failure."""
     if event.signal_may_follow:
         return event.at + times.limits.signal_may_follow
-    # The event itself makes no failure: the supervisor first reads what came at the same moment.
+    # The event itself makes no failure: the supervisor first reads the messages that came at the
+    # same moment.
     return event.at
 
 
@@ -392,7 +396,7 @@ def _finish(state: State, event: ScriptSucceeded, _: Times) -> Step:
 @_on(MayLeave, Phase.FINISHING, to=Phase.LEAVING)
 def _let_leave(state: State, event: MayLeave, times: Times) -> Step:
     """Tell the worker that it may leave. It may stay for 60 s, for example in exit handlers. There
-    is no limit in a single process, for which no rank waits, nor after a failure, because the
+    is no limit in a single process, for which no other rank waits, nor after a failure, because the
     verdict then ends the worker.
     """
     until = math.inf
@@ -441,10 +445,10 @@ def _lose_launcher(state: State, event: LauncherHasEnded, times: Times) -> Step:
 @_on(WorkerIsGone, *IN_THE_RUN, to=(Phase.GONE, Phase.CRASHED))
 def _lose_worker(state: State, event: WorkerIsGone, times: Times) -> Step:
     """If the worker has ended with 0, tell the failure monitor so, and also that the script is
-    over, if the script has not said so (``os._exit(0)``). Then kill what the worker has left, as
-    the supervisor stays until the workers of all ranks have ended. Otherwise its end is a failure,
-    unless one has been told. If the launcher's signal may have ended the worker, wait 0.1 s for
-    that signal here.
+    over, if the script has not said so (``os._exit(0)``). Then kill the processes that the worker
+    has left behind, because the supervisor stays until the workers of all ranks have ended. Any
+    other end is a failure, unless a failure has been reported already. If the launcher's signal may
+    have ended the worker, wait 0.1 s for that signal here.
     """
     ended = replace(state, worker_has_ended=True)
     if event.status == 0:
@@ -465,23 +469,28 @@ def _tell_crash(state: State, event: FailureEvent, _: Times) -> Step:
 
 
 def _told(state: State, failure: Failure) -> Step:
-    """Return the step that tells and writes a failure; nothing is done if one has been told."""
+    """Return the step that reports and writes a failure; nothing is done if a failure has been
+    reported already.
+    """
     if state.failure is not None:
         return state, []
     return replace(state, failure=failure), [TellFailure(failure), WriteFailure(failure)]
 
 
 def _told_to_leave(state: State) -> Step:
-    """Return the step that lets the worker leave; nothing is done if it has been told before."""
+    """Return the step that tells the worker that it may leave; nothing is done if the worker has
+    been told already.
+    """
     if state.is_told_to_leave:
         return state, []
     return replace(state, is_told_to_leave=True), [LetLeave()]
 
 
 def _told_of_good_end(state: State) -> Step:
-    """Return the step that tells that the worker has ended with 0.
+    """Return the step that tells the failure monitor that the worker has ended with 0.
 
-    If the script has not said that it is over, that is told first, because rank 0 counts both.
+    If the script has not said that it is over, the failure monitor is told this first, because rank
+    0 counts both.
     """
     actions: list[Action] = []
     if not state.script_is_done:
@@ -494,7 +503,7 @@ def _told_of_good_end(state: State) -> Step:
 
 @_on(VerdictIsKnown, *IN_THE_RUN, to=Phase.ENDING)
 def _obey(state: State, event: VerdictIsKnown, times: Times) -> Step:
-    """Let the worker know of the verdict, and end it within the time that it has. If this rank has
+    """Tell the worker of the verdict, and end it within the time that it has. If this rank has
     failed, tell the worker that it may leave, and send no SIGTERM, because it is about to end. If
     the worker ends because of another rank and handles SIGTERM, tell rank 0 that it may be saving,
     and look every second whether it does anything.
@@ -536,7 +545,7 @@ def _end_idle(state: State, _: WorkerIsIdle, __: Times) -> Step:
 @_on(RankHasFailed, Phase.ENDING, to=Phase.ENDING)
 def _fail_while_ending(state: State, event: FailureEvent, _: Times) -> Step:
     """Tell the failure monitor, because rank 0 waits for ranks that end by themselves. Tell the
-    worker that it may leave, for which it may be waiting. It gets no more time than it had.
+    worker that it may leave, because it may be waiting for that. It gets no more time than it had.
     """
     failed, actions = _told(state, event.failure)
     failed, leave = _told_to_leave(failed)
@@ -564,8 +573,8 @@ def _lose_launcher_while_ending(state: State, event: LauncherHasEnded, times: Ti
 
 @_on(ScriptSucceeded, Phase.ENDING, to=Phase.ENDING)
 def _finish_while_ending(state: State, event: ScriptSucceeded, _: Times) -> Step:
-    """Tell the failure monitor that the script is over, because rank 0 counts these scripts. If the
-    worker may have saved, tell it that it may leave, because it would wait for that.
+    """Tell the failure monitor that the script is over, because rank 0 counts the scripts that are
+    over. If the worker may have saved, tell it that it may leave, because it would wait for that.
     """
     done = replace(state, script_is_done=True)
     leave: list[Action] = []
@@ -613,8 +622,8 @@ def _tell_crash_in_the_end(state: State, event: RankHasFailed, _: Times) -> Step
 
 @_on(LauncherHasEnded, Phase.GONE, Phase.CLOSING, to=(Phase.GONE, Phase.CLOSING))
 def _lose_launcher_without_worker(state: State, event: LauncherHasEnded, _: Times) -> Step:
-    """Tell the failure monitor, unless a failure has been told. The other ranks of this launcher
-    have lost it too, so the run cannot go on.
+    """Tell the failure monitor, unless a failure has been reported. The other ranks of this
+    launcher have lost it too, so the run cannot go on.
     """
     return _told(state, event.failure)
 

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class RankState(Enum):
-    """How far a rank is; the value describes the state in words."""
+    """How far a rank has come; the value describes the state in words."""
 
     WORKING = "its script runs"
     DONE = "its script is over without an error, and its worker may still be there"
@@ -19,7 +19,7 @@ class RankState(Enum):
 
 
 class RankEvent(Enum):
-    """What happens to a rank; the value describes the event in words."""
+    """An event that happens to a rank; the value describes the event in words."""
 
     SCRIPT_IS_OVER = "its script ends without an error"
     WORKER_HAS_ENDED = "its worker ends with 0"
@@ -29,7 +29,7 @@ class RankEvent(Enum):
 
 TRANSITIONS: Mapping[tuple[RankState, RankEvent], RankState] = {
     (RankState.WORKING, RankEvent.SCRIPT_IS_OVER): RankState.DONE,
-    # A script that ends by os._exit(0) sends no message before.
+    # A script that ends by os._exit(0) sends no message first.
     (RankState.WORKING, RankEvent.WORKER_HAS_ENDED): RankState.LEFT,
     (RankState.DONE, RankEvent.WORKER_HAS_ENDED): RankState.LEFT,
     (RankState.WORKING, RankEvent.HAS_FAILED): RankState.FAILED,
@@ -67,9 +67,10 @@ class RankTable:
         working = dict.fromkeys(ranks, RankState.WORKING)
         self.ranks = frozenset(working)
         self._states = working | dict.fromkeys(spares, RankState.SPARE)
-        # Always equal to Counter(self._states.values()); kept, as it is asked for at every turn.
+        # Always equal to Counter(self._states.values()). It is kept because it is needed at every
+        # turn.
         self._counts = Counter(self._states.values())
-        # The ranks whose worker has ended with 0, also those that are FAILED and stay so.
+        # The ranks whose worker has ended with 0, including those that are FAILED and stay so.
         self._ended = set[int]()
 
     def __getitem__(self, rank: int) -> RankState:
@@ -91,7 +92,9 @@ class RankTable:
 
     @property
     def scripts_are_over(self) -> bool:
-        """Whether no script runs any more: each rank's has ended with 0, or the rank has failed."""
+        """Whether no script runs any more: the script of each rank has ended with 0, or the rank
+        has failed.
+        """
         return not self._counts[RankState.WORKING]
 
     @property

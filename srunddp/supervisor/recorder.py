@@ -36,8 +36,9 @@ class FailureRecorder:
         node: This rank's node.
         dump: The memory into which the worker writes its stacks.
         log: The log that gets the traceback; None to write none.
-        limits: How long a signal of the launcher's counts as the cause at least.
-        signal_grace: How long it counts if that is longer, as a rank that saves may end so late.
+        limits: How long a signal of the launcher counts, at least, as the cause of a failure.
+        signal_grace: How long the signal counts if this is longer, because a rank that saves may
+            end that late.
     """
 
     rank: int
@@ -79,7 +80,8 @@ class FailureRecorder:
             where = "gives no stack now"
         text = f"srunddp: rank {self.rank} on {self.node} {where}\n"
         write_amid_output(text)
-        # One writer at a time: somebody may ask each minute, and the file system may not answer.
+        # Only one writer runs at a time: a user may ask each minute, and the file system may not
+        # answer.
         if self._stack_writer and not has_ended(self._stack_writer):
             return
         self._stack_writer = None
@@ -164,7 +166,8 @@ class FailureRecorder:
             trace: The traceback, or empty.
             shown: Whether the user has already seen the error.
             category: What the failure means for another start.
-            failed_import: As in :class:`Failure`.
+            failed_import: For an import error, its class and the module, see :class:`ScriptError`;
+                otherwise empty.
         """
         number = self.ending_signal(now)
         if number and weight is not FailureKind.STOPPED:
@@ -192,7 +195,7 @@ class FailureRecorder:
     def write(self, failure: Failure) -> None:
         """Start to write the traceback to the rank's log, unless the user has already seen it.
 
-        Call this only when the failure monitor has been told, because it takes a fork.
+        Call this only after the failure monitor has been told, because writing requires a fork.
         """
         if self.log and failure.traceback and not failure.shown:
             start_writer(self.log, failure.traceback.rstrip("\n") + "\n")

@@ -1,4 +1,4 @@
-"""Whether a run restarts after a failure. Rank 0 decides, from the failure and the earlier
+"""Decides on rank 0 whether a run restarts after a failure, from the failure and the earlier
 starts.
 """
 
@@ -12,7 +12,7 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.root_cause import Ending, RootCause
 from srunddp.util.quick_dataclass import dataclass
 
-# Exit codes of scripts that were started wrongly (argparse's 2, sysexits' EX_CONFIG): another start
+# Exit codes of scripts that were called wrongly (argparse's 2, sysexits' EX_CONFIG): another start
 # would end in the same way.
 _WRONG_USE = (2, 78)
 
@@ -26,8 +26,8 @@ class Starts:
         steps: Whether one of them counted steps.
         out_of_memory: Whether one of them was killed for lack of memory.
         cause: The cause of the last start's failure.
-        node: The node of the last start's failure; empty if nothing speaks against a node.
-        progressed: Whether the last start made progress: a step, or enough time if none are
+        node: The node of the last start's failure; empty if no node is suspected.
+        progressed: Whether the last start made progress: a step, or enough time if steps are not
             counted.
         failed_import: The class and module of the last start's failure, if it was an import error;
             else empty.
@@ -50,8 +50,8 @@ class Starts:
     def passed_imports(self) -> bool:
         """Whether the script's imports have succeeded in an earlier start, as far as rank 0 knows.
 
-        Ranks move after a failure that is no import error, or after an import error in a start that
-        followed one of these.
+        A move of ranks shows this too: ranks move after a failure that is not an import error, or
+        after an import error in a start that followed such a failure.
         """
         return self.steps or self.moved or (self.count > 0 and self.progressed)
 
@@ -71,12 +71,12 @@ class Starts:
 
 @dataclass(frozen=True)
 class StartSteps:
-    """What rank 0 has seen of the steps of a start.
+    """The steps of a start, as far as rank 0 has seen them.
 
     Attributes:
         any: Whether any rank has made a step.
-        first_after: How many seconds after the ranks had met it saw the first one; None if it has
-            only heard of one afterwards.
+        first_after: How many seconds after the rendezvous rank 0 saw the first step; None if it has
+            only heard of a step afterwards.
     """
 
     any: bool = False
@@ -95,7 +95,7 @@ def first_step_limit(history: Starts, stall_timeout: float, limits: Limits) -> f
     Args:
         history: What is known of the earlier starts.
         stall_timeout: Seconds without a step that count as a stall; 0 for no limit.
-        limits: How the limit follows from these.
+        limits: The factors by which the limit follows from these.
     """
     if not stall_timeout or not history.steps:
         return 0.0
@@ -122,7 +122,8 @@ class RestartPolicy:
         clock: Clock = time.monotonic,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """Take what the decision needs. Called when a start begins: its length counts from then.
+        """Keep what the decision needs. Create this object when a start begins, because the length
+        of the start counts from then.
 
         Args:
             most: How many restarts a run may have.
@@ -197,8 +198,8 @@ class RestartPolicy:
         return published, f"restart {self.history.count} of {self._most}: all ranks start anew"
 
     def forbids(self, cause: RootCause) -> str:
-        """Return why no other start may follow, however far this one has come and whatever node the
-        ranks could move to; empty if one may.
+        """Return why no other start may follow, regardless of the progress of this one and of the
+        nodes to which ranks could move; empty if another start may follow.
 
         Args:
             cause: Why this start has ended.
@@ -207,19 +208,21 @@ class RestartPolicy:
             return f"this was restart {self._most} of {self._most}"
         if cause.category is FailureCategory.FINAL:
             return "after this error the run must not go on"
-        # Whatever the other ranks have done meanwhile: they may have made steps without this one.
+        # This holds even if this start has made progress: the other ranks may have made steps
+        # without the failed one.
         if self.history.import_fails_elsewhere(cause):
             return f"the same import error on {self.history.node} and {cause.node}"
         return ""
 
     def _refusal(self, cause: RootCause, *, progressed: bool, moves: bool) -> str:
-        """Return why no other start is worth it; empty if one is.
+        """Return why another start is not worthwhile; empty if it is.
 
         Args:
             cause: Why this start has ended.
-            progressed: Whether this start has made progress. Then only :meth:`forbids` speaks
-                against another one.
-            moves: Whether ranks move to another node. Then the same holds.
+            progressed: Whether this start has made progress. If so, only :meth:`forbids` can rule
+                out another start.
+            moves: Whether ranks move to another node. If so, too, only :meth:`forbids` can rule out
+                another start.
         """
         last = self.history
         if why := self.forbids(cause):

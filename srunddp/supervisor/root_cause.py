@@ -47,8 +47,8 @@ class RootCause:
 
     Attributes:
         ranks: The culprits: one rank, or all ranks of a lost node; empty if no rank is at fault.
-        node: The node of the culprits; nodes that do not reach each other, as Slurm folds names;
-            or empty.
+        node: The node of the culprits; or the nodes that do not reach each other, as Slurm folds
+            names; or empty.
         cause: The reason in one line.
         exit_code: The exit code of every rank of the run.
         ending: How the run ends.
@@ -58,12 +58,13 @@ class RootCause:
         notes: Lines to print below the traceback.
         shown: Whether the user has already seen the error.
         category: What the failure means for another start.
-        failed_import: As in :class:`~srunddp.supervisor.failure.Failure`.
-        follows: Whether nothing speaks against the culprit's node: the culprit is only the first
-            one of which rank 0 has heard, or has left too early.
-        without_way: The nodes whose ranks have to move to spare nodes, so that the rest can reach
-            each other.
-        gpu_faults: What was wrong with GPUs, on the culprit's node or on others.
+        failed_import: For an import error, its class and the module, see
+            :class:`~srunddp.supervisor.failure.ScriptError`; otherwise empty.
+        follows: Whether the culprit's node is not suspected: the culprit is only the first rank of
+            which rank 0 has heard, or has left too early.
+        without_way: The nodes whose ranks have to move to spare nodes, so that the remaining nodes
+            can reach each other.
+        gpu_faults: The faults of GPUs, on the culprit's node or on others.
     """
 
     ranks: tuple[int, ...]
@@ -84,12 +85,12 @@ class RootCause:
 
     @property
     def suspect(self) -> str:
-        """The node that may be the reason; empty if there is none, or none can be told."""
+        """The node that may be the reason; empty if there is no such node, or it cannot be told."""
         if self.without_way:
             return self.without_way[0]
         if self.node in self.faulty_nodes:
             return self.node
-        # It would have happened on any node.
+        # The failure would have happened on any node.
         if self._has_gpu_fault(GpuFaultKind.PROGRAM):
             return ""
         return self.node if self.ranks and not self.follows else ""
@@ -107,11 +108,11 @@ class RootCause:
         )
 
     def with_gpu_faults(self, faults: Sequence[GpuFault]) -> RootCause:
-        """Return the root cause with what was wrong with GPUs.
+        """Return the root cause with the faults of GPUs.
 
-        If nothing speaks against the culprit but that its peer was gone or late, or if no rank
-        is known that the others wait for, a GPU on another node whose hardware has failed is the
-        cause.
+        A GPU on another node whose hardware has failed becomes the cause if the culprit's failure
+        only shows that its peer was gone or late, if no rank is at fault, or if the exit code is
+        that of a stall.
 
         Args:
             faults: The faults, with their nodes.
@@ -164,23 +165,23 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
         left: The node of each rank whose script was over, without an error, before the first
             failure.
     """
-    # Among failures of equal weight the first counts. Only if all ranks have agreed to stop, the
-    # lowest rank counts, so that the report does not depend on the order.
+    # Among failures of equal weight the first counts. If all ranks have agreed to stop, the lowest
+    # rank counts instead, so that the report does not depend on the order.
     stopped = FailureKind.STOPPED
     failure = min(
         _candidates(failures),
         key=lambda each: (each.weight, each.rank if each.weight is stopped else 0),
     )
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
-    # Failures alike on other nodes make the node of the first one arbitrary; on its own node they
-    # do not.
+    # Similar failures on other nodes make the node of the first failure arbitrary; similar failures
+    # on its own node do not.
     alike = any(each.weight is failure.weight and each.node != failure.node for each in others)
     follows = failure.weight is FailureKind.SECONDARY or (
         failure.weight in (FailureKind.ABORTED, FailureKind.NETWORK) and alike
     )
     if failure.weight is not FailureKind.SECONDARY or not left:
         return replace(RootCause.of(failure), victims=others, follows=follows)
-    # The others miss a rank that left too early.
+    # The other ranks miss a rank that left too early.
     rank = min(left)
     cause = (
         f"it left with exit code 0 while others still worked; then rank {failure.rank} on"
@@ -198,9 +199,9 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
     )
 
 
-# The launcher's signal reaches the nodes of a job one after the other, and when the first ranks end
-# their peers fail. So if a rank has ended by the signal, fewer kinds of failure may be the cause,
-# and fewer still among those that arrived after it.
+# The launcher's signal reaches the nodes of a job one after the other, and when the first ranks
+# end, their peers fail. So if a rank has ended by the signal, fewer kinds of failure may be the
+# cause, and fewer still among those that arrived after it.
 _CAUSES_BEFORE_SIGNAL = {*FailureKind} - {FailureKind.SECONDARY}
 _CAUSES_AFTER_SIGNAL = {FailureKind.PRIMARY, FailureKind.STOPPED, FailureKind.SIGNALLED}
 
@@ -229,7 +230,7 @@ def render(found: RootCause, others: Mapping[int, str]) -> str:
         subject = ""
     else:
         subject = f"{who} {found.ending.value}: "
-    # A cause may hold whatever a script has put into an exception.
+    # A cause may contain anything that a script has put into an exception.
     lines = [one_line(f"srunddp: {subject}{found.cause} (exit code {found.exit_code})")]
     if found.traceback:
         lines.append(found.traceback.rstrip("\n"))
@@ -242,7 +243,7 @@ def render(found: RootCause, others: Mapping[int, str]) -> str:
 
 
 def _gpu_lines(found: RootCause) -> list[str]:
-    """Return a line for each fault of a GPU; if there are many, for the first ones."""
+    """Return a line for each fault of a GPU; if there are many, only for the first ones."""
     lines = [one_line(f"srunddp: {fault}") for fault in found.gpu_faults[:_GPU_FAULTS_NAMED]]
     if more := len(found.gpu_faults) - len(lines):
         lines.append(f"srunddp: and {more} more faults of GPUs")
@@ -294,14 +295,14 @@ def of_cut(
     cut: str,
     without_way: Sequence[str],
 ) -> RootCause:
-    """Return the root cause if nodes do not reach each other.
+    """Return the root cause of a run in which nodes do not reach each other.
 
     Args:
-        found: The root cause without that: a failure that follows, or a stall.
+        found: The root cause if the network is not considered: a failure that follows, or a stall.
         failures: All failures.
-        nodes: The nodes.
-        cut: Which of them do not reach each other, in words.
-        without_way: The nodes that are to be left.
+        nodes: The nodes that do not reach each other.
+        cut: The text that says which of them do not reach which others.
+        without_way: The nodes to give up.
     """
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
     then = f"then {who} failed: {found.cause}" if who else found.cause
@@ -321,8 +322,8 @@ def of_cut(
 def report_as_deputy(
     found: RootCause, folder: Path | None, limits: Limits = DEFAULT_LIMITS
 ) -> None:
-    """Write ``failure.json`` and print the report in place of rank 0, which is gone. If the file is
-    there already, another deputy has reported, and nothing is printed.
+    """Write ``failure.json`` and print the report in place of rank 0, which is gone. If the file
+    already exists, another deputy has reported, and nothing is printed.
     """
     writer = write(found, {}, folder)
     if writer is None or wait_for_child(writer, limits.deputy_files_written_within) != FILE_EXISTS:
@@ -330,8 +331,8 @@ def report_as_deputy(
 
 
 def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
-    """Return what ``failure.json`` holds. A victim's cause is empty if no failure of that rank is
-    known; ``rank`` is None if no rank is at fault.
+    """Return the contents of ``failure.json``. A victim's cause is empty if no failure of that rank
+    is known; ``rank`` is None if no rank is at fault.
     """
     causes = {each.rank: each.cause for each in found.victims}
     nodes = {each.rank: each.node for each in found.victims} | dict(others)

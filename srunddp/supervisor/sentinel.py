@@ -4,8 +4,8 @@ A signal to a rank reaches its supervisor. Whether the worker has got it as well
 was sent: to one process id, to the process group, as by a terminal, ``timeout``, ``kill -INT 0`` or
 Open MPI, or to all processes of a job step, as by Slurm with most kinds of process tracking.
 Nothing that comes with a signal tells which. So the supervisor keeps a child of its own in its
-process group, and in its job step, that only notes which signals it gets. What the sentinel has
-got, the worker has got too; what it has not got, the supervisor passes on.
+process group, and in its job step, that only notes which signals it gets. The worker has got every
+signal that the sentinel has got; the supervisor passes on those that the sentinel has not got.
 
 The sentinel is a fork without an ``exec``. It is forked before the worker and before any thread,
 and blocks all signals.
@@ -27,17 +27,18 @@ from srunddp.util.descriptors import close_all, opened
 
 _LONGEST_ANSWER = 1 << 16
 _MARK = struct.Struct("=Bd")  # a signal's number, and the time
-_ANSWER = b"!"  # begins each answer, so that one without signals is not the end of the socket
-# The sentinel keeps no more marks than this, the last ones. Only a flood of signals leaves so many.
+_ANSWER = b"!"  # begins each answer: one without signals must not look like a closed socket
+# The sentinel keeps only this number of marks, the latest. Only a flood of signals leaves that
+# many.
 _MOST_MARKS = 1000
 
 
 class Mark(NamedTuple):
-    """That the sentinel has got a signal.
+    """A signal that the sentinel has got.
 
     Attributes:
         number: The signal.
-        at: When, by the system's monotonic clock.
+        at: When the sentinel got it, by the system's monotonic clock.
     """
 
     number: int
@@ -89,7 +90,9 @@ class Sentinel:
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def answer(self) -> list[Mark] | None:
-        """Return these signals, in their order; None if the sentinel has ended."""
+        """Return the signals of the sentinel's answer to :meth:`ask`, in their order; empty if
+        there is no answer yet, None if the sentinel has ended.
+        """
         try:
             data = self._socket.recv(_LONGEST_ANSWER)
         except BlockingIOError:
@@ -101,7 +104,7 @@ class Sentinel:
         return [Mark(*each) for each in _MARK.iter_unpack(data[len(_ANSWER) :])]
 
     def close(self) -> None:
-        """Close the socket, upon which the sentinel ends. The worker does so with its copy."""
+        """Close the socket, which ends the sentinel. The worker closes its copy in the same way."""
         self._socket.close()
 
 
@@ -111,13 +114,13 @@ def _run(connection: int, parent: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         signals.die_with_parent(parent)
-        # An open copy of what was inherited hides from others that the supervisor or the worker has
-        # closed its own.
+        # Close what was inherited: an open copy would hide from other processes that the supervisor
+        # or the worker has closed its own.
         close_all([each for each in opened() if each != connection])
         _serve(socket.socket(fileno=connection))
     finally:
-        # Not sys.exit: the clean-up of everything that this process has inherited is the
-        # supervisor's.
+        # Not sys.exit(), because cleaning up what this process has inherited is the supervisor's
+        # task.
         os._exit(0)
 
 

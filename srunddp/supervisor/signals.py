@@ -1,5 +1,5 @@
-"""Linux's signal functions that Python's signal module lacks: signals as a file descriptor, who
-handles one, and what happens when a parent ends.
+"""Linux's signal functions that Python's signal module lacks: signals as a file descriptor, the
+signals that a process handles, and the end of a process with its parent.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from srunddp.util.kernel_file import text_of
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 # The signals by which users, Slurm and MPI ask a script for something.
 REQUESTS = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-# The signals that the worker gets, too. SIGKILL and SIGSTOP cannot be caught and passed on; SIGPIPE
+# The signals that the worker gets too. SIGKILL and SIGSTOP cannot be caught and passed on; SIGPIPE
 # and faults such as SIGSEGV come from the process itself.
 FORWARDED = (*REQUESTS, signal.SIGTSTP, signal.SIGCONT)
 # Users send these to ask for a checkpoint. They end a script that has no handler yet.
@@ -30,7 +30,7 @@ _SET_CHILD_SUBREAPER = 36
 _SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
-# Linux's number of tgkill, of which glibc has no function before 2.30.
+# Linux's number of tgkill, for which glibc before 2.30 has no function.
 _TGKILL = {"x86_64": 234, "aarch64": 131, "ppc64le": 250}.get(os.uname().machine)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -49,8 +49,8 @@ def block() -> set[signal.Signals]:
 
 
 def descriptor(numbers: Iterable[int] = _WATCHED) -> int:
-    """Return a new file descriptor that becomes readable when one of these signals has come, by
-    default a watched one.
+    """Return a new file descriptor that becomes readable when one of these signals has come. The
+    default is the watched signals.
     """
     mask = ctypes.create_string_buffer(128)
     _libc.sigemptyset(mask)
@@ -60,8 +60,8 @@ def descriptor(numbers: Iterable[int] = _WATCHED) -> int:
 
 
 def read(numbers: Iterable[int] = _WATCHED) -> list[signal.struct_siginfo]:
-    """Return those of these signals that have come since the last call, with their senders, by
-    default the watched ones.
+    """Return which of these signals have come since the last call, with their senders. The default
+    is the watched signals.
     """
     return list(iter(lambda: signal.sigtimedwait(numbers, 0), None))
 
@@ -126,11 +126,12 @@ def _is_in_a_set(pid: int, number: int, *names: str) -> bool:
 
 
 def stop_by(number: int, is_wanted: Callable[[], bool]) -> None:
-    """Stop this process by a signal that stops processes by default, and return once it goes on.
+    """Stop this process by a signal that stops processes by default, and return once the process
+    goes on.
 
     Args:
         number: The signal, which all threads block.
-        is_wanted: Tells whether the process is still to stop, although a SIGCONT may have come.
+        is_wanted: Tells whether the process should still stop, although a SIGCONT may have come.
     """
     # The kernel discards a SIGCONT that is pending now. One that comes later discards this signal.
     os.kill(os.getpid(), number)
@@ -142,8 +143,8 @@ def stop_by(number: int, is_wanted: Callable[[], bool]) -> None:
 
 
 def end_by(number: int) -> None:
-    """End this process by a signal, as its parent sees it. It returns only if the signal is
-    ignored by the kernel, as for process 1 of a container.
+    """End this process by a signal, so that its parent sees this signal. The call returns only if
+    the kernel ignores the signal, as for process 1 of a container.
     """
     signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -153,7 +154,7 @@ def end_by(number: int) -> None:
 def signal_main_thread(pid: int, number: int) -> None:
     """Send a signal to the main thread of a process, whose thread id is the process id.
 
-    By :func:`os.kill` another thread takes it if the main thread blocks it.
+    With :func:`os.kill`, another thread would take the signal if the main thread blocks it.
 
     Raises:
         ProcessLookupError: The process is gone.

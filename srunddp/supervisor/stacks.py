@@ -1,8 +1,8 @@
-"""The Python stacks of a worker, which faulthandler writes on a signal without the GIL.
+"""The Python stacks of a worker, which faulthandler writes on a signal, without the GIL.
 
-The worker writes into shared memory that the supervisor reads. So no pipe can be full and no file
-of the user is needed, and what faulthandler writes at a crash is still there when the worker has
-ended.
+The worker writes into shared memory that the supervisor reads. So no pipe can be full, no file of
+the user is needed, and the stacks that faulthandler writes at a crash are still there when the
+worker has ended.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _OURS = 'srunddp/run/main_module.py", line'
 
 
 class StackDump:
-    """Shared memory into which the worker's faulthandler writes. Made before the fork.
+    """Shared memory into which the worker's faulthandler writes. Create it before the fork.
 
     Attributes:
         descriptor: The descriptor of the memory, which is a file without a name.
@@ -37,21 +37,21 @@ class StackDump:
         signal.signal(ASK, signal.SIG_IGN)
 
     def arm(self) -> None:
-        """Write the stacks of all threads here at a crash, and that of the main thread when the
-        signal comes. Called in the worker.
+        """Have faulthandler write the stacks of all threads here at a crash, and that of the main
+        thread when the signal comes. Call this in the worker.
 
         If the user has switched faulthandler on (PYTHONFAULTHANDLER), the stacks of a crash still
         go to standard error. In processes that the worker forks, the signal has its default effect.
         """
         if not faulthandler.is_enabled():
             faulthandler.enable(self.descriptor)
-        # The stack of the thread that takes the signal alone: of all threads faulthandler writes
-        # the newest 100, and the main thread is the oldest.
+        # Write only the stack of the thread that takes the signal. With all threads, faulthandler
+        # would write only the newest 100, and the main thread is the oldest.
         faulthandler.register(ASK, self.descriptor, all_threads=False)
         os.register_at_fork(after_in_child=_disarm)
 
     def read(self) -> str:
-        """Return what has been written since the last call. Called in the supervisor."""
+        """Return the text written since the last call. Call this in the supervisor."""
         return _of_the_script(self._unread())
 
     def _unread(self) -> bytes:
@@ -60,8 +60,8 @@ class StackDump:
         return piece
 
     def request(self, worker: int) -> str:
-        """Ask the worker for the stack of its main thread and return it; empty if it gives none in
-        time, as when the thread blocks signals. Called in the supervisor.
+        """Ask the worker for the stack of its main thread and return it; empty if the worker gives
+        none in time, as when the thread blocks signals. Call this in the supervisor.
 
         Args:
             worker: The worker's process id.
@@ -96,6 +96,6 @@ def _of_the_script(dumped: bytes) -> str:
 
 
 def _disarm() -> None:
-    # In a forked child: its stack would be taken for the worker's.
+    # A forked child must not answer: its stack would be taken for the worker's.
     faulthandler.unregister(ASK)
     signal.signal(ASK, signal.SIG_DFL)

@@ -1,5 +1,5 @@
-"""Stalls: how long no rank has made a step, where each rank is then, and which rank the others wait
-for.
+"""Detects stalls, in which no rank makes a step for some time, and finds where each rank is then
+and which rank the others wait for.
 """
 
 import re
@@ -29,8 +29,8 @@ class StallDetector:
         timeout: Seconds without a step of any rank that count as a stall; 0 for no limit.
         first_within: Seconds that the ranks may take to the first step of any of them; 0 for no
             limit.
-        steps: How many steps each rank has made, without the ranks of which none is expected.
-        begun: When the ranks have begun; None before the first note.
+        steps: How many steps each rank has made, without the ranks from which no step is expected.
+        begun: When the ranks began to work; None before the first :meth:`note`.
         first_at: When a rank made the first step; None if none has made one.
     """
 
@@ -40,14 +40,14 @@ class StallDetector:
     begun: float | None = None
     first_at: float | None = None
     _advanced: float = 0.0
-    # The ranks that are at work and have made no step, and those that have said that none is
+    # The ranks that are at work and have made no step, and those that have said that no step is
     # expected.
     _without_step: set[int] = field(default_factory=set)
     _paused: set[int] = field(default_factory=set)
 
     @property
     def due(self) -> float | None:
-        """When the ranks count as stalled unless one makes a step before; None if no step is
+        """When the ranks count as stalled unless one makes a step before then; None if no step is
         expected, or there is no limit.
         """
         if self.timeout and self.steps:
@@ -67,12 +67,12 @@ class StallDetector:
         return due is not None and now >= due
 
     def has_no_effect(self, now: float) -> bool:
-        """Return whether ranks have worked for longer than the limit, and none has made a step, so
+        """Return whether ranks have worked for longer than the limit while none has made a step, so
         that the limit does not count yet.
         """
         if not self.timeout or self.first_within or self.begun is None:
             return False
-        # A rank that has said that it makes no step for now will make some.
+        # A rank that has said that it makes no step for now will make steps later.
         if self.first_at is not None or self._paused or not self._without_step:
             return False
         return now >= self.begun + self.timeout
@@ -106,14 +106,14 @@ class StallDetector:
             self._paused.discard(rank)
 
     def remove(self, rank: int) -> None:
-        """Expect no step of this rank any more."""
+        """From now on, expect no step from this rank."""
         self.steps.pop(rank, None)
         self._without_step.discard(rank)
         self._paused.discard(rank)
 
 
 class StackRequest:
-    """The stacks that rank 0 has asked ranks for.
+    """The stacks that rank 0 has requested from ranks.
 
     Attributes:
         deadline: Until when rank 0 waits for answers.
@@ -132,7 +132,7 @@ class StackRequest:
             self._missing.discard(rank)
 
     def complete(self, now: float) -> bool:
-        """Return whether all ranks have answered, or the deadline is over."""
+        """Return whether all ranks have answered, or the deadline has passed."""
         return now >= self.deadline or not self._missing
 
 
@@ -143,7 +143,7 @@ def find_stalled_rank(
     finished: Mapping[int, str],
 ) -> RootCause:
     """Return the root cause of a stall: the rank that the others most likely wait for, with notes
-    on where the others are. If all wait at one place, no rank is named.
+    on where the others are. If all wait in one place, no rank is named.
 
     Args:
         stacks: The dump of each rank whose script runs.
@@ -160,12 +160,14 @@ def find_stalled_rank(
         )
     found = _blocked_by(rank, stacks, nodes, f"{since}, in")
     if not is_someone_elsewhere(stacks):
-        # Then what they wait for is elsewhere, such as in the network, and no node is at fault.
+        # In that case the reason is elsewhere, such as in the network, and no node is at fault.
         found = replace(found, follows=True)
         places = list(groups(stacks))
         if len(places) == 1 and len(stacks) > 1:
             cause = f"{since}: all ranks wait in {places[0]}"
             found = replace(found, ranks=(), node="", cause=cause)
+        elif len(places) > 1:
+            found = replace(found, cause=f"{found.cause}, and others wait elsewhere")
     if not finished:
         return found
     note = f"{folded(list(finished), finished)} left with exit code 0 before"

@@ -83,7 +83,7 @@ from srunddp.util import python_stack
 from srunddp.util.console import write_amid_output
 from srunddp.util.quick_dataclass import dataclass
 
-# The world, which the worker is told, and the failure monitor of this start.
+# The world, which is handed to the worker, and the failure monitor of this start.
 RendezvousOutcome = tuple[WorkerMessage, FailureMonitor]
 
 
@@ -91,7 +91,9 @@ class RankAgent(Protocol):
     """The parts of a rank that the supervisor leaves to its caller: rendezvous and telemetry."""
 
     def rendezvous(self) -> RendezvousOutcome:
-        """Wait for the other ranks. It runs in a thread, and may raise."""
+        """Wait for the other ranks, and return the world and the failure monitor. This runs in a
+        thread, and may raise.
+        """
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
         """End the rendezvous because this rank has failed, and tell the other ranks.
@@ -105,7 +107,7 @@ class RankAgent(Protocol):
         """Do what is due when the rendezvous is complete and the worker has got the world."""
 
     def announce_termination(self) -> None:
-        """Tell the worker that it is about to be ended for a root cause."""
+        """Tell the worker that it is about to be ended because of a root cause."""
 
     def answered_probes(self) -> int:
         """Return how many signals :data:`srunddp.supervisor.activity.PROBE` the worker has
@@ -113,7 +115,7 @@ class RankAgent(Protocol):
         """
 
     def stop_sampler(self) -> None:
-        """Stop this node's sampler, if this rank has it, before all descendants are killed."""
+        """Stop this node's sampler, if it is this rank's, before all descendants are killed."""
 
     def agent_store(self) -> AgentStore | None:
         """Return the agent store, after the rendezvous on rank 0; None if this start has none."""
@@ -129,13 +131,13 @@ class Supervisor:
         process: The worker.
         pipe: The supervisor's end of the pipe to the worker.
         output: The worker's output.
-        grace: Seconds that a script may take to end that has failed or stopped, or is ended with
-            another and handles SIGTERM; None for no limit.
+        grace: Seconds that a script may take to end if it has failed or stopped, or if it handles
+            SIGTERM and is ended because of another rank; None for no limit.
         restart_grace: Seconds that any script may take to end before a restart.
         launcher: The launcher, which sends this rank signals.
-        sentinel: Shows whether a signal has reached the worker too; None for no.
+        sentinel: Shows whether a signal has reached the worker too; None if there is no sentinel.
         early: Signals that came before the worker was forked, and that it still has to get.
-        descendants: What the worker leaves behind.
+        descendants: Ends the processes that the worker leaves behind.
         limits: How long the supervisor waits, and how often it looks.
         clock: The clock of these limits.
         remaining: The process ids of descendants that could not be killed.
@@ -161,8 +163,8 @@ class Supervisor:
     is_interrupted: bool = False
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _state: State = field(default_factory=State)
-    # The result of the rendezvous. Its thread sets it before it closes its socket, and only then
-    # the supervisor reads it.
+    # The result of the rendezvous. The thread sets it before closing the socket, and the supervisor
+    # reads it only after that.
     _outcome: RendezvousOutcome | BaseException | None = None
     _world: WorkerMessage | None = None
     _reads_pipe: bool = False
@@ -170,7 +172,7 @@ class Supervisor:
     _error: BaseException | None = None  # raised at the end of run()
     # Whether SIGTSTP has come and no SIGCONT since, so that this process stops with the worker.
     _is_to_stop: bool = False
-    # The signals that have come from others than ranks.
+    # The signals that have come from senders other than ranks.
     _got: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -182,7 +184,7 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        """Supervise the worker to its end, and kill what it leaves behind.
+        """Supervise the worker to its end, and kill the processes that it leaves behind.
 
         Returns:
             The exit code for this process: the root cause's, or the worker's if there is none.
@@ -222,7 +224,7 @@ class Supervisor:
         return self._monitor
 
     def _watch(self) -> int:
-        """Start the rendezvous, and register what is to be watched from the beginning.
+        """Start the rendezvous, and register everything that is watched from the beginning.
 
         Returns:
             The descriptor of the signals.
@@ -282,8 +284,8 @@ class Supervisor:
         be harmless when it is repeated.
         """
         now = self.clock.now
-        # The time comes first: what is due by now counts as older than a verdict that the failure
-        # monitor brings below.
+        # The time limit comes first: if it has passed by now, this counts as older than a verdict
+        # that the failure monitor brings below.
         waits = [self.limits.longest_wait]
         if now >= self._state.until:
             self._handle(TimeIsOver(now))
@@ -292,11 +294,11 @@ class Supervisor:
             cause, code = overdue
             self._handle(RankHasFailed(now, self.recorder.of(cause, code, now)))
         if self._monitor:
-            # Ask before tick(): what is told here, such as the end of the worker, may let tick()
-            # close the connections.
+            # Ask before tick(): the failure monitor is told things here, such as the end of the
+            # worker, after which tick() may close the connections.
             self._ask_monitor(self._monitor, now)
             waits.append(self._monitor.tick(now))
-            # Ask again after tick(): it may have found that a lease is over, which no socket
+            # Ask again after tick(): tick() may have found that a lease is over, which no socket
             # reports, and then the worker must be gone within 3 s.
             self._ask_monitor(self._monitor, now)
         self._pass_on(self._forwarding.tick(now))
@@ -360,12 +362,12 @@ class Supervisor:
                 self._selector.unregister(connection)
 
     def _on_agent_store(self, agent_store: AgentStore) -> None:
-        """Start the agent store, because a process has connected to it. This is no event, because
-        it means the same in all phases.
+        """Start the agent store, because a process has connected to it. This is not an event,
+        because it means the same in all phases.
         """
         if not self._monitor or self._monitor.root_cause:
-            # After the root cause nothing new begins. Whoever comes is refused, and need not wait
-            # for the end of the run.
+            # After the root cause nothing new begins. Clients are refused, so that they need not
+            # wait for the end of the run.
             agent_store.close()
             return
         agent_store.start()
@@ -376,8 +378,9 @@ class Supervisor:
         """Refuse the agent store's clients from now on.
 
         Returns:
-            The process id of the store if it cannot be killed: it may hang in a file system that
-            does not answer, and has no memory of the worker's.
+            The process id of the store if the process cannot be killed; otherwise empty. Such a
+            process may hang in a file system that does not answer, and has none of the worker's
+            memory.
         """
         agent_store = self.agent.agent_store()
         if agent_store is None or agent_store.close() or agent_store.process is None:
@@ -395,11 +398,11 @@ class Supervisor:
                     self.is_interrupted = message.is_interrupt
                     self._handle(ScriptFailed(now, self.recorder.of_message(message, now)))
                 case StartedMpi():
-                    self._monitor.uses_mpi()  # no event: it means the same in all phases
+                    self._monitor.uses_mpi()  # not an event: it means the same in all phases
                 case NotesSignals():
-                    self._held.worker_notes = True  # no event: the same in all phases
+                    self._held.worker_notes = True  # not an event: the same in all phases
                 case SignalsNoted(numbers):
-                    self._held.add(numbers)  # no event: the same in all phases
+                    self._held.add(numbers)  # not an event: the same in all phases
                 case ScriptIsDone(waits):
                     self._handle(ScriptSucceeded(now, waits))
         if not self.pipe.open:
@@ -408,7 +411,7 @@ class Supervisor:
 
     def _ask_for_end(self, number: int) -> None:
         """Note a signal that asks for an end of the run, and tell the failure monitor if there is
-        one. This is no event, because it means the same in all phases.
+        one. This is not an event, because it means the same in all phases.
         """
         self.asked.add(number)
         if self._monitor:
@@ -421,8 +424,8 @@ class Supervisor:
             f"its launcher, process {self.launcher.pid}, has ended", 137, now
         )
         if self._monitor and self._monitor.abandon(failure, now):
-            return  # the next turn finds a verdict, or another one than before
-        self._ask_for_end(signal.SIGHUP)  # the launcher cannot send it any more
+            return  # the next turn finds a verdict, or a different one
+        self._ask_for_end(signal.SIGHUP)  # the launcher can no longer send it
         self._handle(LauncherHasEnded(now, failure))
 
     def _on_signals(self, _: int) -> None:
@@ -447,7 +450,7 @@ class Supervisor:
             self._note_request(number)
         if self.launcher.sent(received) and number in signals.ENDING:
             self.recorder.note_ending_signal(number, now)
-        # A signal from before the worker's time cannot have reached it.
+        # A signal that came before the worker was forked cannot have reached the worker.
         is_passed_on = number in self.early or self.launcher.spares_the_worker(received)
         self.early -= {number}
         if is_passed_on:
@@ -458,7 +461,9 @@ class Supervisor:
         self._stop_with_worker()
 
     def _note_request(self, number: int) -> None:
-        """Note a signal that no rank has sent to itself."""
+        """Note a signal that has come from a sender other than a rank, or that a rank has sent to
+        its supervisor alone.
+        """
         self._got.add(number)
         if number in signals.ENDING and signal.getsignal(number) is not signal.SIG_IGN:
             self._ask_for_end(number)
@@ -471,13 +476,14 @@ class Supervisor:
 
     def _pass_on(self, missed: Iterable[MissedSignal]) -> None:
         for each in missed:
-            # A script that signals its supervisor alone, asks it as anybody else would.
+            # A signal that a script sends to its supervisor alone counts like one from any other
+            # sender.
             if each.of_rank:
                 self._note_request(each.number)
             self.process.send(each.number)
 
     def _on_child(self) -> None:
-        """Handle the stop or the end of the worker, if that is what SIGCHLD has come for."""
+        """Handle the stop or the end of the worker, if SIGCHLD has come because of it."""
         self.process.collect(self.clock.now)
         if self.process.ended and not self._state.worker_has_ended:
             self._on_worker_end()
@@ -487,8 +493,8 @@ class Supervisor:
     def _stop_with_worker(self) -> None:
         """Stop this process if SIGTSTP has come and has stopped the worker.
 
-        A shell has to see that its job is stopped, and a rank that its launcher has stopped is none
-        that hangs.
+        A shell has to see that its job is stopped, and a rank that its launcher has stopped must
+        not count as one that hangs.
         """
         if self._is_to_stop and self.process.stopped_by == signal.SIGTSTP:
             self._is_to_stop = False
@@ -504,7 +510,8 @@ class Supervisor:
         status = self.process.status
         number = -(status or 0)
         if number in self._got & {*signals.FOR_HANDLERS}:
-            # Whoever sends such a signal to a script without a handler ends it.
+            # Such a signal to a script without a handler ends the script, so its sender has asked
+            # for the end.
             self._ask_for_end(number)
         # The launcher's signal may have reached the worker before it reaches this process.
         by_signal = number in signals.ENDING and self.launcher.pid is not None
@@ -572,7 +579,8 @@ class Supervisor:
         assert self._world is not None
         self.pipe.send(self._world)
         self.agent.on_rendezvous()
-        # Only now: in a rendezvous over MPI its thread reads from this pipe.
+        # The pipe is read only from now on: in a rendezvous over MPI, the thread of the rendezvous
+        # reads from it.
         self._reads_pipe = True
         self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
 

@@ -17,7 +17,7 @@ class WorkerMessage(Message):
 
 @dataclass(frozen=True)
 class Unreadable(WorkerMessage, kind="unreadable"):
-    """Stands for data that is no message, so that the reader does not take it for the end of the
+    """Stands for data that is not a message, so that the reader does not take it for the end of the
     pipe.
     """
 

@@ -1,5 +1,5 @@
-"""The worker as its supervisor sees it: whether it runs, is stopped or has ended, and how it is
-ended.
+"""The supervisor's view of the worker: whether the worker runs, is stopped or has ended, and how it
+is ended.
 
 No process of the worker survives it, see :mod:`srunddp.supervisor.descendants`.
 """
@@ -50,8 +50,8 @@ class WorkerProcess:
         return self.status is not None or self.given_up
 
     def collect(self, now: float) -> None:
-        """Note whether the worker was stopped, goes on or has ended, and reap the orphans that we
-        have adopted from it. To be called after SIGCHLD.
+        """Note whether the worker was stopped, was continued or has ended, and reap the orphans
+        that we have adopted from it. Call this after SIGCHLD.
         """
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -66,8 +66,8 @@ class WorkerProcess:
             self.stopped_by = os.WSTOPSIG(status)
             self._stopped_at = now
             if self._kill_at is not None:
-                # A stopped worker does not use the time until SIGKILL: it handles no SIGTERM until
-                # it goes on.
+                # A stopped worker cannot use the time until SIGKILL: it does not handle SIGTERM
+                # until it goes on.
                 self._kill_at = min(self._kill_at, now)
         elif os.WIFCONTINUED(status):
             self.stopped_by = 0
@@ -83,8 +83,8 @@ class WorkerProcess:
         return False
 
     def overdue(self, now: float) -> tuple[str, int] | None:
-        """Return cause and exit code of a failure if the worker has been stopped for too long; None
-        if not, or if it is being ended.
+        """Return the cause and the exit code of a failure if the worker has been stopped for too
+        long; None if it has not, or if it is being ended.
         """
         limit = self._stop_ends_at
         if limit is None or self._kill_at is not None or now < limit:
@@ -108,7 +108,8 @@ class WorkerProcess:
         Args:
             now: The time.
             ask: Whether to send SIGTERM first; only the first call sends it.
-            within: Seconds until SIGKILL, which a stopped worker gets at once; None does nothing.
+            within: Seconds until SIGKILL, which a stopped worker gets at once; with None nothing is
+                done.
         """
         if self.ended or within is None:
             return
@@ -165,7 +166,7 @@ class WorkerPipe:
         self.open = True
 
     def send(self, message: WorkerMessage) -> bool:
-        """Send a message. If the other process is gone, nothing happens: its end is noticed
+        """Send a message. If the other process is gone, nothing is sent: its end is noticed
         elsewhere.
 
         Returns:
@@ -178,7 +179,7 @@ class WorkerPipe:
         return True
 
     def close(self) -> None:
-        """Close this end, if the script has not."""
+        """Close this end, unless the script has closed it."""
         with contextlib.suppress(OSError):
             self.end.close()
 
@@ -217,14 +218,15 @@ def pipe() -> tuple[WorkerPipe, WorkerPipe]:
 
 
 def wait_for_child(pid: int, limit: float) -> int | None:
-    """Wait for a child to end, and return its exit code.
+    """Wait for a child to end, and reap it.
 
     Args:
         pid: The child's process id.
         limit: How many seconds to wait at most.
 
     Returns:
-        None if the child has not ended in time, -1 if it has been reaped elsewhere.
+        The exit code, or minus the number of the signal that ended the child; None if the child has
+        not ended in time, -1 if it has been reaped elsewhere.
     """
     end = time.monotonic() + limit
     with contextlib.suppress(ChildProcessError):
@@ -237,11 +239,11 @@ def wait_for_child(pid: int, limit: float) -> int | None:
 
 
 def kill_forks_on_exit(worker: int) -> None:
-    """Have the processes that Python forks in the worker end with it, such as the DataLoader's
-    workers, even if the supervisor was killed.
+    """Have the processes that Python forks in the worker, such as DataLoader workers, end with the
+    worker, even if the supervisor was killed.
 
     This holds only for forks of the main thread, because the kernel sends the signal when the
-    *thread* that forked ends. And it holds only for the worker's own children: a grandchild that
+    *thread* that forked ends. It also holds only for the worker's own children: a grandchild that
     leaves its parent on purpose must not be killed.
 
     Args:
@@ -250,8 +252,8 @@ def kill_forks_on_exit(worker: int) -> None:
     ours = True
 
     def before() -> None:
-        # This is found out before the fork, because the worker may have ended when the child looks,
-        # and the child has to end in that case too.
+        # This is determined before the fork, because the worker may have ended by the time the
+        # child looks, and the child has to end in that case too.
         nonlocal ours
         ours = os.getpid() == worker and threading.current_thread() is threading.main_thread()
 

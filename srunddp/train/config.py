@@ -107,8 +107,8 @@ class PreemptionConfig:
     Attributes:
         signals: names without SIG: after such a signal the ranks finish the step, write a
             checkpoint and requeue the job. SIGTERM always does the same without requeueing.
-        lead_seconds: do the same this long before the known end of a Slurm job, or after half of
-            the time that was left at the start if that is shorter; 0 for never.
+        lead_seconds: do the same this long before the known end of a Slurm job, but not before half
+            of the time that was left at the start is over; 0 for never.
         requeue: let Slurm start the job again; false exits with 75.
         max_requeues: the most requeues, as counted by ``SLURM_RESTART_COUNT``.
     """

@@ -150,8 +150,8 @@ class Schedulers:
         The learning rates of the script are used.
 
         Args:
-            factor: The factor between the checkpoint's learning rate and that of this number of
-                ranks.
+            factor: The factor between the learning rates for the samples of a step in the
+                checkpoint and now.
         """
         for optimizer, at_start in zip(self._optimizers, self._at_start, strict=True):
             groups = optimizer.param_groups

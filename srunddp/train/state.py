@@ -45,7 +45,7 @@ class TrainingState:
         optimizer_modes: Sets the mode of optimizers that have modes.
         parameters: The parameters of the model and the loss function, by name.
         step_rng: The random numbers of training steps.
-        lr_factor: The factor by which the learning rate was scaled for this number of ranks.
+        lr_factor: The factor by which the learning rate was scaled for the samples of a step.
         schedulers: The schedulers; None before ``fit()``.
         parts: By name, all other objects with a ``state_dict``: the loss function, callbacks, the
             loader of the training data.
@@ -250,8 +250,8 @@ class TrainingState:
 
         Args:
             state: The content of the checkpoint.
-            factor: The factor between the checkpoint's learning rate and that of this number of
-                ranks.
+            factor: The factor between the learning rates for the samples of a step in the
+                checkpoint and now.
         """
         if self.schedulers is None:
             return

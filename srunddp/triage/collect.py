@@ -209,7 +209,7 @@ def _read_own_file(kind: OwnFile, log: Log, index: int, evidence: Evidence) -> N
         own_files.read(kind, log, index, evidence.own.setdefault(run, OwnWords()))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError):
         evidence.notes.append(
-            f"{log.name} is cut off, or srunddp has not written it; the other logs are judged"
+            f"{log.name} is cut off, or srunddp has not written it; the diagnosis is made"
             " without it"
         )
 

@@ -112,7 +112,7 @@ class JobLogs:
 
     def lines(self) -> list[str]:
         """Return lines for a terminal: the diagnosed job, and the first eight of the other jobs."""
-        said = [f"judged: {_title(self.job, _last(self.logs))}"]
+        said = [f"diagnosed: {_title(self.job, _last(self.logs))}"]
         said += [each.line() for each in self.others[:_LISTED]]
         if len(self.others) > _LISTED:
             said.append(f"and {len(self.others) - _LISTED} others")

@@ -11,6 +11,7 @@ from srunddp.util.python_stack import (
     Stack,
     dump_of_printed,
     find_blocking_rank,
+    groups,
     is_waiting,
     main_stack,
     top_frame,
@@ -64,7 +65,7 @@ class StackReader:
 
 
 def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | None:
-    """Name the rank that the others wait for.
+    """Name the rank that the others wait for, or the places if all ranks wait at different ones.
 
     Args:
         stacks: The last stack of each rank.
@@ -72,7 +73,7 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
 
     Returns:
         None if the stacks do not show it: the run went on afterwards, all ranks are at the same
-            place, all of them wait, or more than one has given no stack.
+            place, or more than one has given no stack.
     """
     if not stacks or any(_went_on(each.event) for each in stacks.values()):
         return None
@@ -80,6 +81,8 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
     texts |= {rank: dump_of_printed(each.lines) for rank, each in stacks.items()}
     places = {rank: main_stack(text) for rank, text in texts.items()}
     rank = find_blocking_rank(texts, {})
+    if is_waiting(places[rank]) and not _is_the_fewest(rank, texts):
+        return _apart(texts)
     if not _stands_out(rank, places):
         return None
     at = top_frame(places[rank])
@@ -100,16 +103,40 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
     return found
 
 
+def _is_the_fewest(rank: int, texts: Mapping[int, str]) -> bool:
+    """Tell whether fewer ranks are at this rank's place than at any other."""
+    sizes = {where: len(ranks) for where, ranks in groups(texts).items()}
+    own = sizes.pop(top_frame(main_stack(texts[rank])))
+    return bool(sizes) and own < min(sizes.values())
+
+
+def _apart(texts: Mapping[int, str]) -> Diagnosis | None:
+    """Say where the ranks wait if they all do, and nothing tells one of them from the others.
+
+    Returns:
+        None if they are all at one place.
+    """
+    places = groups(texts)
+    if len(places) == 1:
+        return None
+    where = [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)} in {place}"
+        for place, ranks in places.items()
+    ]
+    why = f"all ranks wait, at different places: {', '.join(where)}"
+    return Diagnosis("rank-stalled", Certainty.LIKELY, why=why)
+
+
 def _went_on(look: Event) -> bool:
     """Tell whether any rank made a step, or the ranks wrote lines of work, after a look."""
     return look.overall > 0 or look.lines >= MANY_LINES
 
 
 def _stands_out(rank: int, places: Mapping[int, Stack]) -> bool:
-    """Tell whether a rank is not waiting, or is the only one without a stack.
+    """Tell whether a rank has given a stack, or is the only one without.
 
     If several ranks have no stack, perhaps only some were asked.
     """
     if places[rank]:
-        return not is_waiting(places[rank])
+        return True
     return sum(not place for place in places.values()) == 1

@@ -4,9 +4,11 @@ import contextlib
 import fcntl
 import os
 import resource
+from collections.abc import Iterator
 
 _LOWEST = 600  # scripts that clean up often close all descriptors below 256 or 512
 _ROOM = 16  # numbers that stay free below a small limit of open files
+_ROOM_OF_A_LIBRARY = 256
 
 
 def move_high(descriptor: int) -> int:
@@ -28,6 +30,27 @@ def move_high(descriptor: int) -> int:
         return descriptor
     os.close(descriptor)
     return moved
+
+
+@contextlib.contextmanager
+def opening_high() -> Iterator[None]:
+    """Give all that is opened inside the block a high number, as :func:`move_high` does.
+
+    This is for a library whose descriptors cannot be moved. If the limit of open files leaves the
+    library too little room above, its descriptors get the lowest free numbers, as usual.
+    Close-on-exec is the library's choice.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        if limit == resource.RLIM_INFINITY or limit >= _LOWEST + _ROOM_OF_A_LIBRARY:
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            while held[-1] < _LOWEST:
+                held.append(fcntl.fcntl(held[0], fcntl.F_DUPFD_CLOEXEC, held[-1] + 1))
+            os.close(held.pop())
+        yield
+    finally:
+        close_all(held)
 
 
 def fill_standard() -> list[int]:

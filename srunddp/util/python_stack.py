@@ -96,8 +96,8 @@ def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> in
     """Return the rank that the others most likely wait for.
 
     Candidates are the ranks whose stack shows no wait; if there are none, the ranks without a
-    stack; if there are none of these either, all ranks. Among the candidates with the fewest steps,
-    the one in the smallest group at one place is returned; of several, the lowest rank.
+    stack. Among those with the fewest steps, the one in the smallest group at one place is
+    returned; of several, the lowest rank. If all ranks wait, the group counts before the steps.
 
     Args:
         texts: The dump of each rank.
@@ -106,8 +106,9 @@ def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> in
     found = {rank: main_stack(text) for rank, text in sorted(texts.items())}
     elsewhere = [rank for rank, stack in found.items() if stack and not is_waiting(stack)]
     unknown = [rank for rank, stack in found.items() if not stack]
-    candidates = elsewhere or unknown or list(found)
-    least = min(steps.get(rank, 0) for rank in candidates)
-    candidates = [rank for rank in candidates if steps.get(rank, 0) == least]
+    candidates = elsewhere or unknown
     sizes = {rank: len(ranks) for ranks in groups(texts).values() for rank in ranks}
-    return min(candidates, key=lambda rank: (sizes[rank], rank))
+    if candidates:
+        return min(candidates, key=lambda rank: (steps.get(rank, 0), sizes[rank], rank))
+    # A rank that has left out a collective is ahead of the others, and waits where they are not.
+    return min(found, key=lambda rank: (sizes[rank], steps.get(rank, 0), rank))

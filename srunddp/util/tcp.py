@@ -1,11 +1,24 @@
 """TCP options of Linux that decide when a connection counts as lost."""
 
 import socket
+import struct
 
 _PROBES = 6  # keepalive probes within the time limit
 # Linux's TCP_THIN_LINEAR_TIMEOUTS: lost data is sent again about every second, not after 1, 3, 7
 # and 15 s. Otherwise a network that loses one packet in twenty could now and then look dead.
 _THIN_LINEAR_TIMEOUTS = 16
+
+# Linux's tcp_info, of which a listening socket uses this field for the connections that wait.
+_TCP_INFO = struct.Struct("=24xI")
+
+
+def waiting_at(listening: socket.socket) -> int:
+    """Return how many connections wait at a listening socket until they are accepted, those that
+    have ended meanwhile included.
+    """
+    info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    (waiting,) = _TCP_INFO.unpack(info)
+    return int(waiting)
 
 
 def limit_silence(connection: socket.socket, seconds: float) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import yaml
 
 # Fragments of PyYAML's messages, each with an explanation for users who do not know YAML, and a
-# hint.
+# hint. LINE stands for the line in which the part begins that PyYAML could not finish.
 _KNOWN = {
     r"character '\t'": ("a tab", "indent with spaces"),
     "alphabetic or numeric": ("a * or & without quotes", 'quote the whole value: "*"'),
@@ -20,9 +20,17 @@ _KNOWN = {
     ),
     "undefined alias": ("a * without quotes", "quote the whole value, with the *"),
     "',' or '}', but got '['": ("a [ without quotes", "quote the whole value, with the brackets"),
+    "',' or '}'": (
+        "a { in line LINE that is not closed, or a comma that is missing after it",
+        "write {A: 1, B: 2}",
+    ),
+    "',' or ']'": (
+        "a [ in line LINE that is not closed, or a comma that is missing after it",
+        "write [a, b]",
+    ),
     "mapping": (
         "a colon or an indentation that does not fit",
-        "give all keys of an entry the same indentation",
+        "give all keys of an entry the same indentation, with a space after each colon",
     ),
 }
 
@@ -53,6 +61,8 @@ def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
         problem = str(problem or "a number too large")
         known = (meant for words, meant in _KNOWN.items() if words in problem)
         problem, error["hint"] = next(known, (problem, error.get("hint", "")))
+        if begin := getattr(wrong, "context_mark", None):
+            problem = problem.replace("LINE", str(begin.line + 1))
         raise ConfigError(
             f"this is not YAML: {problem}", where=_error_position(wrong, text, path), **error
         ) from None

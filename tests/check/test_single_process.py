@@ -162,6 +162,15 @@ def test_json_has_the_rows_of_the_text_and_leaves_no_file(
     ]
 
 
+def test_only_ranks_look_at_the_interfaces_of_an_ifaces_conf(tmp_path: Path) -> None:
+    """One process reads the file, and says so."""
+    write(tmp_path / "ifaces.conf", "- nodes: '*'\n  interface: none9\n")
+    for worlds, code in (([{}], 0), ([slurm(rank) for rank in range(2)], 78)):
+        first = together(worlds, "ifaces", "check", "ifaces.conf", folder=tmp_path)[0]
+        assert first[0] == code
+        assert tells(first[1], "no interface was looked at", "srun") == (len(worlds) == 1)
+
+
 def test_json_is_the_file_that_an_output_folder_gets(tmp_path: Path) -> None:
     ((code, out, errors),) = together([{}], "check", "--json", "--output-dir=out", folder=tmp_path)
     assert (code, errors) == (0, "")

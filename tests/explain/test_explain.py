@@ -77,7 +77,7 @@ NOT_TAKEN = (
     "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
     "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
 )
-OF_NODE = "the default, as no ifaces.conf has entries; not checked, as this is not that node"
+OF_NODE = "the default, as no ifaces.conf has entries; not checked, as only a rank on that node can"
 # Who a rank is: variables, --channel, a row, and of it the value, why, and what was not chosen.
 WHO = [
     (step(1, **PMI2, RANK="1"), None, "rank", "1", "SLURM_PROCID=1", ("PMI_RANK=1", "RANK=1")),

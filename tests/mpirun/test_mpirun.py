@@ -102,6 +102,22 @@ print(json.dumps({"rank": int(os.environ["RANK"])}))
     assert sorted(done.by_rank()) == [0, 1]
 
 
+def test_a_script_that_closes_what_it_has_inherited_ends_well(mpi: Mpi, tmp_path: Path) -> None:
+    """MPI_Finalize of Open MPI 4 never returned without the descriptors that MPI had opened."""
+    script = tmp_path / "daemon_like.py"
+    script.write_text(
+        """
+import os
+os.closerange(3, 256)
+import json
+print(json.dumps({"rank": int(os.environ["RANK"])}))
+"""
+    )
+    done = mpi.run(2, SRUNDDP, str(script))
+    assert done.code == 0, done.errors
+    assert sorted(done.by_rank()) == [0, 1]
+
+
 def test_no_rank_is_in_mpi_finalize_while_another_works(mpi: Mpi, tmp_path: Path) -> None:
     """Where a rank fails while another is there, Open MPI's mpirun may hang or crash."""
     done = mpi.run(3, SRUNDDP, "--channel", "mpi", str(PROGRAMS / "early_end.py"), str(tmp_path))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -148,6 +150,76 @@ def test_each_rank_reads_its_own_standard_input_again(tmp_path: Path) -> None:
     assert [rank.returncode for rank in ranks] == [0, 0], said
     for rank, (out, errors) in enumerate(said):
         assert out.splitlines()[-1] == f"1 rank {rank}", errors
+
+
+def rank_with_a_pipe(folder: Path, rank: int, stdin: int | IO[str] | None) -> subprocess.Popen[str]:
+    """A rank of two of a run of train.py with its own pipe as standard input, as srun makes it."""
+    return subprocess.Popen(
+        [*SRUNDDP, "--quiet", "--restarts=1", "train.py"],
+        cwd=folder,
+        env=bare(slurm(rank)),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def printed(folder: Path, script: str, text: str) -> list[str]:
+    """What two ranks print that both have this text as their standard input."""
+    write(folder / "train.py", script)
+    text_file = write(folder / "text", text)
+    with ExitStack() as stack:
+        ranks = []
+        for rank in (0, 1):
+            launcher = subprocess.Popen(["cat", text_file], stdout=subprocess.PIPE, text=True)
+            stack.enter_context(launcher)
+            ranks.append(stack.enter_context(rank_with_a_pipe(folder, rank, launcher.stdout)))
+            stack.callback(ranks[-1].kill)
+            assert launcher.stdout
+            launcher.stdout.close()
+        said = [rank.communicate(timeout=LONG) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return [out for out, _ in said]
+
+
+@pytest.mark.parametrize("size", [10, 1 << 16, (1 << 16) + 1, 1 << 20])
+def test_each_start_reads_what_a_launcher_passes_on(size: int, tmp_path: Path) -> None:
+    """One rank may have been ended before it has read."""
+    script = READS.replace("sys.stdin.readline(), end=''", "len(sys.stdin.read())")
+    for out in printed(tmp_path, script, "x" * size):
+        assert out.endswith(f"1 {size}\n")
+
+
+def test_more_than_is_kept_is_read_once(tmp_path: Path) -> None:
+    script = "import sys; print(len(sys.stdin.read()))"
+    assert printed(tmp_path, script, "x" * (5 << 20)) == [f"{5 << 20}\n"] * 2
+
+
+def test_a_pipe_that_stays_open_is_read_as_it_is_written(tmp_path: Path) -> None:
+    """As behind a terminal: the script waits for what comes, and not for the end."""
+    write(tmp_path / "train.py", "print('begins', flush=True)\nprint(input(), flush=True)")
+    with ExitStack() as stack:
+        ranks = []
+        for number in (0, 1):
+            ranks.append(stack.enter_context(rank_with_a_pipe(tmp_path, number, subprocess.PIPE)))
+            stack.callback(ranks[-1].kill)
+        for rank in ranks:
+            assert rank.stdin
+            assert rank.stdout
+            assert rank.stdout.readline() == "begins\n"
+            rank.stdin.write("an answer\n")
+            rank.stdin.flush()
+            assert rank.stdout.readline() == "an answer\n"
+        assert [rank.wait(LONG) for rank in ranks] == [0, 0]
+
+
+def test_without_a_launcher_a_pipe_is_left_to_the_shell(tmp_path: Path) -> None:
+    """A loop of the shell reads the names of its runs there."""
+    write(tmp_path / "train.py", "import sys; print(sys.argv[1])")
+    loop = "printf '%s\\n' one two | while read name; do"
+    done = run(f'{loop} "$@" train.py $name; done', tmp_path, "--restarts=1")
+    assert done.stdout == "one\ntwo\n", done.stderr
 
 
 def test_a_closed_standard_input_changes_nothing(tmp_path: Path) -> None:

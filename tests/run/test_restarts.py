@@ -374,6 +374,6 @@ def test_two_runs_on_one_folder_do_not_take_it_from_each_other(tmp_path: Path) -
             (tmp_path / "end").touch()
             result = starting.ended(second)
     assert (code, printed) == (78, "0\n"), errors
-    assert "another run has begun" in errors
+    assert "another run has since begun" in errors
     assert "srunddp: not restarted: " in errors
     assert result[:2] == (0, "0\n"), result

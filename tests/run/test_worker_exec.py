@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from srunddp.run.worker import WorkerContext
+from srunddp.run.worker_exec import pack
 from tests.support.cases import slow_after
 from tests.support.starting import read_line, srunddp, started, until, write
 from tests.support.worlds import SIZE, is_gone, named, run
@@ -112,3 +118,20 @@ def test_ranks_write_where_they_should(tmp_path: Path, options: tuple[str, ...])
 def test_a_failure_is_named(tmp_path: Path, end: str, code: int, cause: str) -> None:
     script = f"import srunddp\nsrunddp.heartbeat()\nif RANK == 1:\n    {end}\nrest()"
     named(run(tmp_path, script, "--stall-timeout", "1", variables=EXEC), 1, code, cause)
+
+
+def test_every_socket_of_its_context_is_inherited() -> None:
+    """One that is not is another file's number in the new program, or nobody's."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as standing,
+        socket.create_server(("127.0.0.1", 0)) as deputy,
+    ):
+        context = SimpleNamespace(
+            setup=SimpleNamespace(standing=standing, deputy=deputy),
+            dump=SimpleNamespace(descriptor=0),
+            page=SimpleNamespace(descriptor=1),
+            output=SimpleNamespace(descriptors=[2]),
+        )
+        state, inherited = pack(cast(WorkerContext, context))
+        os.close(state)
+        assert sorted(inherited) == [0, 1, 2, *sorted((standing.fileno(), deputy.fileno()))]

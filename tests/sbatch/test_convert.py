@@ -200,6 +200,120 @@ def test_gpus_of_a_task_become_gpus_of_a_node(head: str, gpus: str, tmp_path: Pa
     assert tells(notes[0], f"{tmp_path}/job.sh:{line}", "--gpus-per-task", gpus)
 
 
+@pytest.mark.parametrize(
+    ("before", "names"),
+    [
+        ("export LOCAL_RANK=0 WORLD_SIZE=$((SLURM_NNODES * 4))", ["LOCAL_RANK", "WORLD_SIZE"]),
+        ("RANK=$SLURM_NODEID", ["RANK"]),
+        ("export MASTER_ADDR=$HEAD MASTER_PORT=1 MY_RANK=0", []),
+    ],
+)
+def test_ranks_do_not_get_the_scripts_own_ranks(
+    before: str, names: list[str], tmp_path: Path
+) -> None:
+    env = "".join(f" \\\n    {each}" for each in ("env", *(f"-u {name}" for name in names)))
+    made, _ = converted(tmp_path, f"{before}\nsrun torchrun {TWO} t.py\n")
+    end = f"{env} \\\n    srunddp t.py\n" if names else " srunddp t.py\n"
+    assert made == f"{before}\nsrun {ON_TWO.removesuffix(' --gpu-bind=none')}{end}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "launch", "made"),
+    [
+        (
+            "--nodes=2 --ntasks=2",
+            "srun -l $OPTS -u torchrun",
+            f"srun -l $OPTS {SIZE} {{}} -u srunddp",
+        ),
+        ("--label", "srun $OPTS -n2 torchrun", f"srun {SIZE} {{}} $OPTS srunddp"),
+        (
+            '-l"\nOPTS+=" -n 2',
+            "srun $OPTS torchrun",
+            f"srun $OPTS {SIZE} {{}} srunddp",
+        ),
+        ("wrapper", "srun $OPTS -n2 torchrun", f"srun {SIZE} {{}} $OPTS -n2 srunddp"),
+    ],
+)
+def test_options_in_a_variable_do_not_undo_the_size(
+    variable: str, launch: str, made: str, tmp_path: Path
+) -> None:
+    text, notes = converted(tmp_path, f'OPTS="{variable}"\n{launch} {TWO} t.py\n')
+    assert text.endswith(f"\n{made.format('--kill-on-bad-exit=1')} t.py\n")
+    assert bool(notes) == (variable == "wrapper")
+
+
+def test_options_in_an_array_do_not_undo_the_size(tmp_path: Path) -> None:
+    begin = "OPTS=(--label)\nOPTS+=(--nodes=2 --ntasks=2)\n"
+    text, notes = converted(tmp_path, f'{begin}srun "${{OPTS[@]}}" torchrun {TWO} t.py\n')
+    assert text == f'{begin}srun "${{OPTS[@]}}" {SIZE} --kill-on-bad-exit=1 srunddp t.py\n'
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("launch", "made"),
+    [
+        (
+            f"srun -N2 -l \\\n  x.sif bash -c 'torchrun {TWO} --rdzv-id=\\$J t.py --x \"a b\"'",
+            f'srun {ON_TWO} -l x.sif srunddp t.py --x "a b"',
+        ),
+        (
+            f'bash -c "torchrun {TWO} --node-rank \\$SLURM_PROCID -m pkg.train" 2>&1 | tee log',
+            f"srun {ON_TWO} srunddp -m pkg.train 2>&1 | tee log",
+        ),
+        (
+            "N=2\nsrun sh -c 'torchrun --nnodes=$N --nproc-per-node=4 t.py'",
+            f"N=2\nsrun {ON_TWO} srunddp t.py".replace(
+                "2 --ntasks=8", '"$N" --ntasks="$((N * 4))"'
+            ),
+        ),
+        (
+            "srun bash -c 'torchrun --nnodes=$SLURM_NNODES --nproc-per-node=4 t.py'",
+            f"srun {ON_TWO} srunddp t.py".replace(
+                "2 --ntasks=8", '"$SLURM_NNODES" --ntasks="$((SLURM_NNODES * 4))"'
+            ),
+        ),
+    ],
+)
+def test_a_shell_for_the_launch_alone_is_left_out(launch: str, made: str, tmp_path: Path) -> None:
+    text, notes = converted(tmp_path, f"{HEAD}{launch}\n")
+    assert text == f"{HEAD}{made}\n"
+    line = (HEAD + launch).count("\n") + 1
+    assert tells(notes[-1], f"{tmp_path}/job.sh:{line}", " -c is left out")
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        f"srun bash -c 'cd x && torchrun {TWO} t.py'",
+        f"srun bash -c 'torchrun {TWO} t.py > out'",
+        f"srun bash -c 'torchrun {TWO} t.py &'",
+        f"srun bash -c 'torchrun {TWO} t.py # all'",
+        f"srun bash -c 'torchrun {TWO} t.py $SLURM_NODEID'",
+        f"srun bash -c 'torchrun {TWO} t.py --name=\\$X'",
+        f"srun bash -c 'torchrun {TWO} *.py'",
+        f"srun bash -c 'A=1 torchrun {TWO} t.py'",
+        f"srun bash -lc 'torchrun {TWO} t.py'",
+        f"srun bash -c 'torchrun {TWO} t.py' name",
+        "srun bash -c 'torchrun --nnodes=2 --nproc-per-node=$GPUS_OF_THE_IMAGE t.py'",
+        "srun -N1 bash -c 'torchrun --nnodes=$SLURM_NNODES --nproc-per-node=4 t.py'",
+        "O=\"-l -N1\"\nsrun $O bash -c 'torchrun --nnodes=$SLURM_NNODES --nproc-per-node=4 t.py'",
+        f"ssh $H bash -c 'torchrun {TWO} t.py'",
+        f"srun bash -c 'torchrun {TWO} --no-python t.sh'",
+        f"srun bash -c 'torchrun {TWO} a.py'\nsrun bash -c 'torchrun {TWO} b.py'",
+    ],
+)
+def test_a_shell_that_may_do_more_is_refused(launch: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="torchrun in quotes"):
+        converted(tmp_path, f"{HEAD}{launch}\n")
+
+
+def test_the_name_of_the_script_is_no_second_launch(tmp_path: Path) -> None:
+    _, notes = converted(
+        tmp_path, "srun torchrun \\\n  --nproc-per-node=2 \\\n  my_torchrun.py 5\n"
+    )
+    assert notes == []
+
+
 def test_options_of_site_and_user_are_carried(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(
         "srun --mpi=pmix accelerate launch --num_processes=2 --mixed_precision=bf16"
@@ -218,6 +332,12 @@ def test_options_of_site_and_user_are_carried(tmp_path: Path) -> None:
         "    NCCL_DEBUG='$WARN' \\\n    ACCELERATE_MIXED_PRECISION=bf16 \\\n"
         "    '/opt/a b/srunddp' --restarts=1 --ifaces=/etc/ifaces.conf -m pkg.train\n"
     )
+    assert tells(notes[0], "--mpi=pmi2", "left out", "--mpi")
+    (tmp_path / "job.sh").write_text(
+        'O="--mpi=pmix -n1"\nsrun $O torchrun --nproc-per-node=2 t.py\n'
+    )
+    made, notes = convert(str(tmp_path / "job.sh"), carried)
+    assert f"\nsrun $O {step} --kill-on-bad-exit=1 --label \\\n" in made
     assert tells(notes[0], "--mpi=pmi2", "left out", "--mpi")
 
 
@@ -275,8 +395,17 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             'RUN="accelerate launch --config_file=c.yaml --num_processes 8 t.py"\n'
             'srun bash -c "$RUN"\n',
             "job.sh:1: accelerate launch in the variable RUN",
-            f"which become variables; write in line 2: srun {STEP.format(1, 8, 8, 8)}"
-            " --kill-on-bad-exit=1 srunddp t.py",
+            'write in line 2, with these variables for VALUES: srun --nodes="$SLURM_NNODES"'
+            ' --ntasks=8 --ntasks-per-node="$((8 / SLURM_NNODES))" --cpus-per-task="$(('
+            '$SLURM_CPUS_ON_NODE / $((8 / SLURM_NNODES))))" --kill-on-bad-exit=1 env VALUES srunddp'
+            " t.py",
+        ),
+        (
+            "if a; then\n  torchrun a.py\nelse\n  torchrun --nproc-per-node=2 b.py > out 2>&1 &\n"
+            "fi\n",
+            "2 commands with",
+            f"in line 4: srun {STEP.format(1, 2, 2, 2)} --kill-on-bad-exit=1 srunddp b.py > out"
+            " 2>&1 &",
         ),
         (
             "if a; then torchrun a.py; else torchrun --nproc-per-node=2 b.py; fi\n",
@@ -295,7 +424,7 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
         ),
         (
             "#SBATCH --nodes=2 --ntasks=2 --gpus-per-task=4\nsrun bash -c 'torchrun --nnodes=2"
-            " --nproc-per-node=4 t.py'\n",
+            " --nproc-per-node=4 t.py $X'\n",
             "job.sh:2: torchrun in quotes",
             "write --gpus-per-node=4 for --gpus-per-task=4 in line 1; write in line 2: srun ",
         ),
@@ -324,6 +453,78 @@ ON_ALL = STEP.format("2", '"$((2 * GPUS))"', '"$GPUS"', "GPUS") + " --kill-on-ba
             "#SBATCH --gres=gpu:8\nsrun hostname\n",
             "no commands with",
             "srun --ntasks-per-node=GPUS",
+        ),
+        (
+            'F=f.yaml\nL="accelerate launch --config_file $F --machine_rank \\$SLURM_NODEID"\n'
+            'srun bash -c "$L t.py" >out 2>&1\n',
+            "job.sh:2: accelerate launch in the variable L",
+            'for VALUES: srun --nodes="$SLURM_NNODES" --ntasks="$((SLURM_NNODES *'
+            ' SLURM_GPUS_ON_NODE))" --ntasks-per-node="$SLURM_GPUS_ON_NODE" --cpus-per-task="$(('
+            'SLURM_CPUS_ON_NODE / SLURM_GPUS_ON_NODE))" --kill-on-bad-exit=1 env VALUES srunddp'
+            " t.py >out 2>&1",
+        ),
+        (
+            'CLEAN="rm -rf /tmp/own && "\nL="torchrun --nproc-per-node=2"\n'
+            'CMD="$CLEAN $L t.py"\nsrun -l bash -c "$CMD" 2>&1 | tee log  # both\n',
+            "in the variable L, with rm -rf /tmp/own; ",
+            f"in line 4: srun {STEP.format(1, 2, 2, 2)} --kill-on-bad-exit=1 -l srunddp t.py 2>&1 |"
+            " tee log",
+        ),
+        (
+            'OPTS=" --wait=9 --nodes=2 \\\n --ntasks=2"\nL="torchrun --nnodes=2 --nproc-per-node=4"'
+            '\nsrun $OPTS -l bash -c "$L t.py"\n',
+            "in the variable L",
+            f"in line 4: srun $OPTS {STEP.format(2, 8, 4, 4)} --kill-on-bad-exit=1 -l srunddp t.py",
+        ),
+        (
+            "srun --gpu-bind=closest bash -c 'cd x; torchrun t.py'\n",
+            "torchrun in quotes, with cd x",
+            "; --gpu-bind=closest, with which a rank does not see all GPUs of its node: remove it",
+        ),
+        (
+            "A=1\nsrun -n8 apptainer exec x.sif bash -c 'export RANK=$SLURM_PROCID; python -u t.py"
+            " --lr 1' >out\n",
+            "no commands with",
+            "takes the place of python; write in line 2: srun -n8 apptainer exec x.sif srunddp t.py"
+            " --lr 1 >out",
+        ),
+        (
+            'RUN="python -u"\nCMD="cd x && $RUN t.py"\n'
+            'srun $OPTS bash -c "RANK=\\$SLURM_PROCID $CMD"',
+            "no commands with",
+            "once a rank; srunddp takes the place of python; write in line 3: srun $OPTS srunddp"
+            " t.py",
+        ),
+        (
+            'CMD="sbatch --parsable -N2 --time 9 \\\n --array=0-3 -W jobs/one.slurm a"\n'
+            "ID=$($CMD)\n",
+            "no commands with",
+            "line 1 submits another job script: convert jobs/one.slurm by --from",
+        ),
+        (
+            "for i in 1 2; do\n  X=$i sbatch --requeue -p gpu one.sh $i\ndone\n",
+            "no commands with",
+            "line 2 submits another job script: convert one.sh by --from",
+        ),
+        (
+            "ID=$(sbatch --parsable one.sh)\n",
+            "no commands with",
+            "line 1 submits another job script: convert one.sh by --from",
+        ),
+        (
+            "sbatch -N 2 <<END\ntorchrun t.py\nEND\n",
+            "no commands with",
+            "line 1 submits another job: write its script to a file, and convert that by --from",
+        ),
+        (
+            'L="torchrun --nproc-per-node=2"\nL+=" --max-restarts=3"\nsrun $L t.py\n',
+            "job.sh:1: torchrun in the variable L",
+            "--kill-on-bad-exit=1 srunddp --restarts=3 t.py",
+        ),
+        (
+            'mpirun python t.py\nsbatch --dependency=afterok:$SLURM_JOB_ID "$0"\n',
+            "no commands with",
+            "write one task for each GPU, and srunddp for the launcher: ",
         ),
     ],
 )

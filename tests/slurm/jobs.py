@@ -96,7 +96,8 @@ def draw_near(job: Job) -> None:
 # The last lines of a job script, as in docs/examples/resume.sh.
 END = """code=$?
 slurm=$(srun --version)
-[ $code = 143 ] && [[ ${slurm##* } < 24.05 ]] && sleep 600
+requeues=24.05
+[ $code = 143 ] && [[ ${slurm##* } < $requeues ]] && sleep 600
 exit $code
 """
 

@@ -10,7 +10,10 @@ from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
-from tests.cluster.nodes import NODES
+from srunddp.util.hostlist import expand
+from tests.cluster.network import tool
+from tests.cluster.nodes import NODES, node
+from tests.cluster.sockets import LIST_COMMAND, parse
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.spare_nodes import (
     FENCE,
@@ -18,8 +21,10 @@ from tests.slurm.spare_nodes import (
     PROGRAM,
     TRAINING,
     SpareRun,
+    cut,
     launched,
     network_in_two,
+    supervisors,
 )
 from tests.support.starting import until
 
@@ -27,7 +32,7 @@ pytestmark = pytest.mark.slurm
 
 ACCUMULATION = "--gradient_accumulation_steps"
 RESTARTED = 60.0
-ENDS_WITHIN = 150.0
+ENDS_WITHIN = 240.0
 
 
 def smaller(
@@ -35,7 +40,7 @@ def smaller(
 ) -> AbstractContextManager[SpareRun]:
     """A training on so many nodes, one rank on each, that may go on with fewer."""
     folder = runner.cluster.shared / name
-    options = (f"-N{nodes}", "--time=5", SRUNDDP, "--restarts=3", f"--min-nodes={fewest}")
+    options = (f"-N{nodes}", "--time=10", SRUNDDP, "--restarts=3", f"--min-nodes={fewest}")
     program = (PROGRAM, *TRAINING[:2], f"--output-dir={folder}", *TRAINING[2:], *settings)
     return launched(runner, folder, *options, *program)
 
@@ -55,13 +60,17 @@ def first_step(run: SpareRun, start: int) -> int:
 
 
 def changed_at(
-    runner: SlurmJobRunner, name: str, ranks: Mapping[int, tuple[str, ...]], steps: list[int]
+    runner: SlurmJobRunner,
+    name: str,
+    ranks: Mapping[int, tuple[str, ...]],
+    steps: list[int],
+    kind: str = TRAINING[0],
 ) -> set[str]:
     """The weights of a training that ends after each of these steps, and goes on with the next
-    number of ranks, one on each node, and settings.
+    number of ranks, one on each node, and settings. It waits at no step if its kind is another.
     """
     folder = runner.cluster.shared / name
-    command = (PROGRAM, *TRAINING[:2], f"--output-dir={folder}", *TRAINING[2:], "--resume=auto")
+    command = (PROGRAM, kind, "0", f"--output-dir={folder}", *TRAINING[2:], "--resume=auto")
     for (count, settings), last in zip(ranks.items(), [*steps, None], strict=True):
         end = [f"--max-steps={last}"] if last else []
         done = runner.srun(f"-N{count}", f"-n{count}", SRUNDDP, *command, *settings, *end)
@@ -113,6 +122,72 @@ def test_six_nodes_down_to_three_one_after_the_other(runner: SlurmJobRunner) -> 
     assert weights == changed_at(runner, "reference-six", ranks, steps)
 
 
+def waits_for_the_next_start(name: str) -> bool:
+    """Whether a task of this node has a connection to rank 0 on node01, before it has a number."""
+    shown = tool("ip", "netns", "exec", node(name).namespace, *LIST_COMMAND)
+    peers = {each.peer_address for each in parse(shown) if each.state == "established"}
+    return node("node01").data in peers
+
+
+MINUTE = 60.0
+RETURNS = 120.0  # it looks for rank 0 for a minute, after it has tried to meet the others
+
+
+def test_a_node_that_was_cut_off_for_a_minute_takes_the_place_of_the_next(
+    runner: SlurmJobRunner,
+) -> None:
+    """Meanwhile the run has gone on without it; it joins at the next restart, and not before."""
+    settings = (f"{ACCUMULATION}=3", "--epochs=200")
+    others = [each for each in NODES if each.name != "node02"]
+    with smaller(runner, "back", 4, 2, *settings) as run:
+        until(run.training, why=run.said)
+        began = time.monotonic()
+        with network_in_two([node("node02")], others):
+            until(lambda: run.training(start=1, step=0), RESTARTED, run.said)
+            time.sleep(max(0.0, began + MINUTE - time.monotonic()))
+        until(lambda: waits_for_the_next_start("node02"), RETURNS, run.said)
+        assert world(run, 1) == {0: "node01", 1: "node03", 2: "node04"}
+        assert not run.training(start=2, step=0)
+        lose(run, "node03")
+        assert run.ends_with(0, ENDS_WITHIN), run.said()
+        assert world(run, 2) == {0: "node01", 1: "node02", 2: "node04"}
+        assert run.overlaps() == []
+        assert "srunddp: rank 1 goes to node02" in run.said()
+        assert "srunddp: ended with 0 after 2 restarts" in run.said()
+        step = first_step(run, 1) - 1
+        weights = run.weights()
+    ranks = {4: settings, 3: (*settings, f"{ACCUMULATION}=4")}
+    assert weights == changed_at(runner, "reference-back", ranks, [step], kind="exception")
+
+
+def test_a_node_that_slurm_has_set_down_does_not_come_back(runner: SlurmJobRunner) -> None:
+    """Its task is told so by Slurm, or ended by it, when the network is there again; and the loss
+    of another node takes no longer for it.
+    """
+    settings = ("--scale_lr=sqrt", "--epochs=40")
+    with smaller(runner, "down", 4, 2, *settings) as run:
+        until(run.training, why=run.said)
+        run.lost.append("node02")
+
+        def is_taken_away() -> bool:
+            jobs = runner.cluster.run("squeue", "--noheader", "--format=%N").stdout
+            return bool(jobs.strip()) and "node02" not in expand(jobs.strip())
+
+        with cut("node02"):
+            until(lambda: run.training(start=1, step=0), RESTARTED, run.said)
+            until(is_taken_away, 3 * RESTARTED, run.said)
+        until(lambda: not supervisors("node02"), RETURNS, run.said)
+        began = time.monotonic()
+        lose(run, "node03")
+        # Slurm has killed the task of node02, and that is srun's own exit code.
+        assert run.finish(ENDS_WITHIN) is not None, run.said()
+        assert "srunddp: ended with 0 after 2 restarts" in run.said()
+        assert world(run, 2) == {0: "node01", 1: "node04"}
+        assert run.gap(began) < FENCE + RESTARTED
+        assert run.overlaps() == []
+        assert "node02 is a spare node" not in run.said()
+
+
 FAILS_THERE = """import os, time, srunddp
 srunddp.heartbeat()
 time.sleep(1.0)
@@ -142,6 +217,33 @@ def test_a_node_that_fails_twice_in_a_row_is_left_out(runner: SlurmJobRunner) ->
     assert sorted(done.output.splitlines()) == expected
     said = "no spare node is left for ranks 2-3: the run goes on with 6 ranks on 3 nodes"
     assert said in done.errors
+    assert "node02 is a spare node from now on" in done.errors
+
+
+FAILS_TWICE_THERE = """import os, sys, time, srunddp
+srunddp.heartbeat()
+time.sleep(1.0)
+where, start = os.environ["SLURMD_NODENAME"], srunddp.restart_count()
+if (where, start) in (("node02", 0), ("node02", 1), ("node03", 2), ("node03", 3)):
+    os._exit(9)
+time.sleep(2.0)
+print("done", os.environ["RANK"], os.environ["WORLD_SIZE"], where)
+"""
+
+
+def test_a_node_that_failed_twice_is_used_when_no_other_is_left(runner: SlurmJobRunner) -> None:
+    """The first that failed takes the place of the second; before, a healthy spare one was used."""
+    script = runner.cluster.shared / "fails_twice_there.py"
+    script.write_text(FAILS_TWICE_THERE)
+    words = (*OPTIONS, "-wnode[01-04]", "--ntasks-per-node=2", SRUNDDP, "--restarts=5")
+    done = runner.srun(*words, "--spare-nodes=1", "--min-nodes=3", str(script))
+    assert done.code == 0, done.errors
+    expected = ["node01"] * 2 + ["node04"] * 2 + ["node02"] * 2
+    assert sorted(done.output.splitlines()) == [
+        f"done {rank} 6 {name}" for rank, name in enumerate(expected)
+    ]
+    assert "ranks 2-3 go to node04" in done.errors
+    assert "ranks 4-5 go to node02" in done.errors
 
 
 def test_a_run_with_too_few_nodes_left_ends(runner: SlurmJobRunner) -> None:

@@ -90,8 +90,18 @@ def processes(name: str) -> Iterator[Path]:
             pass
 
 
-def samplers() -> list[Path]:
-    return list(processes("srunddp-monitor"))
+def samplers(runner: SlurmJobRunner) -> list[Path]:
+    """Of this cluster; other runs on the machine may have some, too."""
+    ours = str(runner.cluster.shared).encode()
+    return [each for each in processes("srunddp-monitor") if ours in environ_of(each)]
+
+
+def environ_of(process: Path) -> bytes:
+    """Nothing of a process that has ended."""
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def supervisors(job: str) -> list[int]:
@@ -135,7 +145,7 @@ def test_what_is_wrong_gets_its_note_and_only_that(
     if case == "healthy":  # of Slurm 22.05 the ranks themselves do not hear of it
         said = runner.on_login(SRUNDDP, "report", "--text", str(start_of(folder)))
         assert re.search(r"^started .* of 5 min$", said.output, re.MULTILINE), said.output
-    assert not samplers()
+    assert not samplers(runner)
 
 
 def test_an_idle_gpu_gets_its_note_and_only_that(runner: SlurmJobRunner, folder: Path) -> None:
@@ -240,7 +250,7 @@ def test_a_killed_job_has_its_report_and_leaves_no_sampler(
         runner.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables)
     ) as step:
         until(lambda: ready(folder) and summed(folder).steps > 150)
-        until(lambda: len(samplers()) == 3)  # those of the test before may be about to end
+        until(lambda: len(samplers(runner)) == 3)  # those of the test before may be about to end
         job = job_of(folder)
         there = supervisors(job)
         assert len(there) == 6
@@ -250,7 +260,7 @@ def test_a_killed_job_has_its_report_and_leaves_no_sampler(
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         step.communicate(timeout=60)
-        until(lambda: not samplers(), limit=5)
+        until(lambda: not samplers(runner), limit=5)
     assert step.returncode != 0
     for node in NODES[:3]:
         last = (start_of(folder) / f"{node.name}.node.csv").read_text().splitlines()[-1]

@@ -98,6 +98,22 @@ def test_two_steps_at_once_share_their_preferred_ports(runner: SlurmJobRunner) -
         assert set(preferred(job_id, int(run.split(".")[1]))[:2]) <= met_strangers(run, calls)
 
 
+def test_over_pmi_a_step_meets_although_strangers_hold_all_its_preferred_ports(
+    runner: SlurmJobRunner,
+) -> None:
+    """Any user may hold them, for the job's number is known to all."""
+    runner.cluster.run("salloc", "-Q", "-N2", "-n2", "--no-shell", "-J", "held")
+    job_id = runner.cluster.run("squeue", "--noheader", "--name=held", "--format=%A").stdout.strip()
+    taken = sorted({port for step in range(TRIES) for port in preferred(job_id, step)})
+    with strangers(runner, taken):
+        words = ("--mpi=pmi2", f"--jobid={job_id}", "-N2", "-n2", SRUNDDP, "--timeout=100", REPORT)
+        done = runner.srun(*words)
+    runner.cluster.run("scancel", job_id)
+    assert done.code == 0, done.errors
+    assert "channel pmi," in done.errors
+    assert sorted(report["rank"] for report in done.reports) == [0, 1]
+
+
 @pytest.fixture
 def reserving(runner: SlurmJobRunner) -> Iterator[None]:
     """Slurm reserves ports for steps."""

@@ -220,3 +220,25 @@ def test_a_step_that_the_script_has_started_ends_with_its_start(runner: SlurmJob
     assert done.code == 0, done.errors
     (report,) = done.reports
     assert report["sizes"][0] == report["sizes"][1], report
+
+
+@pytest.mark.parametrize("shell", ['echo 4711 | "$@"', 'echo 4711 > config; "$@" < config'])
+def test_each_start_reads_what_srun_passes_on(shell: str, runner: SlurmJobRunner) -> None:
+    """srun makes a pipe of both for each rank."""
+    folder = runner.cluster.shared / "standard-input"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(
+        """
+import json, os, sys
+number = int(sys.stdin.read())
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if start == 0 and os.environ["RANK"] == "1":
+    sys.exit(3)
+print(json.dumps({"start": start, "number": number}), flush=True)
+"""
+    )
+    words = ("-N2", "-n2", "--time=5", f"--chdir={folder}", SRUNDDP, "--restarts=1", "train.py")
+    done = runner.on_login("bash", "-c", f"cd {folder}; {shell}", "bash", "srun", *words)
+    assert done.code == 0, done.errors
+    again = [report for report in done.reports if report["start"] == 1]
+    assert again == 2 * [{"start": 1, "number": 4711}], done.errors

@@ -37,7 +37,7 @@ from tests.support.starting import until
 pytestmark = pytest.mark.slurm
 
 RESTARTED = 60.0  # ten times what six ranks on two cores take to import torch, and more
-ENDS_WITHIN = 150.0
+ENDS_WITHIN = 240.0
 
 
 def went_on(run: SpareRun, undisturbed: str, codes: Collection[int] = (0,)) -> None:
@@ -134,14 +134,14 @@ def test_a_lost_spare_node_costs_nothing(undisturbed: str, runner: SlurmJobRunne
 
 
 def test_a_node_that_comes_back_writes_nothing(undisturbed: str, runner: SlurmJobRunner) -> None:
-    """Its ranks were ended before others had them. That its srunddp has ended so is srun's own exit
-    code.
+    """Its ranks were ended before others had them. If the run ends before the node is back, that
+    its srunddp has ended so is srun's own exit code.
     """
     with training(runner, "cut") as run:
         until(run.training)
         with cut("node03"):
             until(lambda: run.training(start=1, step=0))
-        went_on(run, undisturbed, codes=(69, 137))
+        went_on(run, undisturbed, codes=(0, 69, 137))
         last = max(note.at for note in run.notes() if note.node == "node03")
         assert last < min(note.at for note in run.notes() if note.start == 1)
 

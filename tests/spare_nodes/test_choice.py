@@ -22,7 +22,7 @@ def chosen(
     sizes: tuple[int, ...], nodes: dict[int, str], own: int = 0, min_nodes: int = 0
 ) -> tuple[str, dict[int, int]]:
     """The nodes in their order, and the numbers that differ from those before."""
-    choice = choose_nodes(sizes, nodes, own=own, min_nodes=min_nodes)
+    choice = choose_nodes(sizes, nodes, own=own, min_nodes=min_nodes, tasks=100)
     assert sorted(choice.numbers.values())[: sum(choice.sizes)] == list(range(sum(choice.sizes)))
     changed = {task: new for task, new in choice.numbers.items() if task != new}
     return "".join(place.node for place in choice.places), changed
@@ -96,7 +96,38 @@ def test_too_few_nodes_are_refused(
     sizes: tuple[int, ...], nodes: dict[int, str], own: int, min_nodes: int, said: str
 ) -> None:
     with pytest.raises(RendezvousError, match=f"^{said}"):
-        choose_nodes(sizes, nodes, own=own, min_nodes=min_nodes)
+        choose_nodes(sizes, nodes, own=own, min_nodes=min_nodes, tasks=100)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nodes", "left", "expected"),
+    [
+        # it has a number after those that have waited, and no rank yet
+        ((1, 1), {0: "a", 1: "b", 3: "d", 5: "c"}, (), ("ab", {3: 2, 5: 3})),
+        ((2, 2), {0: "a", 1: "a", 2: "b", 3: "b", 8: "c", 9: "c"}, (), ("ab", {8: 4, 9: 5})),
+        # other spare nodes are used before
+        ((1, 1), {0: "a", 3: "d", 5: "c"}, (), ("ad", {3: 1, 5: 2})),
+        ((1, 1), {0: "a", 5: "c"}, (), ("ac", {5: 1})),
+        # it takes no rank in the start that follows its failure
+        ((1, 1, 1), {0: "a", 1: "b", 7: "c"}, ("c",), ("ab", {7: 2})),
+        ((1, 1), {0: "a", 3: "d", 6: "b"}, ("b",), ("ad", {3: 1, 6: 2})),
+        # unless the one that was to take its place has not come
+        ((1, 1), {0: "a", 6: "b"}, ("b",), ("ab", {6: 1})),
+        ((1, 1, 1), {0: "a", 6: "b"}, ("b",), ("ab", {6: 1})),
+    ],
+)
+def test_a_node_that_comes_back_is_the_last_spare_one(
+    sizes: tuple[int, ...],
+    nodes: dict[int, str],
+    left: tuple[str, ...],
+    expected: tuple[str, dict[int, int]],
+) -> None:
+    """Of the five numbers, or eight with two tasks a node, it has none before."""
+    tasks = 5 if max(sizes) == 1 else 8
+    choice = choose_nodes(sizes, nodes, own=0, min_nodes=2, tasks=tasks, left=left)
+    changed = {task: new for task, new in choice.numbers.items() if task != new}
+    assert ("".join(place.node for place in choice.places), changed) == expected
+    assert max(choice.numbers.values()) < tasks
 
 
 @given(
@@ -112,7 +143,7 @@ def test_no_rank_is_given_twice(
     everything = there(*sizes, *([3] * spare))
     nodes = {number: node for number, node in everything.items() if number not in lost}
     try:
-        choice = choose_nodes(tuple(sizes), nodes, own=0, min_nodes=min_nodes)
+        choice = choose_nodes(tuple(sizes), nodes, own=0, min_nodes=min_nodes, tasks=100)
     except RendezvousError:
         return
     assert max(Counter(choice.numbers.values()).values()) == 1

@@ -4,13 +4,14 @@ two are spare.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from srunddp.spare_nodes.lease import Lease
 from srunddp.spare_nodes.rank_zero import RankZeroSpareNodes
-from srunddp.supervisor.failure import GpuFault, GpuFaultKind
+from srunddp.supervisor.failure import FailureCategory, GpuFault, GpuFaultKind
 from srunddp.supervisor.messages import Pong
 from srunddp.supervisor.root_cause import Ending, RootCause
 from tests.support.connections import Clock, FakeConnection
@@ -23,14 +24,23 @@ A, B, C, D, E = (f"node0{number}" for number in range(1, 6))
 class Nodes(RankZeroSpareNodes):
     """With connections, that a test ends, and its clock."""
 
-    def __init__(self, tasks: int = TASKS, ranks: int = RANKS, min_nodes: int = 0) -> None:
+    def __init__(
+        self, tasks: int = TASKS, ranks: int = RANKS, min_nodes: int = 0, **more: Any
+    ) -> None:
         self.ends: dict[int, Any] = {rank: FakeConnection() for rank in range(1, tasks)}
         self.clock = Clock()
         nodes = {number: f"node0{number // 2 + 1}" for number in range(tasks)}
         leases = {number: Lease(9.0, self.clock) for number in self.ends}
         numbers = frozenset(range(ranks, tasks))
         super().__init__(
-            nodes, numbers, self.ends, leases, self.clock, can_move=True, min_nodes=min_nodes
+            nodes,
+            numbers,
+            self.ends,
+            leases,
+            self.clock,
+            can_move=True,
+            min_nodes=min_nodes,
+            **more,
         )
 
     def end(self, *ranks: int, lost: bool = False) -> None:
@@ -171,6 +181,42 @@ def test_with_fewer_nodes_allowed_one_is_left_without_a_spare_one(
 )
 def test_what_is_lacking_is_said(tasks: int, min_nodes: int, left: set[str], said: str) -> None:
     assert Nodes(tasks=tasks, min_nodes=min_nodes).shortage(left) == said
+
+
+@pytest.mark.parametrize(
+    ("waiting", "said"), [(1, "2 nodes are left, and --min-nodes is 3"), (2, ""), (3, "")]
+)
+def test_a_node_that_is_back_and_waits_takes_the_place_of_one(waiting: int, said: str) -> None:
+    nodes = Nodes(tasks=6, min_nodes=3, waiting=lambda: waiting)
+    assert nodes.shortage({B}) == said
+    assert nodes.shortage({B, C}) != ""
+
+
+BACK = {A: (20, 21), B: (22, 23), C: (24, 25)}
+
+
+@pytest.mark.parametrize(
+    ("ended", "found", "back"),
+    [
+        ((), cause(B), {B}),
+        ((3,), cause(B), set()),  # it has lost a task
+        ((), of_gpus(B, (B, HARDWARE)), set()),
+        ((), of_gpus(B, (B, PROGRAM)), {B}),
+        ((), replace(cause(B), category=FailureCategory.IMPORT_FAILED), set()),
+    ],
+)
+def test_a_node_comes_back_unless_it_would_fail_again(
+    ended: tuple[int, ...], found: RootCause, back: set[str]
+) -> None:
+    """And those that come back are expected, as they are known to be there."""
+    nodes = Nodes(returning_numbers=BACK)
+    nodes.end(*ended)
+    assert nodes.returning(found, {B}) == back
+    assert Nodes().returning(found, {B}) == set()
+    nodes.note_end({B}, back, [1, 2, 4, 5])
+    known = nodes.next_start()
+    assert known.expected == ((1, 4, 5, 22, 23) if back else (1, 4, 5))
+    assert known.left == (B,)
 
 
 def test_a_spare_node_is_free_while_all_of_its_tasks_are_there() -> None:

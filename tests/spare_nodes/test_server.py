@@ -17,7 +17,7 @@ import pytest
 from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.messages import Here, RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import decode_advertisement
-from srunddp.errors import PeerError, ReassignedError, RendezvousError, UnavailableError
+from srunddp.errors import CutOffError, ReassignedError, RendezvousError, UnavailableError
 from srunddp.spare_nodes.server import SpareNodeServer
 from srunddp.util.messages import send
 from tests.bootstrap.rendezvous.test_client import LONG, RankZero, greeted, hello, rank_zero, soon
@@ -30,7 +30,7 @@ SOON = 2.0  # after which who has not come is given up
 @contextmanager
 def spare_node_server(*expected: int, node: str = "n1", **changes: Any) -> Iterator[RankZero]:
     """Rank 0, which waits for these numbers; those from 4 on are of spare nodes, if nothing else is
-    said.
+    said. It may be given its sockets.
     """
     known: dict[str, Any] = {
         "sizes": (2, 2),
@@ -40,8 +40,9 @@ def spare_node_server(*expected: int, node: str = "n1", **changes: Any) -> Itera
         "lost_after": 5.0,
     }
     known |= {"expected": {*expected}, **changes}
+    held = known.pop("held", None)
     server = partial(SpareNodeServer, spares=TASKS - sum(known["sizes"]), **known)
-    with rank_zero(TASKS, node, kind=server) as it:
+    with rank_zero(TASKS, node, held=held, kind=server) as it:
         yield it
 
 
@@ -73,7 +74,9 @@ def nodes(server: RankZero) -> str:
 
 
 def dismissed(one: Future[RendezvousInfo], node: str = "n2") -> None:
-    with pytest.raises(PeerError, match=f"the ranks of {node} have gone to another node") as caught:
+    with pytest.raises(
+        CutOffError, match=f"the ranks of {node} have gone to another node"
+    ) as caught:
         one.result(LONG)
     assert caught.value.exit_code == 69
 
@@ -269,9 +272,10 @@ def test_no_lack_of_spare_nodes_is_named_where_only_the_order_changes() -> None:
 def test_who_has_not_heard_of_the_new_numbers_is_dismissed() -> None:
     """Its number may be another task's now."""
     with spare_node_server(1, 2, 3, sizes=(2, 2)) as it:
-        stale = replace(hello(2, TASKS, "n2"), layout=1)
-        with pytest.raises(PeerError, match="have gone to another node"):
-            join([it.address], stale, soon())
+        one = hello(2, TASKS, "n2")
+        for stale in (replace(one, layout=1), replace(one, generation=1)):
+            with pytest.raises(CutOffError, match="have gone to another node"):
+                join([it.address], stale, soon())
         come(it, 1, 2, 3)
         assert nodes(it) == "n1 n1 n2 n2"
 

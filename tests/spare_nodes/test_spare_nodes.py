@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
@@ -21,9 +22,18 @@ from srunddp.bootstrap.rendezvous.rank_setup import (
     RendezvousOptions,
     SpareNodeTerms,
 )
-from srunddp.errors import ReassignedError
-from srunddp.spare_nodes.layout import set_spare_nodes
+from srunddp.errors import (
+    ConfigError,
+    CutOffError,
+    PeerError,
+    ReassignedError,
+    RendezvousError,
+    Scope,
+    SrunddpError,
+)
+from srunddp.spare_nodes.layout import in_next_start, set_spare_nodes
 from srunddp.spare_nodes.spare_nodes import SpareNodes
+from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.node_replacement import NextStart
@@ -32,6 +42,7 @@ from srunddp.util.messages import Message
 from tests.support.launchers import PID, step
 
 TAKEOVER = "where the deputies listen"
+RETURNS_AT = "where rank 0 listens all the time, and the deputies"
 LOST = RootCause((0,), "n1", "no answer for 15 s", 255, Ending.LOST)
 NODES = {0: "n1", 1: "n2", 2: "n3"}
 AGAIN = Rejoin(generation=1, published="where rank 0 listens", channel="slurm", run="1207.0.0")
@@ -57,7 +68,7 @@ class Monitor(FailureMonitor):
         self.deputy = is_first_deputy
 
     def next_start(self) -> NextStart:
-        return NextStart(expected=(1, 2), quorum=2, not_before=1234.5)
+        return NextStart(expected=(1, 2), quorum=2, not_before=1234.5, left=("n9",))
 
     def is_first_deputy(self) -> bool:
         return self.deputy
@@ -94,6 +105,7 @@ def meeting(*vacant: int) -> RendezvousInfo:
         master_port=1,
         run="1207.0.0",
         takeover=TAKEOVER,
+        returns_at=RETURNS_AT,
         vacant=vacant,
         master_node="n1",
     )
@@ -116,6 +128,28 @@ def test_in_the_last_start_no_rank_moves(done: int, moves: bool) -> None:
     assert start.replacement({}).can_move == moves
 
 
+class There:
+    """The connection to a task that is there."""
+
+    open = True
+    lost = False
+
+
+@pytest.mark.parametrize(("done", "returning"), [(0, {"n2"}), (1, {"n2"}), (2, set()), (3, set())])
+def test_no_node_comes_back_to_the_last_start(done: int, returning: set[str]) -> None:
+    """Nobody needs a spare node there; and who does not find a run that has ended, ends with 69."""
+    rejoin = replace(AGAIN, generation=done) if done else None
+    start = spare_nodes(0, restarts=3, rejoin=rejoin).of_start(NODES, meeting())
+    connections = cast(dict[int, SupervisorConnection], {1: There(), 2: There()})
+    assert start.replacement(connections).returning(LOST, {"n2"}) == returning
+
+
+def test_a_task_that_misses_the_last_start_does_not_look_for_another() -> None:
+    last = replace(AGAIN, generation=3)
+    rejoin = spare_nodes(1, rejoin=last).rejoin(last, Monitor(), meeting())
+    assert spare_nodes(1, rejoin=rejoin).rejoin_after(CUT_OFF[0]) is None
+
+
 def test_a_restart_goes_by_what_the_start_before_has_come_to() -> None:
     rejoin = spare_nodes(1).rejoin(AGAIN, Monitor(), meeting())
     assert rejoin.published == AGAIN.published
@@ -127,6 +161,8 @@ def test_a_restart_goes_by_what_the_start_before_has_come_to() -> None:
         expected=(1, 2),
         not_before=1234.5,
         quorum=2,
+        returns_at=RETURNS_AT,
+        left=("n9",),
     )
 
 
@@ -141,7 +177,7 @@ def test_the_first_deputy_on_a_spare_node_takes_over(deputy: socket.socket) -> N
     assert rejoin.descriptor == number
     assert terms
     assert (terms.rank, terms.takes_over, terms.lost) == (0, True, ("n1", "no answer for 15 s"))
-    assert (terms.expected, terms.quorum) == ((1,), 2)
+    assert (terms.expected, terms.quorum, terms.left) == ((1,), 2, ("n1",))
     assert Carrier.decode(Carried(rejoin).encode()) == Carried(rejoin)
     socket.socket(fileno=number).close()
 
@@ -171,7 +207,7 @@ def test_nobody_else_takes_over(
 def test_a_task_that_gets_a_rank_comes_again_as_that_one() -> None:
     """To the same rendezvous, and with all else that it knew."""
     rejoin = spare_nodes(2).rejoin(AGAIN, Monitor(), meeting())
-    again = spare_nodes(2, rejoin=rejoin).rejoin_as(ReassignedError(1))
+    again = spare_nodes(2, rejoin=rejoin).rejoin_as(ReassignedError(1, "1(x2)", 0, 1))
     assert rejoin.spare_nodes
     assert again == replace(rejoin, spare_nodes=replace(rejoin.spare_nodes, rank=1))
 
@@ -196,9 +232,57 @@ def test_a_rank_takes_over_where_a_node_may_be_left_out(
         socket.socket(fileno=descriptor).close()
 
 
+def test_a_task_of_a_given_up_node_comes_back_behind_all_others() -> None:
+    """To where rank 0 listens all the time, also when it takes no part in a takeover."""
+    monitor = Monitor(is_first_deputy=True)
+    monitor.returns = True
+    for published in (AGAIN.published, TAKEOVER):
+        rejoin = spare_nodes(1).rejoin(replace(AGAIN, published=published), monitor, meeting())
+        assert rejoin.published == RETURNS_AT
+        assert rejoin.spare_nodes
+        assert (rejoin.spare_nodes.rank, rejoin.spare_nodes.is_awaited) == (3 + 1, True)
+        environment = in_next_start(spare_nodes(1).setup.environment, rejoin.spare_nodes)
+        assert environment.is_returning
+        assert environment.is_spare
+
+
+CUT_OFF = [
+    RendezvousError("rank 1 did not reach rank 0"),
+    CutOffError("the ranks of n2 have gone to another node", scope=Scope.JOB),
+]
+OVER = [
+    RendezvousError("1 of 3 nodes are left", scope=Scope.JOB),
+    PeerError("rank 2 failed", code=7),
+    ConfigError("processes 12 of the start before cannot be killed"),
+]
+
+
+@pytest.mark.parametrize("error", [*CUT_OFF, *OVER], ids=str)
+def test_who_has_not_met_the_others_comes_back_unless_the_run_is_over(error: SrunddpError) -> None:
+    """One that tries already does not try again, and none does in the first start."""
+    rejoin = spare_nodes(1).rejoin(replace(AGAIN, published=TAKEOVER), Monitor(LOST), meeting())
+    again = spare_nodes(1, rejoin=rejoin).rejoin_after(error)
+    if error in OVER:
+        assert again is None
+        return
+    assert again
+    assert again.published == RETURNS_AT
+    assert again.spare_nodes
+    assert (again.spare_nodes.rank, again.spare_nodes.is_awaited) == (4, False)
+    returning = spare_nodes(1, rejoin=again)
+    environment = in_next_start(returning.setup.environment, again.spare_nodes)
+    returning = replace(returning, setup=replace(returning.setup, environment=environment))
+    assert returning.rejoin_after(error) is None
+    assert spare_nodes(1).rejoin_after(error) is None
+    taken_back = returning.rejoin_as(ReassignedError(2, "1(x2)", 1, 3))
+    assert (taken_back.generation, taken_back.published) == (3, RETURNS_AT)
+    assert taken_back.spare_nodes
+    assert (taken_back.spare_nodes.rank, taken_back.spare_nodes.layout) == (2, 1)
+
+
 def test_a_task_that_is_numbered_anew_knows_the_new_world() -> None:
     rejoin = spare_nodes(2, fewest=2).rejoin(AGAIN, Monitor(), meeting())
-    again = spare_nodes(2, rejoin=rejoin, fewest=2).rejoin_as(ReassignedError(1, "1(x2)"))
+    again = spare_nodes(2, rejoin=rejoin, fewest=2).rejoin_as(ReassignedError(1, "1(x2)", 1, 1))
     assert rejoin.spare_nodes
     assert again == replace(
         rejoin,
@@ -220,7 +304,7 @@ def test_rank_0_goes_on_to_listen_where_the_others_come_again() -> None:
     held = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
     number = held.rendezvous.fileno()
     it = replace(it, setup=replace(it.setup, held=held))
-    again = it.rejoin_as(ReassignedError(0, "1(x2)", (1,)))
+    again = it.rejoin_as(ReassignedError(0, "1(x2)", 1, 1, (1,)))
     assert again.descriptor == number
     found = again.spare_nodes
     assert found

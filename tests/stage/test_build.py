@@ -253,6 +253,6 @@ def test_missing_uv_is_named(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("")
     text = said()
     assert text.count("\n") == 1
-    assert tells(text, "no uv", "; expected ", " -> ", "pip install srunddp[stage]")
+    assert tells(text, "uv is not installed", "; expected ", " -> ", "pip install srunddp[stage]")
     (tmp_path / "uv").symlink_to(shutil.which("false") or "")
     assert said().startswith("uv: ")

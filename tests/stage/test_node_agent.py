@@ -168,7 +168,7 @@ def test_folder_planted_by_another_user_is_refused(
         error = here.refuses(project)
     assert error.found.startswith(
         f"{tmp_path}/base"
-        + ("/sdd-0-17 is there, of user" if kind != "base" else " may be changed")
+        + ("/sdd-0-17 exists, with owner" if kind != "base" else " may be changed")
     )
     assert "--dir" in error.hint
     assert not list((tmp_path / "base" / "victim").iterdir())

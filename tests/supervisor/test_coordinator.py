@@ -716,10 +716,10 @@ def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(lost: bool, quor
     for rank in (1, 4, 5, 7):  # they close; rank 2 as well, unless it is cut off
         it.close(rank)
     until = clock.now + 9.0 + 3.0
-    assert monitor.next_start() == NextStart((1, 4, 5, 7), quorum, until - 8.0)
+    assert monitor.next_start() == NextStart((1, 4, 5, 7), quorum, until - 8.0, ("node02",))
     it.close(2)
     until = until - 8.0 if lost else 0.0
-    assert monitor.next_start() == NextStart((1, 4, 5, 7), quorum, until)
+    assert monitor.next_start() == NextStart((1, 4, 5, 7), quorum, until, ("node02",))
 
 
 def test_a_failure_moves_nobody_the_first_time() -> None:
@@ -735,6 +735,26 @@ def test_a_failure_moves_nobody_the_first_time() -> None:
     it.monitor.fail(failed(0, "boom", FailureKind.PRIMARY), 1.0)
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (True, False, None)
     assert it.messages_to(1, Verdict)[0].restart_at == TAKEOVER
+
+
+def test_a_node_that_fails_twice_comes_back() -> None:
+    """Rank 0's as well, to the one that takes over. A lost node is not told, and not expected."""
+    last = Starts(1, True, False, "boom", "node02", True)
+    back = {f"node0{number}": (9 + number,) for number in range(1, 6)}
+    it = spared(last=last, comes_back=back)
+    it.say(1, HasFailed.about(BOOM))
+    given_up = Verdict((1,), 7, restart_at="where", node_is_given_up=True)
+    assert it.messages_to(1, Verdict) == [given_up]
+    assert (it.monitor.restart, it.monitor.returns) == ("where", False)
+    assert it.monitor.next_start().expected == (2, 3, 4, 11)
+    assert it.monitor.next_start().left == ("node02",)
+    it = spared(last=replace(last, node="node01"), comes_back=back)
+    it.monitor.fail(failed(0, "boom", FailureKind.PRIMARY), 1.0)
+    assert (it.monitor.fenced, it.monitor.restart, it.monitor.returns) == (True, TAKEOVER, True)
+    it = spared(comes_back=back)
+    it.close(1, lost=True)
+    assert it.monitor.next_start().expected == (2, 3, 4)
+    assert it.monitor.next_start().left == ("node02",)
 
 
 IMPORT = Failure(
@@ -821,11 +841,12 @@ def test_nobody_waits_for_a_spare_to_fail_as_well(weight: FailureKind) -> None:
 def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    it = spared()
+    it = spared(comes_back={"node01": (10,)})
     assert it.monitor.abandon(replace(BOOM, rank=0, node="node01"), 1.0)
     assert (it.monitor.fenced, it.monitor.restart) == (True, None)
     assert it.messages_to(2, Verdict) == [Verdict((0,), 7, restart_at=TAKEOVER)]
     assert "rank 0 on node01 lost: ValueError: boom" in capfd.readouterr().err
+    assert not it.monitor.returns
     assert not it.monitor.abandon(BOOM, 2.0), "all have been told of an end already"
     assert not Scene().monitor.abandon(BOOM, 1.0)
 

@@ -336,9 +336,12 @@ class Run:
             may_tell = turn.gpus_may_tell
             actions += carry_out(self.decision, failed, self._now, gpus_may_tell=may_tell)
         actions += move_on(self.decision, self._now, turn.facts, gpus_may_tell=turn.gpus_may_tell)
+        if self._earliest != float("inf") and not turn.facts.someone_may_fail:
+            # The cause cannot come any more: now the ranks may be asked, which may take some turns.
+            self._earliest = min(self._earliest, self._now)
         found = [action for action in actions if action in FINDINGS]
         if found not in ([], [RankZeroAction.FIND_STALLED_RANK]):
-            assert self._now >= self._earliest or not turn.facts.someone_may_fail
+            assert self._now >= self._earliest or not self.decision.failures
         self.found += len(found)
         self.verdicts += [action for action in actions if action in VERDICTS]
         if RankZeroAction.ASK_ABOUT_GPUS in actions:

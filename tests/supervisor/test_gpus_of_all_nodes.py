@@ -59,12 +59,8 @@ def scene(gpus: FakeGpus | None) -> Scene:
 
 def stalled(gpus: FakeGpus, **changes: Any) -> Scene:
     """Three ranks of which none makes a step, and which are asked about their GPUs since 4.1."""
-    known: dict[str, Any] = {
-        "stall_timeout": 3.0,
-        "step": lambda: 7,
-        "stacks": lambda: ALL_REDUCE,
-    }
-    it = Scene(gpus=gpus, **known | changes)
+    context: dict[str, Any] = {"stall_timeout": 3.0, "stacks": lambda: ALL_REDUCE, "gpus": gpus}
+    it = Scene(step=lambda: 7, **context, **changes)
     for rank in (1, 2):
         it.say(rank, Ping(7), now=1.0)
     it.monitor.tick(1.0)
@@ -127,6 +123,16 @@ def test_nobody_waits_longer_than_three_seconds() -> None:
     it.monitor.tick(began + 3.1)
     assert it.root_cause.ranks == (2,)
     assert it.root_cause.gpu_faults == ()
+
+
+def test_while_others_are_asked_rank_zero_wakes_when_their_time_is_over() -> None:
+    """Neither later nor again and again before."""
+    it = scene(FakeGpus())
+    it.say(2, HasFailed.about(BOOM))
+    assert it.monitor.tick(0.0) == pytest.approx(3.0)
+    assert it.monitor.tick(2.0) == pytest.approx(1.0)
+    it.monitor.tick(3.0)
+    assert it.root_cause.ranks == (2,)
 
 
 def test_rank_zero_looks_soon_whether_its_own_driver_has_answered() -> None:

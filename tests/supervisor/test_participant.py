@@ -398,6 +398,15 @@ def test_who_is_on_a_node_that_is_given_up_ends_with_0(
     assert it.monitor.restart == restart_at
 
 
+def test_who_is_on_such_a_node_may_come_back() -> None:
+    """Its worker ends at once, as another may have its rank."""
+    it = spared(1)
+    it.say(0, Verdict((1,), 9, "where", node_is_given_up=True))
+    assert (it.monitor.fenced, it.monitor.restart, it.monitor.returns) == (True, "where", True)
+    assert it.monitor.abandon(BOOM, 1.0)
+    assert (it.monitor.restart, it.monitor.returns) == (None, False)
+
+
 def test_the_first_verdict_counts() -> None:
     it = spared(1)
     it.say(0, Verdict((1,), 9, "where"))

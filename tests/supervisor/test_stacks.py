@@ -86,6 +86,8 @@ def test_a_rank_in_a_collective_or_backward_pass_waits(text: str, waiting: bool)
         ({0: "", 1: LOAD_BATCH}, {}, 1),
         # All wait: the one that is a step behind.
         ({0: ALL_REDUCE, 1: ALL_REDUCE, 2: ALL_REDUCE}, {0: 8, 1: 8, 2: 7}, 2),
+        # It left out a collective, so it is ahead, and waits in another one.
+        ({0: ALL_REDUCE, 1: BACKWARD, 2: ALL_REDUCE}, {0: 7, 1: 8, 2: 7}, 1),
         # All wait in the same step: the one that is elsewhere.
         ({0: ALL_REDUCE, 1: ALL_REDUCE, 2: BACKWARD}, {0: 8, 1: 8, 2: 8}, 2),
         # Nobody waits.

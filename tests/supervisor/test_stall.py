@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from srunddp.supervisor.stall import StackRequest, StallDetector, find_stalled_rank
 from tests.support.facts import tells
-from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
+from tests.support.recorded_writes import ALL_REDUCE, BACKWARD, LOAD_BATCH
 
 NODES = {0: "node01", 1: "node02", 2: "node03"}
 
@@ -136,3 +136,15 @@ def test_the_root_cause_says_where_each_rank_is() -> None:
     assert tells(found.cause, "4 s", "no stack")
     found = find_stalled_rank({1: ALL_REDUCE, 2: ALL_REDUCE}, five_steps(), NODES, {0: "node01"})
     assert any(tells(note, "rank 0 on node01", "exit code 0") for note in found.notes)
+
+
+def test_of_ranks_that_all_wait_the_one_at_another_place_is_named() -> None:
+    """It has left out a collective, so it is the one that has made more steps."""
+    stall = five_steps()
+    stall.note(1, 6, 10.0)
+    found = find_stalled_rank({0: ALL_REDUCE, 1: BACKWARD, 2: ALL_REDUCE}, stall, NODES, {})
+    assert (found.ranks, found.node, found.suspect) == ((1,), "node02", "")
+    assert tells(found.cause, "4 s", "_engine_run_backward", "others wait elsewhere")
+    assert found.notes == (
+        "rank 0 on node01, rank 2 on node03 in all_reduce (distributed_c10d.py:3252)",
+    )

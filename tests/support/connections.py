@@ -5,7 +5,7 @@ test writes.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -171,16 +171,19 @@ def spared(
     ranks: int = 3,
     last: Starts | None = None,
     takeover: str = TAKEOVER,
+    comes_back: Mapping[str, tuple[int, ...]] | None = None,
     **changes: Any,
 ) -> Scene:
     """A scene with spare nodes: the numbers from ``ranks`` on are theirs; ``last``: what went
-    before this start.
+    before this start; ``comes_back``: the numbers with which a given-up node's tasks do.
     """
     policy = RestartPolicy(3, last or Starts(), lambda: "where", lambda: True)
     clock = Clock()
     known: dict[str, Any] = {"restarts": policy, "lost_after": LEASE, "clock": clock} | changes
     nodes = changes.get("nodes") or {number: f"node0{number + 1}" for number in range(size)}
-    known["spare_nodes"] = spare_nodes_of_start(nodes, ranks, takeover, LEASE, clock=clock)
+    known["spare_nodes"] = spare_nodes_of_start(
+        nodes, ranks, takeover, LEASE, clock=clock, returning_numbers=comes_back
+    )
     return Scene(rank, size, **known)
 
 

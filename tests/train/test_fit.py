@@ -510,7 +510,7 @@ def test_a_job_that_slurm_started_again_resumes_in_any_case(
 def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -> None:
     options = interrupted(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"step-\d+.pt is there, .* and resume is never; .* resume=auto"
+        ConfigError, match=r"step-\d+.pt exists .* and resume is never; .* resume=auto"
     ):
         trainer_of(**options).fit(classes(20), classes(8))
 
@@ -542,8 +542,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) 
     with pytest.raises(
         CheckpointError,
         match=(
-            r"^.*(checkpoint (is not of this model|has the version)|no CheckpointManager|"
-            r"the run before steps model.bias in group 0 of the optimizer).*; .* -> "
+            r"^.*(checkpoint (is not of this model|has the version)|not saved by a"
+            r" CheckpointManager|the run before steps model.bias in group 0 of the optimizer)"
+            r".*; .* -> "
         ),
     ) as caught:
         trainer.fit(classes(20), classes(8))

@@ -77,6 +77,21 @@ def test_a_rank_without_a_stack_is_the_one(tmp_path: Path) -> None:
     assert tells(said.splitlines()[0], "rank 3", "ranks 0-2")
 
 
+def test_if_all_wait_the_one_at_another_place_is_named(tmp_path: Path) -> None:
+    stacks = {0: ALL_REDUCE, 1: BACKWARD, 2: ALL_REDUCE, 3: ALL_REDUCE}
+    found, said = judged(write(tmp_path / "slurm-1.out", PLACED + printed(tmp_path, stacks)))
+    assert (found.cause, found.certainty, found.rank) == ("rank-stalled", "likely", 1)
+    assert tells(said.splitlines()[0], "_engine_run_backward", "ranks 0,2-3", "all_reduce")
+
+
+def test_if_as_many_ranks_wait_at_each_place_the_places_are_named(tmp_path: Path) -> None:
+    stacks = {0: ALL_REDUCE, 1: BACKWARD, 2: ALL_REDUCE, 3: BACKWARD}
+    found, said = judged(write(tmp_path / "slurm-1.out", PLACED + printed(tmp_path, stacks)))
+    assert (found.cause, found.certainty, found.rank) == ("rank-stalled", "likely", None)
+    first = said.splitlines()[0]
+    assert tells(first, "ranks 0,2 in all_reduce", "ranks 1,3 in _engine_run_backward")
+
+
 @pytest.mark.parametrize(
     ("stacks", "after"),
     [

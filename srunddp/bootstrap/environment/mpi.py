@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from srunddp.bootstrap.environment.types import LauncherVariables
 from srunddp.errors import ConfigError, RendezvousError, Scope
+from srunddp.util.descriptors import opening_high
 
 # If a process has the variables of several launchers, the first of this list is the innermost.
 # Hydra (MPICH, Intel MPI) is recognised by the local rank's variable, because srun --mpi=pmi2 sets
@@ -62,6 +63,9 @@ class MpiNotLaunchedError(Exception):
     """This MPI library has no world in this process, so it must not be initialised."""
 
 
+# A script that closes what it may have inherited, as daemons do, must not close MPI's descriptors:
+# MPI_Finalize would then wait for ever.
+@opening_high()
 def broadcast(message: str | None, world_size: int, interface: str | None) -> str:
     """Send rank 0's message to all ranks over MPI; initialise MPI if the script has not done so.
 

@@ -158,15 +158,17 @@ class Environment(Identity):
         not_chosen: for each key of :attr:`sources`, and for ``master``, what else gave a value, and
             the reason why it does not count unless that is obvious.
         notes: lines for the user, such as what was ignored and why.
-        node_sizes: the number of ranks on each node, in the order of the nodes, if ranks may move
-            to other nodes during the run; else empty.
+        node_sizes: the number of ranks on each node, in the order of the nodes, if the ranks' nodes
+            may change during the run; else empty.
         spares: how many task numbers from ``world_size`` on have no rank. After a node was lost and
             no spare node has replaced it, some of these numbers have no task either.
         min_nodes: the fewest nodes with which the run goes on when no spare node is left; 0 if it
             needs all nodes.
-        first_world_size: the number of ranks in the first start, if ranks may move to other nodes;
+        first_world_size: the number of ranks in the first start, if the ranks' nodes may change;
             else 0.
         layout: how often the ranks have been renumbered in this run.
+        task: the launcher's number of this process, which stays, if ranks may move to other nodes;
+            else 0.
     """
 
     discoveries: tuple[Discovery, ...] = ()
@@ -177,6 +179,7 @@ class Environment(Identity):
     min_nodes: int = 0
     first_world_size: int = 0
     layout: int = 0
+    task: int = 0
 
     @property
     def nodes_may_change(self) -> bool:
@@ -192,6 +195,16 @@ class Environment(Identity):
     def is_spare(self) -> bool:
         """Whether this process waits on a spare node."""
         return self.rank >= self.world_size
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether the run goes on without this process, which waits to be a spare node's task."""
+        return self.nodes_may_change and self.rank >= self.world_size + self.spares
+
+    @property
+    def returning_number(self) -> int:
+        """The number of this process while it returns: behind those of all tasks, and its own."""
+        return self.world_size + self.spares + self.task
 
     @property
     def leads_node(self) -> bool:

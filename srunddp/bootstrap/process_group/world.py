@@ -130,8 +130,8 @@ class World:
         """Run the ``with`` block on rank 0 first, then on all other ranks at the same time; for
         downloads.
 
-        All ranks must call this, and equally often. The limit of ``--stall-timeout`` is suspended
-        meanwhile.
+        All ranks must call this, and equally often. The other ranks wait without a time limit, and
+        that of ``--stall-timeout`` is suspended meanwhile.
 
         Args:
             per_node: run the block first on local rank 0 of each node, for folders that nodes do

@@ -8,12 +8,14 @@ connection stays open afterwards. Rank 0's side is in ``server``.
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import NoReturn
 
 from srunddp.bootstrap.network.interface import shares_subnet
 from srunddp.bootstrap.rendezvous import auth, protocol
@@ -28,12 +30,15 @@ from srunddp.bootstrap.rendezvous.messages import (
     Refused,
     RendezvousInfo,
     RendezvousMessage,
+    RunHasEnded,
     Seen,
     Told,
     error_from,
 )
 from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken
 from srunddp.errors import (
+    CutOffError,
+    NotNeededError,
     PeerError,
     ReassignedError,
     RendezvousError,
@@ -61,6 +66,15 @@ _RANK_ZERO_LATER = 60.0
 # The most letters of a refusal that the error quotes, because the process that refuses has not
 # proven that it is rank 0.
 _LONGEST_REASON = 400
+# Of a task that wants to come back: seconds between two rounds, after which a connection must have
+# been accepted, and after which a connection is made anew, because no poll() waits for ever.
+_NEXT_ROUND_AFTER = 1.0
+_ACCEPTED_AFTER = 2.0
+_LONGEST_STAY = 7 * 86400.0
+# Seconds after which such a task, while it waits at a deputy, looks again whether rank 0 is there.
+_LOOKS_BACK_EVERY = 5.0
+# Seconds without any process that listens after which a rank gives up, with spare nodes.
+_NOBODY_AFTER = 5.0
 # Seconds after which a rank that has not found rank 0 says so. Normally all ranks start within
 # less.
 _SAYS_AFTER = 15.0
@@ -119,7 +133,7 @@ def join(
         RendezvousError: rank 0 was not found in time, refused this rank, was lost, or has only
             addresses of another family; or rank 0 has ended the rendezvous with an error.
         PeerError: a rank failed during the rendezvous, perhaps this one.
-        ReassignedError: this task has been given another rank.
+        ReassignedError: this task has been given another number.
     """
     own = own or Authenticator()
     cancel = interrupt or CancelToken()
@@ -132,6 +146,55 @@ def join(
             lost_after,
             report or SearchReport(),
         ).run(deadline)
+    finally:
+        if not interrupt:
+            cancel.close()
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a task has found that wants to come back, in one round of all addresses.
+
+    Attributes:
+        are_all_closed: whether each node has answered, and no process listens on any of them.
+        has_waited: whether a process had accepted the task, until the connection ended.
+    """
+
+    are_all_closed: bool = False
+    has_waited: bool = False
+
+
+def come_back(
+    candidates: list[Address],
+    hello: Hello,
+    own: Authenticator,
+    interrupt: CancelToken | None,
+    lost_after: float,
+    why_over: Callable[[Round], str],
+) -> NoReturn:
+    """Wait at rank 0 until a next start takes this task, whose node was given up.
+
+    Rank 0's kernel accepts the connection at once. Rank 0 itself answers when the next start
+    begins, which may be hours later.
+
+    Args:
+        candidates: addresses at which rank 0 may be, the likeliest first.
+        hello, own, interrupt: as for :func:`join`.
+        lost_after: seconds without an answer of rank 0's node after which it is looked for again.
+        why_over: is called before each round with what the last one has come to, and returns why
+            there is to be no other; empty if there is to be one.
+
+    Raises:
+        ReassignedError: the run takes the task back, with this number.
+        NotNeededError: the run is over.
+        RendezvousError: ``why_over`` says so, or the run has ended with an error.
+        PeerError: a rank failed during the rendezvous, perhaps this one.
+    """
+    cancel = interrupt or CancelToken()
+    try:
+        RendezvousClient(
+            _reachable(candidates, hello), hello, own, cancel, lost_after, waits=True
+        ).come_back(why_over)
     finally:
         if not interrupt:
             cancel.close()
@@ -200,6 +263,7 @@ class _Kind(Enum):
     NOT_LISTENING = auto()  # the node answers, and no process listens there
     UNREACHABLE = auto()  # this node or a router has no route there
     NO_ANSWER = auto()  # nothing comes back: the node is down, or a firewall drops the packets
+    DEPUTY = auto()  # rank 0 may be at a likelier address
     MUTE = auto()  # a process has accepted the connection, and does not answer
     STRANGER = auto()  # a process of another run, or another program, has answered
     REFUSED = auto()  # a process with this run's token has another kind of proof
@@ -225,6 +289,7 @@ _MEANINGS = {
     ),
     _Kind.UNREACHABLE: "rank 0's node is down or on another network, or a firewall refuses",
     _Kind.NO_ANSWER: "rank 0's node is down, or a firewall closes this network",
+    _Kind.DEPUTY: "rank 0 listens at another address",
     _Kind.MUTE: "rank 0 is slow or stopped, or another program has its port",
     _Kind.STRANGER: "rank 0 has not started yet, or another program has its port",
     _Kind.REFUSED: "see rank 0's own line about this rank",
@@ -265,6 +330,7 @@ class RendezvousClient:
         own: this rank's kind of proof.
         interrupt: ends the search when this rank fails.
         lost_after, report: see :func:`join`.
+        waits: whether rank 0 may answer very late, see :func:`come_back`.
         passed_over: why each address was passed over.
     """
 
@@ -274,7 +340,9 @@ class RendezvousClient:
     interrupt: CancelToken
     lost_after: float | None = None
     report: SearchReport = field(default_factory=SearchReport)
+    waits: bool = False
     passed_over: dict[Address, _PassedOver] = field(default_factory=dict)
+    _likelier: list[Address] = field(default_factory=list)  # than where this task waits
     _began: float = 0.0
     _says_at: float = 0.0
     _said: frozenset[_Kind] = frozenset()
@@ -295,6 +363,7 @@ class RendezvousClient:
         self.interrupt.wait(min(time.monotonic() + comes_later(self.hello.rank), deadline))
         self._began = time.monotonic()
         self._says_at = self._began + self.report.after
+        open_at = self._began
         while True:
             for address in self.candidates:
                 self._stop_if_interrupted()
@@ -303,12 +372,86 @@ class RendezvousClient:
                     raise self._not_found()
                 if greeted := self._try(address, patience, deadline):
                     return greeted.connection, self._await_others(greeted, deadline)
+            now = time.monotonic()
+            if not self._are_all_closed:
+                open_at = now
+            elif self.lost_after is not None and now - open_at > _NOBODY_AFTER:
+                # After a restart rank 0 listens all the time, and so does who may take over.
+                raise self._not_found()
             # If rank 0 answers late, it may be busy with proofs. A rank that gives up and says
             # hello again costs rank 0 one more proof, so wait longer the next time.
             patience = min(2 * patience, _LONGEST_PATIENCE)
             # If no process listens yet, the kernel refuses at once. Without this pause the loop
             # would then keep a CPU busy.
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
+
+    def come_back(self, why_over: Callable[[Round], str]) -> NoReturn:
+        """Do what :func:`come_back` says."""
+        found = Round()
+        while True:
+            self._stop_if_interrupted()
+            if why := why_over(found):
+                raise RendezvousError(why)
+            self.passed_over.clear()
+            began = time.monotonic()
+            for number, address in enumerate(self.candidates):
+                self._likelier = self.candidates[:number]
+                if not self._wait_at(address):
+                    break
+            # A connection that is not accepted has failed long before.
+            accepted = time.monotonic() - began > _ACCEPTED_AFTER * max(1, len(self.candidates))
+            found = Round(are_all_closed=self._are_all_closed, has_waited=accepted)
+            self.interrupt.wait(time.monotonic() + _NEXT_ROUND_AFTER)
+
+    @property
+    def _are_all_closed(self) -> bool:
+        """Whether each node has answered in this round, and no process listens on any of them."""
+        kinds = [reason.kind for reason in self.passed_over.values()]
+        return kinds == [_Kind.NOT_LISTENING] * len(self.candidates)
+
+    def _wait_at(self, address: Address) -> bool:
+        """Wait at one address as long as the connection lasts, and return if it has ended without
+        an answer that counts.
+
+        Returns:
+            Whether to try the next address; False if a likelier one is there by now.
+        """
+        self._stop_if_interrupted()
+        deadline = time.monotonic() + _LONGEST_STAY
+        greeted = self._try(address, ANSWER_WITHIN, deadline)
+        if greeted is None:
+            passed_over = self.passed_over.get(address)
+            return passed_over is None or passed_over.kind is not _Kind.DEPUTY
+        try:
+            self._await_others(greeted, deadline)
+        except CutOffError:
+            pass  # the others may go on elsewhere
+        except RendezvousError as error:
+            if error.scope is Scope.JOB:
+                raise  # the run has ended
+        greeted.connection.close()
+        return True
+
+    def _await_answer(self, connection: socket.socket, deadline: float) -> None:
+        """Wait for the first answer of rank 0, as long as no likelier address is there.
+
+        A deputy listens as well, and reads nothing unless it takes over. It may have been the first
+        that could be reached when the network came back. While rank 0 is there, the next start is
+        there too.
+
+        Raises:
+            _NotRankZeroError: A process accepts connections at a likelier address.
+        """
+        # One at a time: a likelier node may be off, and this task has to answer within 2 s.
+        likelier = itertools.cycle(self._likelier)
+        while time.monotonic() < deadline:
+            look_at = min(time.monotonic() + _LOOKS_BACK_EVERY, deadline)
+            if self.interrupt.wait(look_at, connection) or self.interrupt.failure:
+                return
+            if address := next(likelier, None):
+                with contextlib.suppress(OSError):
+                    socket.create_connection((address.host, address.port), ANSWER_WITHIN).close()
+                    raise _NotRankZeroError(_Kind.DEPUTY, "is a deputy")
 
     def tell(self, what: AbortReason, deadline: float) -> bool:
         """Look for rank 0 until the deadline, and tell it that this rank has failed.
@@ -388,6 +531,8 @@ class RendezvousClient:
             self._connect(connection, address, patience, deadline)
         except OSError as error:
             raise _not_connected(error) from None
+        if self.waits and self.lost_after is not None:
+            limit_silence(connection, self.lost_after)
         try:
             return self._introduce(connection, patience, deadline)
         except OSError as error:
@@ -416,7 +561,11 @@ class RendezvousClient:
         answer_by = min(
             time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND, deadline
         )
-        self.interrupt.wait(answer_by, connection)
+        if self.waits:
+            answer_by = deadline
+            self._await_answer(connection, answer_by)
+        else:
+            self.interrupt.wait(answer_by, connection)
         self._stop_if_interrupted()
         return self._prove(connection, nonce, receive(connection, RendezvousMessage, answer_by))
 
@@ -560,9 +709,11 @@ class RendezvousClient:
                     raise error_from(why)
                 case Refused(why=text):
                     raise self._refusal(f"rank 0 refused it: {text[:_LONGEST_REASON]}")
-                case Moved(rank=rank, ranks_per_node=ranks_per_node):
+                case Moved(rank, ranks_per_node, layout, generation):
                     connection.close()
-                    raise ReassignedError(rank, ranks_per_node)
+                    raise ReassignedError(rank, ranks_per_node, layout, generation)
+                case RunHasEnded():
+                    raise NotNeededError("the run is over", scope=Scope.JOB)
                 case RendezvousInfo() as info:
                     # Remove the timeout that receive() has set: the code that takes over the
                     # connection sets its own.

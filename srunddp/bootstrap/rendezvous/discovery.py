@@ -86,13 +86,14 @@ class Introduction(NamedTuple):
     addresses: list[Address]
 
 
-def hello(environment: Environment, token: str, address: str = "") -> Hello:
+def hello(environment: Environment, token: str, address: str = "", generation: int = 0) -> Hello:
     """Return the hello by which this rank introduces itself.
 
     Args:
         environment: this rank's environment.
         token: the run's token.
         address: the address of this rank's interface, from which it connects; empty for any.
+        generation: how many restarts the run has had.
     """
     return Hello(
         token=token,
@@ -106,16 +107,20 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
         local_world_size=environment.local_world_size or 0,
         version=__version__,
         layout=environment.layout,
+        generation=generation,
     )
 
 
-def introduce(environment: Environment, published: str, address: str = "") -> Introduction:
+def introduce(
+    environment: Environment, published: str, address: str = "", generation: int = 0
+) -> Introduction:
     """Return this rank's hello, its kind of proof, and the addresses at which rank 0 listens.
 
     Args:
         environment: this rank's environment.
         published: the text that rank 0 has published; empty if it publishes nothing.
         address: the address of this rank's interface, from which it connects; empty for any.
+        generation: how many restarts the run has had.
 
     Raises:
         PeerError: rank 0 has published that it failed.
@@ -123,12 +128,14 @@ def introduce(environment: Environment, published: str, address: str = "") -> In
     """
     if not published:
         return Introduction(
-            hello(environment, token(environment), address), choose_authenticator(), []
+            hello(environment, token(environment), address, generation),
+            choose_authenticator(),
+            [],
         )
     # Outside a step, a rank learns the token only here, because rank 0 has drawn it.
     advertisement = decode_advertisement(published)
     return Introduction(
-        hello(environment, advertisement.token, address),
+        hello(environment, advertisement.token, address, generation),
         choose_authenticator(advertisement.secret),
         advertisement.addresses,
     )

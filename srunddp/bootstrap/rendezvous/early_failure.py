@@ -124,7 +124,7 @@ def _answer_others(
 
     published = options.rejoin.published if options.rejoin else ""
     # The introduction has no address of this rank: the failure may be that there is none.
-    introduction = discovery.introduce(environment, published)
+    introduction = discovery.introduce(environment, published, generation=options.generation)
     with AuthenticatedListener(
         listening=listening,
         own=introduction.hello,
@@ -162,7 +162,7 @@ def _tell_rank_zero(
             published = environment.discovery.exchange(None, environment, within)
         case RankZeroIs.WORKED_OUT:
             pass
-    introduction = discovery.introduce(environment, published)
+    introduction = discovery.introduce(environment, published, generation=options.generation)
     addresses = introduction.addresses or discovery.candidate_addresses(
         environment, interface, _entries(options), options.ports
     )

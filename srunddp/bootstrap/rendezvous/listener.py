@@ -144,6 +144,16 @@ class AuthenticatedListener:
                 connection.close()
             yield hello, connection, message
 
+    @property
+    def has_unproven(self) -> bool:
+        """Whether a peer has connected that has not yet sent its proof."""
+        return bool(self._waiting)
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether a peer has said hello that has not yet sent its proof."""
+        return any(peer.challenge is not None for peer in self._waiting.values())
+
     def _wait_once(self, seconds: float) -> None:
         """Wait once, accept new connections, and read what the peers have sent."""
         before = time.monotonic() - PATIENCE

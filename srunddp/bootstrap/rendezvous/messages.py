@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import field, replace
 
-from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
+from srunddp.errors import CutOffError, PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.supervisor.worker_messages import WorkerMessage
 from srunddp.util.messages import Message
 from srunddp.util.quick_dataclass import dataclass
@@ -37,11 +37,13 @@ class Hello(RendezvousMessage, kind="hello"):
     Attributes:
         token: The text by which the ranks of one run recognise each other.
         rank, world_size: With spare nodes, the world size includes their tasks, and these have the
-            numbers after all ranks.
+            numbers after all ranks. A task that comes back after its node was given up has a number
+            behind the world size.
         local_world_size: The launcher's number of ranks on this node, or 0 if it is not known.
         version: The rank's version of srunddp.
         deputy_port: The port on which the rank listens for the time when rank 0 is gone, or 0.
         layout: How often the ranks have been renumbered in this run.
+        generation: How many restarts the run has had.
         nonce: A random number for this connection, which is part of rank 0's proof.
         proof_kind: How the rank proves itself: ``secret``, ``munge`` or ``none``.
     """
@@ -58,6 +60,7 @@ class Hello(RendezvousMessage, kind="hello"):
     version: str = ""
     deputy_port: int = 0
     layout: int = 0
+    generation: int = 0
     # The client fills these two in for each connection, so they do not count when two hellos of a
     # rank are compared.
     nonce: str = field(default="", compare=False)
@@ -203,6 +206,8 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
             in the order in which they do so.
         takeover: If nodes can be replaced or left out, the text that says where the deputies
             listen, in place of one that rank 0 publishes.
+        returns_at: If nodes can be replaced or left out, the text that says where a task comes back
+            whose node was given up, which is at rank 0 or at a deputy that has taken over.
         vacant: The numbers that have no task any more.
         node_list: If the ranks' nodes may change, the names of these nodes in their order, as a
             host list of Slurm.
@@ -221,35 +226,46 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
     deputies: Deputies = ()
     # This text has the secret of the next rendezvous, which must not get into a log.
     takeover: str = field(default="", repr=False)
+    returns_at: str = field(default="", repr=False)
     vacant: tuple[int, ...] = ()
     node_list: str = ""
 
 
 @dataclass(frozen=True)
 class NotMet(RendezvousMessage, kind="not_met"):
-    """The rendezvous has failed, although no rank has: some ranks did not come, or they differ in
-    version, world size or address family.
+    """The rendezvous has failed, although no rank has: some ranks did not come, or they do not fit
+    together, for example because their versions differ.
 
     Attributes:
         text: The text of rank 0's error.
+        is_cut_off: Whether others may go on without the rank.
     """
 
     text: str
+    is_cut_off: bool = False
 
 
 @dataclass(frozen=True)
 class Moved(RendezvousMessage, kind="moved"):
     """The task has another number from now on, and has to say hello again with it: it was on a
-    spare node and gets a rank, or the ranks are renumbered.
+    spare node and gets a rank, the ranks are renumbered, or it comes back as a spare node's task.
 
     Attributes:
         rank: The task's new number.
-        ranks_per_node: If the ranks are renumbered, how many each node has, as Slurm writes counts;
-            else empty.
+        ranks_per_node: How many ranks each node has, as Slurm writes counts.
+        layout: How often the ranks have been renumbered.
+        generation: How many restarts the run has had.
     """
 
     rank: int
-    ranks_per_node: str = ""
+    ranks_per_node: str
+    layout: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class RunHasEnded(RendezvousMessage, kind="run_has_ended"):
+    """The run is over, or in its last start: a task that has come back to it is not needed."""
 
 
 @dataclass(frozen=True)
@@ -259,20 +275,32 @@ class Told(RendezvousMessage, kind="told"):
 
 # For the table in docs/how-it-works.md, in the order of a rendezvous.
 FROM_A_RANK = (Hello, Here, CannotCome, AbortReason, Goodbye)
-FROM_RANK_ZERO = (Stranger, Seen, Refused, RendezvousInfo, Moved, AbortReason, NotMet, Told)
+FROM_RANK_ZERO = (
+    Stranger,
+    Seen,
+    Refused,
+    RendezvousInfo,
+    Moved,
+    AbortReason,
+    NotMet,
+    Told,
+    RunHasEnded,
+)
 
 
 def about(error: SrunddpError) -> AbortReason | NotMet:
     """Return the message by which rank 0 tells the others of an error that it raises."""
     if isinstance(error, PeerError):
         return AbortReason(str(error), error.exit_code)
-    return NotMet(_beginning(str(error)))
+    return NotMet(_beginning(str(error)), isinstance(error, CutOffError))
 
 
 def error_from(message: AbortReason | NotMet) -> SrunddpError:
     """Return the error that a rank raises when it gets a message of :func:`about` from rank 0."""
     if isinstance(message, AbortReason):
         return message.error_as_told()
+    if message.is_cut_off:
+        return CutOffError(message.text, scope=Scope.JOB)
     return RendezvousError(message.text, scope=Scope.JOB)
 
 

@@ -272,16 +272,17 @@ class Advertisement:
     secret: str = field(repr=False)
 
 
-def encode_advertisement(token: str, addresses: Sequence[Address]) -> str:
-    """Return the text by which rank 0 publishes where it listens, with a new secret.
+def encode_advertisement(token: str, addresses: Sequence[Address], secret: str = "") -> str:
+    """Return the text by which rank 0 publishes where it listens.
 
     Args:
         token: the run's token.
         addresses: where rank 0 listens, the likeliest first; the text has only the first
             ``_MOST_ADDRESSES``.
+        secret: in hexadecimal; empty for a new one.
     """
     where = ",".join(map(str, addresses[:_MOST_ADDRESSES]))
-    return f"{token}@{where}@{os.urandom(auth.SECRET_BYTES).hex()}"
+    return f"{token}@{where}@{secret or os.urandom(auth.SECRET_BYTES).hex()}"
 
 
 def encode_abort(failure: AbortReason) -> str:

@@ -44,6 +44,12 @@ class SpareNodeTerms:
         takes_over: whether this process becomes rank 0, because the previous rank 0 is gone.
         number: the number of this process in the previous start, if it takes over; else 0.
         lost: the node of the previous rank 0 and the cause, if the node was lost; else None.
+        returns_at: where this task comes back if its node is given up, as in
+            :class:`RendezvousInfo`.
+        left: the nodes that the previous start has given up: they take ranks in the next one only
+            if there are too few others.
+        is_awaited: whether this task, whose node was given up, was told to come back, so that the
+            next start waits for it.
     """
 
     rank: int
@@ -57,6 +63,9 @@ class SpareNodeTerms:
     takes_over: bool = False
     number: int = 0
     lost: tuple[str, str] | None = None
+    returns_at: str = field(default="", repr=False)
+    left: tuple[str, ...] = ()
+    is_awaited: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +120,10 @@ class RankSetup:
             None on the other ranks.
         deputy: the socket on which this rank listens for the time when rank 0 is gone; None if it
             is no deputy.
+        standing: on rank 0, if nodes may change, the socket on which it listens until the next
+            start, in which it meets the others there; None on the other ranks, and if no port is
+            free.
+        returns_at: the text that says where ``standing`` listens; empty without it.
     """
 
     options: RendezvousOptions
@@ -120,6 +133,8 @@ class RankSetup:
     held: BoundSockets | None = None
     published: str | None = field(default=None, repr=False)
     deputy: socket.socket | None = None
+    standing: socket.socket | None = None
+    returns_at: str = field(default="", repr=False)
 
 
 def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
@@ -172,6 +187,11 @@ def bind(prepared: RankSetup) -> RankSetup:
             ports = [0]
         else:
             ports = discovery.rendezvous_ports(environment, entry, forced)
+            # Any user of this node may hold the ports that the others work out from the job's
+            # number. Over PMI they learn the port from rank 0.
+            way = environment.discovery
+            if way.publishes and not way.starts_mpi and not (forced or entry.ports):
+                ports = [*ports, 0]
         listening = protocol.listen(prepared.interface.address, ports)
     # The store may have any port, unless a firewall leaves only some open.
     held = protocol.bind_store(prepared.interface.address, listening, forced or entry.ports or [0])
@@ -193,7 +213,7 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     environment = prepared.environment
     # Deputies are the first rank of each node, and rank 1. On rank 0's own node another rank is
     # needed in case only rank 0 is killed.
-    if not environment.leads_node:
+    if not environment.leads_node or environment.is_returning:
         return prepared
     entry = entry_for(prepared.entries, environment.node, or_default=True)
     allowed = prepared.options.ports or entry.ports
@@ -216,6 +236,37 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     else:
         listening = []
     return replace(prepared, deputy=listening[0]) if listening else prepared
+
+
+def listen_for_next_start(prepared: RankSetup) -> RankSetup:
+    """On rank 0, begin to listen for the next start if nodes may change, and if a port is free.
+
+    Tasks whose node was given up connect there while this start runs. The kernel keeps their
+    connections, which the next start accepts. So that they find rank 0 however long they were cut
+    off, the address stays the same while rank 0 does, and the secret in the whole run.
+    """
+    environment = prepared.environment
+    options = prepared.options
+    if environment.rank or not environment.nodes_may_change or prepared.held is None:
+        return prepared
+    if options.generation >= options.max_restarts:
+        return prepared
+    secret = ""
+    if options.rejoin and options.rejoin.descriptor is not None:
+        standing = prepared.held.rendezvous.dup()
+        secret = protocol.decode_advertisement(options.rejoin.published).secret
+    else:
+        entry = entry_for(prepared.entries, environment.node, or_default=True)
+        allowed = options.ports or entry.ports
+        # A rank 0, of this run or of another, looks for a port from the first one on.
+        ports = [0] if allowed is None else [*allowed][::-1]
+        found = protocol.listen_where_possible([prepared.interface.address], ports)
+        if not found:
+            return prepared
+        standing = found[0]
+    address = protocol.Address(*standing.getsockname()[:2])
+    text = protocol.encode_advertisement(discovery.token(environment), [address], secret)
+    return replace(prepared, standing=standing, returns_at=text)
 
 
 def listen_again(prepared: RankSetup) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.rendezvous import discovery
@@ -60,6 +60,7 @@ def rendezvous(
     interrupt: CancelToken | None = None,
     replacing_server: ReplacingServer | None = None,
     *,
+    return_to_run: ReturnToRun | None = None,
     agent_store: bool = False,
 ) -> RendezvousResult:
     """Wait until the rendezvous of all ranks is complete.
@@ -73,6 +74,7 @@ def rendezvous(
             ranks that do not reach rank 0.
         interrupt: ends the rendezvous when this rank fails.
         replacing_server: with spare nodes, makes rank 0's server after a restart.
+        return_to_run: with spare nodes, brings a task back whose node was given up.
         agent_store: whether rank 0 listens for an agent store, which its supervisor starts.
 
     Returns:
@@ -81,7 +83,8 @@ def rendezvous(
     Raises:
         SrunddpError: the rendezvous failed.
         PeerError: a rank failed during the rendezvous; this rank, if ``interrupt`` ended it.
-        ReassignedError: this task has been given another rank.
+        ReassignedError: this task has been given another number.
+        NotNeededError: this task was to come back, and the run is over.
     """
     role = role_of(setup)
     if role is Role.ALONE:
@@ -90,6 +93,9 @@ def rendezvous(
     deadline = time.monotonic() + setup.options.timeout
     channel, published = _learn_from_rank_zero(setup, over_mpi, say)
     introduction = _introduce(setup, published)
+    if setup.environment.is_returning:
+        assert return_to_run, "a start that gives nodes up brings their tasks back"
+        return_to_run(introduction, interrupt)
     if role is Role.OTHER:
         return _as_other(setup, introduction, deadline, say, interrupt)
     if not introduction.addresses:
@@ -154,7 +160,9 @@ def _learn_from_rank_zero(setup: RankSetup, over_mpi: Broadcast, say: Say) -> tu
 
 def _introduce(setup: RankSetup, published: str) -> Introduction:
     """Return this rank's introduction, with its port if it listens as a deputy."""
-    introduction = discovery.introduce(setup.environment, published, setup.interface.address)
+    introduction = discovery.introduce(
+        setup.environment, published, setup.interface.address, setup.options.generation
+    )
     if setup.deputy is None:
         return introduction
     port = setup.deputy.getsockname()[1]
@@ -199,6 +207,7 @@ class ServerParts(NamedTuple):
             may_shrink=self.setup.environment.may_shrink,
             names_nodes=self.setup.environment.nodes_may_change,
             agent_store=self.agent_store,
+            returns_at=self.setup.returns_at,
             network_hint=_network_hint(self.setup),
         )
 
@@ -206,6 +215,11 @@ class ServerParts(NamedTuple):
 ReplacingServer = Callable[[ServerParts, SpareNodeTerms], "RendezvousServer"]
 """Makes the server of a restart that gives lost ranks to spare nodes, from what the previous start
 has left.
+"""
+
+ReturnToRun = Callable[[Introduction, CancelToken | None], NoReturn]
+"""Waits until the run takes a task back, from what the task says of itself; then raises
+:class:`ReassignedError`.
 """
 
 

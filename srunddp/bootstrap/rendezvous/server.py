@@ -61,6 +61,8 @@ class RendezvousServer:
         may_shrink: whether a restart may go on with fewer nodes.
         names_nodes: whether to tell the ranks the names of their nodes, which may change.
         agent_store: whether to listen for the agent store.
+        returns_at: the text that says where rank 0 listens until the next start; empty if it does
+            not.
         network_hint: how to find a network over which the ranks reach each other; empty if that
             cannot help.
         every: seconds between two lines that say which ranks are missing.
@@ -79,6 +81,7 @@ class RendezvousServer:
     may_shrink: bool = False
     names_nodes: bool = False
     agent_store: bool = False
+    returns_at: str = ""
     network_hint: str = ""
     every: float = SAY_EVERY
     linger: float = protocol.TELL_FOR
@@ -205,7 +208,7 @@ class RendezvousServer:
                 f" {own.version}; expected one version on all nodes -> start all ranks from one"
                 " installation"
             )
-        if hello.world_size != own.world_size or not 0 <= hello.rank < own.world_size:
+        if hello.world_size != own.world_size or not self._has_room_for(hello):
             return (
                 f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}; expected"
                 " one world size -> start all ranks with one command"
@@ -225,6 +228,9 @@ class RendezvousServer:
                 " task"
             )
         return ""
+
+    def _has_room_for(self, hello: Hello) -> bool:
+        return 0 <= hello.rank < self.own.world_size
 
     @property
     def _ranks(self) -> int:
@@ -253,11 +259,20 @@ class RendezvousServer:
         numbers = sorted(self._here)
         deputies = self._deputies()
         takeover = ""
+        returns_at = ""
+        secret = ""
+        where = [Address(host, port) for _, host, port in deputies]
+        if self.returns_at:
+            standing = protocol.decode_advertisement(self.returns_at)
+            # The secret of the whole run, as a task that was cut off does not hear of another.
+            secret = standing.secret
+            returns_at = protocol.encode_advertisement(
+                self.own.token, [*standing.addresses, *where], secret
+            )
         # Without a deputy on a spare node, only a rank could take over from rank 0. Its own number
         # would then be free, so the ranks would have to be renumbered.
         if any(self.may_shrink or number >= self._ranks for number, *_ in deputies):
-            where = [Address(host, port) for _, host, port in deputies]
-            takeover = protocol.encode_advertisement(self.own.token, where)
+            takeover = protocol.encode_advertisement(self.own.token, where, secret)
         infos = infos_of(
             [self._here[number] for number in numbers],
             self.held.store_address,
@@ -265,6 +280,7 @@ class RendezvousServer:
             ranks=self._ranks,
             deputies=deputies,
             takeover=takeover,
+            returns_at=returns_at,
             vacant=tuple(sorted({*range(self.own.world_size)} - {*numbers})),
             agent_store_port=port_of(agent_store),
             names_nodes=self.names_nodes,
@@ -301,6 +317,7 @@ def infos_of(
     ranks: int | None = None,
     deputies: Deputies = (),
     takeover: str = "",
+    returns_at: str = "",
     vacant: tuple[int, ...] = (),
     agent_store_port: int | None = None,
     names_nodes: bool = False,
@@ -313,7 +330,7 @@ def infos_of(
         channel: The name of the way by which the ranks have found rank 0.
         ranks: How many of the first hellos are of ranks; the rest are of spare nodes' tasks. None
             if all are of ranks.
-        deputies, takeover, vacant: As in :class:`RendezvousInfo`.
+        deputies, takeover, returns_at, vacant: As in :class:`RendezvousInfo`.
         agent_store_port: Where the agent store listens; None if there is none.
         names_nodes: Whether to tell the names of the ranks' nodes.
     """
@@ -341,6 +358,7 @@ def infos_of(
             sharers=masks[node, hello.cpus],
             deputies=deputies,
             takeover=takeover,
+            returns_at=returns_at,
             vacant=vacant,
             node_list=node_list,
         )

@@ -40,7 +40,7 @@ class OutputTarget:
     Attributes:
         file: The file to which the output is appended; None for none.
         terminal: Whether the supervisor's standard output and error get the output.
-        prefix: What stands before each line on the terminal, but not in the file; empty for none.
+        prefix: The text before each line on the terminal, but not in the file; empty for none.
     """
 
     file: Path | None
@@ -58,7 +58,7 @@ def output_target(
     node: str,
     run: str,
 ) -> OutputTarget:
-    """Return where the output of one rank goes by the options. Nothing is opened yet.
+    """Return where the output of one rank goes according to the options. Nothing is opened yet.
 
     Args:
         log_dir: ``--log-dir``, the folder in which each run has a folder; None to write no files.
@@ -117,14 +117,14 @@ def _wrong_ranks(found: str, expected: str, hint: str) -> UsageError:
 
 @dataclass
 class OutputRedirect:
-    """One rank's output, from before the fork to after the worker's end.
+    """Redirects one rank's output, from before the fork to after the worker's end.
 
     The order of calls is: :meth:`open` before the fork; after it :meth:`in_worker` in the worker
     and :meth:`start` in the supervisor; :meth:`finish` when the worker has ended.
 
     Attributes:
         target: Where the output goes.
-        limits: How long its end may take.
+        limits: How long the end of the output may take.
         filled: Those of the descriptors 0, 1 and 2 that were closed when srunddp started. They are
             ``/dev/null`` until the script begins.
     """
@@ -148,7 +148,7 @@ class OutputRedirect:
     def open(cls, target: OutputTarget, limits: Limits = DEFAULT_LIMITS) -> OutputRedirect:
         """Open the file and the pipes that the target needs, if any.
 
-        To be called before the fork, and before any socket is opened.
+        Call this before the fork, and before any socket is opened.
 
         Raises:
             ConfigError: The file cannot be written.
@@ -162,7 +162,7 @@ class OutputRedirect:
         return output
 
     def in_worker(self) -> None:
-        """Redirect descriptors 1 and 2. To be called in the worker, before it writes or starts
+        """Redirect descriptors 1 and 2. Call this in the worker, before it writes or starts
         anything.
         """
         for number in (STDOUT, STDERR):
@@ -174,15 +174,15 @@ class OutputRedirect:
         self._close(self.descriptors)
 
     def leave_to_script(self) -> None:
-        """Close what was filled, as the script would find it closed under Python. To be called in
-        the worker, right before the script.
+        """Close the descriptors in ``filled``, which the script would also find closed if Python
+        ran it. Call this in the worker, right before the script.
         """
         close_all(self.filled)
 
     def start(self) -> None:
         """Start the thread that passes the output on, if one is needed.
 
-        To be called in the supervisor, after the fork and with signals blocked.
+        Call this in the supervisor, after the fork and with signals blocked.
         """
         self._close([write for _, write in self._pipes.values()])
         if self._pipes:
@@ -201,14 +201,13 @@ class OutputRedirect:
             self._close([self._file])
 
     def finish(self, limit: float) -> None:
-        """Pass on the rest of the output, and close the pipes. To be called when the worker has
-        ended.
+        """Pass on the rest of the output, and close the pipes. Call this when the worker has ended.
 
-        If a process that the worker left behind still holds a pipe open, this ends when nothing has
-        come for a moment.
+        If a process that the worker left behind still holds a pipe open, this call ends when no
+        output has come for a moment.
 
         Args:
-            limit: How many seconds this may take, even if nobody reads.
+            limit: How many seconds this may take, even if no process reads the output.
         """
         if self._relay:
             self._relay.finish(limit)
@@ -225,8 +224,8 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
     Args:
         path: The file.
         option: The option that asks for the file; errors name it.
-        header: What a new file begins with; a file that exists is emptied first. If empty, the
-            output is appended to what is there.
+        header: The text with which a new file begins; a file that exists is emptied first. If the
+            header is empty, output is appended to the text in the file.
 
     Returns:
         The descriptor.
@@ -266,7 +265,8 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
 
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe()
-    # This fails if the user's pipes together have reached their limit; then the default size does.
+    # This fails if the user's pipes together have reached their limit; in that case the default
+    # size is enough.
     with contextlib.suppress(OSError):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
     return read, write

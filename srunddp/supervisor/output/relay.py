@@ -96,7 +96,8 @@ class OutputRelay:
     def _turn(self) -> None:
         """Wait until something can be read or written, and do so."""
         ready = self._wait()
-        # Standard output first, so that the file has what a script printed above its traceback.
+        # Standard output comes first, so that the file has a script's last output above its
+        # traceback.
         sources = [source for source in self.streams if source in self._open & ready]
         before = self._came
         self._came = time.monotonic() if sources else self._came
@@ -154,7 +155,7 @@ class LinePrefixer:
     does.
 
     Attributes:
-        prefix: What stands before each line.
+        prefix: The text before each line.
     """
 
     prefix: bytes
@@ -163,7 +164,7 @@ class LinePrefixer:
 
     def feed(self, data: bytes) -> bytes:
         """Take more output, and return the lines that are complete now, with their prefixes."""
-        # If a \r\n came in two parts, its second half is no line of its own.
+        # If a \r\n came in two parts, its second half is not a line of its own.
         if self._returned and data.startswith(b"\n"):
             half = b"\n"
         else:
@@ -205,7 +206,7 @@ class NonBlockingStream:
     """The supervisor's standard output or error, which may be slow, full or gone.
 
     Attributes:
-        descriptor: What to write to, and to poll while something is waiting.
+        descriptor: The descriptor to write to, and to poll while bytes are waiting.
         waiting: The bytes that the terminal has not taken yet.
     """
 
@@ -224,10 +225,12 @@ class NonBlockingStream:
         self._last = b"\n"
 
     def hold(self, now: float) -> float:
-        """Return how many seconds not to read from the worker, because the terminal takes nothing.
+        """Return for how many seconds not to read from the worker, because the terminal takes
+        nothing.
 
-        Without a file the worker waits as long as it takes. With a file it waits only for a moment,
-        which suffices for a reader that is only slower than a burst of output.
+        Without a file, the worker waits for as long as the terminal takes nothing. With a file, the
+        worker waits only for a moment, which suffices for a reader that is only slower than a burst
+        of output.
         """
         if self._filled is None or self._left_out:
             return 0.0
@@ -249,7 +252,7 @@ class NonBlockingStream:
         self.flush()
 
     def end(self) -> None:
-        """Take the end of the output: an incomplete last line is written with a line end."""
+        """Note the end of the output: an incomplete last line is written with a line end."""
         if self._lines and not self._gone:
             self._append(self._lines.rest())
         self.flush()
@@ -278,8 +281,8 @@ class NonBlockingStream:
             except BlockingIOError:
                 return
             except OSError as error:
-                # A full disk may have room later. Any other error is final, for example that the
-                # reader has left.
+                # A full disk may have room later. Any other error is final, for example one that
+                # says that the reader has left.
                 self._full = True
                 self._gone = error.errno not in _FULL
                 written = len(self.waiting) if self._gone else len(piece)

@@ -128,7 +128,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: This checkpoint or the previous one could not be loaded again, or
                 another run has begun in this folder; with ``wait``, also if this one could not be
-                written, and then PeerError on the other ranks.
+                written. With ``wait`` the other ranks raise PeerError.
         """
         # With ``wait`` this checkpoint must not be skipped, so the previous one has to be written
         # first. All ranks wait here, without a time limit: the gather below has one.

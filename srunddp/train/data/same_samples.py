@@ -84,7 +84,7 @@ class SameSamples:
         """Begin an iteration, check that the samples are the same on all ranks, and return its
         micro-batches; a collective.
 
-        Afterwards ``is_done`` says that another epoch need not be checked.
+        Afterwards ``is_done`` says whether later epochs need not be checked.
 
         Args:
             start: Begins the iteration, whose first micro-batch has a fingerprint. It is called
@@ -116,7 +116,9 @@ class SameSamples:
         return parts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as plain values, the fingerprints of the samples that the run began with."""
+        """Return, as plain values, the fingerprints of the samples that the run began with, or of
+        those of this epoch if there is nothing to compare them with.
+        """
         return {
             source: {"epoch": record.epoch, **record.fingerprint.state_dict()}
             for source, record in self._began_with.items()

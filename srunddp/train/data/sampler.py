@@ -151,10 +151,7 @@ def length_of(data: Dataset[Any]) -> int | None:
         )
     try:
         return len(cast(Sized, data))
-    except (
-        TypeError,
-        NotImplementedError,
-    ):  # a ChainDataset always has a __len__
+    except (TypeError, NotImplementedError):  # a ChainDataset always has a __len__
         if isinstance(data, IterableDataset):
             return None
     raise ConfigError(

@@ -36,8 +36,17 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Raises:
         ConfigError: The shapes do not match, for example with one score per sample, or with classes
-            as the last dimension.
+            as the last dimension; or one of the two is no tensor.
     """
+    for name, value in {"outputs": outputs, "targets": targets}.items():
+        # A step of the script may return any outputs, and the targets are then the whole batch.
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"accuracy of {name} of type {type(value).__name__}",
+                expected="a tensor",
+                hint="take it out in a metric of your own, such as"
+                ' lambda outputs, batch: accuracy(outputs, batch["label"])',
+            )
     # Scores of one dimension have no classes, and are refused below with a hint.
     found = outputs.argmax(dim=1) if outputs.dim() > 1 else outputs
     if found.shape != targets.shape or outputs.dim() < 2 or outputs.shape[1] < 2:

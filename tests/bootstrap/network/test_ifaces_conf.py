@@ -401,6 +401,24 @@ WRONG = {
         "this is not YAML: a colon or an indentation",
         "YAML",
     ),
+    "space-after-colon": (
+        "- nodes:a\n  interface: b\n",
+        "2:12",
+        "this is not YAML: a colon or an indentation",
+        "YAML -> give all keys of an entry the same indentation, with a space after each colon",
+    ),
+    "open-brace": (
+        "- nodes: a\n  interface: b\n  env: {A: 1, B: c\n- nodes: d\n  interface: e\n",
+        "4:8",
+        "this is not YAML: a { in line 3 that is not closed",
+        "YAML -> write {A: 1, B: 2}",
+    ),
+    "open-bracket": (
+        "- nodes: a\n  interface: [b, c\n- nodes: d\n  interface: e\n",
+        "3:8",
+        "this is not YAML: a [ in line 2 that is not closed",
+        "YAML -> write [a, b]",
+    ),
     "escape-beyond-unicode": (
         '- nodes: a\n  interface: "\\UFFFFFFFF"\n',
         "1:1",

@@ -209,7 +209,8 @@ def test_all_ranks_are_told_the_stores_address() -> None:
             "local_world_size": 3,
             "sharers": 3,
         }
-        place |= {"deputies": (), "takeover": "", "vacant": (), "store_port": 0, "node_list": ""}
+        place |= {"deputies": (), "takeover": "", "returns_at": "", "vacant": ()}
+        place |= {"store_port": 0, "node_list": ""}
         assert [asdict(meeting) for meeting in meetings] == [store | place] * 3
         assert port != server.address.port
         assert server.said == []

@@ -35,9 +35,10 @@ srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run docs/examples/mnist.py --epochs=200 --output-dir=runs/first --resume=auto || code=$?
 
 # 143: there is a checkpoint, and Slurm is about to end the job. Slurm before 24.05 takes a preempted job
-# that ends by itself for done. Later versions requeue it, and may requeue one that waits twice.
+# that ends by itself for done. Later versions requeue it; if it waits, they may requeue it twice.
 slurm=$(srun --version || true)
-if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < 24.05 ]]; then
+requeues=24.05
+if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < $requeues ]]; then
   sleep 600 || true
 fi
 exit "$code"

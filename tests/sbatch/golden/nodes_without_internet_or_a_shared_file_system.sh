@@ -54,9 +54,10 @@ srun --export=ALL --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   docs/examples/mnist.py --data-dir=/datasets/mnist --output-dir=runs/first --resume=auto || code=$?
 
 # 143: there is a checkpoint, and Slurm is about to end the job. Slurm before 24.05 takes a preempted job
-# that ends by itself for done. Later versions requeue it, and may requeue one that waits twice.
+# that ends by itself for done. Later versions requeue it; if it waits, they may requeue it twice.
 slurm=$(srun --version || true)
-if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < 24.05 ]]; then
+requeues=24.05
+if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < $requeues ]]; then
   clean_up
   sleep 600 || true
 fi

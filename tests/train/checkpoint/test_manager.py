@@ -226,7 +226,7 @@ def test_on_a_cpu_no_tensor_of_a_loaded_state_lies_in_the_file(tmp_path: Path) -
     assert str(manager.path(1)) not in Path("/proc/self/maps").read_text()
 
 
-def test_what_is_due_amid_a_slow_write_is_left_out(
+def test_what_is_due_amid_a_slow_write_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: telemetry.TelemetryPage
 ) -> None:
     """Training goes on, one line says it, and the last one is waited for; no step is expected
@@ -248,10 +248,10 @@ def test_what_is_due_amid_a_slow_write_is_left_out(
         values.zero_()
     assert manager.report() == []  # nor is a word said twice
     (line,) = said
-    assert tells(line, "left out", "step 2", "step 1")
+    assert tells(line, "skipped", "step 2", "step 1")
     assert page.read() == 1
     go.set()
-    assert not manager.wait(), "the latest was left out"
+    assert not manager.wait(), "the latest was skipped"
     assert page.read() == 0, "no step is expected"
     path = manager.save(5, {"step": 5}, wait=True)
     assert manager.report() == [manager.path(1), path]
@@ -313,9 +313,7 @@ def test_a_path_begins_another_course_and_never_refuses(
     manager, said = manager_of(tmp_path, keep_last=3)
     for step in (1, 2, 3):
         manager.save(step, {"step": step}, wait=True)
-    with pytest.raises(
-        ConfigError, match=r"step-00000003\.pt is there, .* resume is never; .* -> "
-    ):
+    with pytest.raises(ConfigError, match=r"step-00000003\.pt exists .* resume is never; .* -> "):
         manager.load("never")
     state = manager.load(str(manager.path(1)))
     assert (state and state["step"], manager.loaded) == (1, manager.path(1))

@@ -409,6 +409,14 @@ def test_accuracy_of_other_shapes_is_refused(
         accuracy(torch.zeros(outputs), torch.zeros(targets))
 
 
+def test_accuracy_of_a_whole_batch_says_how_to_take_the_targets_out() -> None:
+    batch = {"label": torch.tensor([1])}
+    whole: Any = batch
+    with pytest.raises(ConfigError, match=r"accuracy of targets of type dict; expected .* -> "):
+        accuracy(torch.tensor([[0.0, 1.0]]), whole)
+    assert accuracy(torch.tensor([[0.0, 1.0]]), batch["label"]).tolist() == [True]
+
+
 def test_metrics_of_several_kinds_are_summed_exactly() -> None:
     """Values of float32, whole numbers that float32 does not have, and a count."""
     exact = 2**24 + 1

@@ -1,0 +1,86 @@
+"""A launch that is alone in the quotes of ``bash -c``, so that the shell can be left out."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from srunddp.sbatch.bash import Command, commands
+from srunddp.sbatch.bash_variables import Variable, names_in, variables
+from srunddp.sbatch.launch import SHELLS, Launch, find_launch
+from srunddp.sbatch.launcher_options import NoEffect
+from srunddp.sbatch.step_size import has_size, with_held_options
+
+_QUOTED = re.compile(r"'([^'\n]*)'|\"([^\"\n]*)\"")
+# What the shell of the quotes does, and srun would not do: other commands, comments, redirections.
+_MORE = re.compile(r"[;&|<>()`#]")
+# In the arguments of SCRIPT, what the two shells might not replace by the same.
+_REPLACED = re.compile(r"[$\\~*?\[{!]")
+# Variables with one value in the job script and in all its steps; in a smaller step the second
+# has another.
+_OF_THE_JOB = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+
+
+@dataclass(frozen=True)
+class QuotedLaunch:
+    """A launch in quotes.
+
+    Attributes:
+        shell: the words that are left out, such as ``bash -c``.
+        text: the job script without the shell and the quotes, with as many lines.
+    """
+
+    shell: str
+    text: str
+
+
+def find_quoted(text: str) -> QuotedLaunch | None:
+    """Find a launch that means the same without the shell and the quotes around it.
+
+    Args:
+        text: a job script without a launch as a command.
+
+    Returns:
+        None if there is none, or several, or if it might mean something else without them.
+    """
+    found = list(commands(text))
+    values = variables(found)
+    quoted = [each for command in found if (each := _without_shell(text, command, values))]
+    return quoted[0] if len(quoted) == 1 else None
+
+
+def _without_shell(
+    text: str, command: Command, values: Mapping[str, Variable]
+) -> QuotedLaunch | None:
+    """Leave out the shell of one command.
+
+    Args:
+        text: the job script.
+        command: the command.
+        values: the variables of the job script.
+    """
+    *before, shell, option, last = (None, None, None, *command.words)
+    quotes = _QUOTED.fullmatch(last.source)
+    if not (shell and option and shell.name in SHELLS and option.text == "-c" and quotes):
+        return None
+    inside = quotes[1] or quotes[2] or ""
+    launches = [find_launch(each) for each in commands(inside)]
+    if _MORE.search(inside) or len(launches) != 1 or not launches[0]:
+        return None
+    launch = launches[0]
+    if launch.before or any(_REPLACED.search(word.source) for word in launch.script):
+        return None
+    texts = with_held_options([word.text for word in before if word], values)
+    same = {*values, *(_OF_THE_JOB[:1] if has_size(texts) else _OF_THE_JOB)}
+    if not _carried_names(launch) <= same:
+        return None
+    begin = shell.start
+    end = last.start + len(last.source)
+    left_out = text[begin : last.start].strip()
+    return QuotedLaunch(left_out, f"{text[:begin]}{inside}{text[end:]}")
+
+
+def _carried_names(launch: Launch) -> set[str]:
+    """Return the names of the variables in the options that are written anew."""
+    acting = launch.given.acting()
+    values = [value for option, value in acting if not isinstance(option.meaning, NoEffect)]
+    return {name for value in values for name in names_in(value)}

@@ -1,0 +1,69 @@
+"""A job script that another script submits by sbatch."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from srunddp.sbatch.bash import commands
+from srunddp.sbatch.bash_variables import unquoted, variables
+from srunddp.sbatch.launch import TALKERS, line_of
+from srunddp.sbatch.slurm_options import takes_next
+
+# A job that goes on in another one.
+_ITSELF = re.compile(r"\$0|\$\{0\}|.*BASH_SOURCE.*")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A command with sbatch.
+
+    Attributes:
+        line: the number of its line, or of the line that sets a variable to it, from 1.
+        script: the job script; empty if it is no file, as with ``--wrap``.
+    """
+
+    line: int
+    script: str
+
+
+def find_submission(text: str) -> Submission | None:
+    """Find the first command of a script that submits a job with another script.
+
+    Args:
+        text: the script.
+
+    Returns:
+        None if there is none.
+    """
+    for line, words in sorted(_with_words(text)):
+        program = next((at for at, each in enumerate(words) if "=" not in each), len(words))
+        if words[program:] and words[program].rpartition("/")[2] == "sbatch":
+            script = _script(words[program + 1 :])
+            if not _ITSELF.fullmatch(script):
+                return Submission(line, script)
+    return None
+
+
+def _with_words(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the words of each command, also of those in variables and in ``$(…)``."""
+    found = list(commands(text))
+    for command in found:
+        texts = [word.text for word in command.words]
+        if texts[0] not in TALKERS:
+            yield line_of(text, command.words[0]), texts
+    for variable in variables(found).values():
+        value = variable.value
+        if value.startswith("$(") and value.endswith(")"):
+            value = unquoted(value[2:-1])
+        for command in commands(value):
+            yield line_of(text, variable.word), [word.text for word in command.words]
+
+
+def _script(words: Sequence[str]) -> str:
+    """Return the first word behind sbatch that is no option and no value of one."""
+    left = list(words)
+    while left and left[0].startswith("-"):
+        word = left.pop(0)
+        if takes_next(word) and left:
+            left.pop(0)
+    return left[0] if left else ""
