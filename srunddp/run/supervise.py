@@ -180,6 +180,7 @@ class Agent(RankAgent):
         elif failure_monitor and failure_monitor.cut_off and self._spare_nodes:
             self._spare_nodes.await_srun()
         is_fenced = failure_monitor is not None and failure_monitor.fenced
+        # A fenced rank 0 has no say: the run may go on with the tasks that wait here.
         if self._spare_nodes and rejoin is None and not is_fenced:
             self._spare_nodes.dismiss_returning()
         return EndedStart(

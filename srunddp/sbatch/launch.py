@@ -27,7 +27,7 @@ _MODULES = {
     "accelerate.commands.launch": ACCELERATE,
     "deepspeed.launcher.runner": DEEPSPEED,
 }
-_PYTHON = re.compile(r"python[\d.]*")
+PYTHON = re.compile(r"python[\d.]*")  # the name of a program
 # Values that stay the same when all quotes are dropped and new ones are put around them.
 _INNER = r"\$(?:\w++|[#?@*!$-]|\{[^{}\"'\\]*\}|NESTED)|`[^`\"'\\]*`"
 _PLAIN = re.compile(
@@ -145,7 +145,7 @@ def find_launch(command: Command, *, without_script: bool = False) -> Launch | N
 def _only_names(before: Sequence[Word]) -> bool:
     """Tell whether the word deepspeed after these words is a package's name or an argument."""
     texts = [word.name for word in before]
-    a_program = any(_PYTHON.fullmatch(text) or text.endswith(".py") for text in texts)
+    a_program = any(PYTHON.fullmatch(text) or text.endswith(".py") for text in texts)
     return a_program or not _INSTALLERS.isdisjoint(texts)
 
 
@@ -160,7 +160,7 @@ def _launcher(words: Sequence[Word]) -> tuple[int, Sequence[Option]]:
         return 2, ACCELERATE
     if first.name in ("accelerate-launch", "deepspeed"):
         return 1, ACCELERATE if first.name == "accelerate-launch" else DEEPSPEED
-    if _PYTHON.fullmatch(first.name):
+    if PYTHON.fullmatch(first.name):
         # In python -u -m torch.distributed.run, the first -m counts.
         module = next((at for at, word in enumerate(words) if word.text == "-m"), len(words)) + 1
         if module < len(words) and words[module].text in _MODULES:

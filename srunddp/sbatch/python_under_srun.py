@@ -12,10 +12,8 @@ from srunddp.sbatch.bash_variables import (
     unquoted,
     variables,
 )
-from srunddp.sbatch.launch import SHELLS, line_of
+from srunddp.sbatch.launch import PYTHON, SHELLS, line_of
 
-_SRUN = re.compile(r"(.*/)?srun")
-_PYTHON = re.compile(r"(.*/)?python[\d.]*")
 # A launcher that bash finds, as in python $(which torchrun).
 _LAUNCHER_OF_PATH = re.compile(
     r".*[$`].*(torchrun|accelerate|deepspeed).*(?<!\.py)", re.DOTALL | re.IGNORECASE
@@ -51,9 +49,7 @@ def find_python(text: str) -> PythonUnderSrun | None:
     found = list(commands(text))
     values = variables(found)
     for command in found:
-        texts = [word.text for word in command.words]
-        srun = next((at for at, each in enumerate(texts) if _SRUN.fullmatch(each)), len(texts))
-        if srun == len(texts) or is_assignment(command):
+        if is_assignment(command) or all(word.name != "srun" for word in command.words):
             continue
         line = line_of(text, command.words[0])
         rest = rest_of_line(text, command.words[-1])
@@ -66,10 +62,9 @@ def find_python(text: str) -> PythonUnderSrun | None:
 
 def _in_words(words: Sequence[Word]) -> str:
     """Return a command with srunddp in the place of python; empty if it starts no script so."""
-    texts = [word.text for word in words]
-    python = next((at for at, each in enumerate(texts) if _PYTHON.fullmatch(each)), len(texts))
+    python = next((at for at, word in enumerate(words) if PYTHON.fullmatch(word.name)), len(words))
     after = [word.source for word in words[python + 1 :]]
-    if "-c" in texts[python + 1 : python + 3]:
+    if "-c" in [word.text for word in words[python + 1 : python + 3]]:
         return ""  # a few words of Python, and no script
     while after and after[0].startswith("-") and after[0] != "-m":
         after = after[1:]  # python's own options, such as -u
@@ -92,7 +87,7 @@ def _in_quotes(command: Command, values: Mapping[str, Variable]) -> PythonUnderS
     inner = list(commands(expanded(unquoted(words[shell + 2].source), values, list(values))))
     for each in inner:
         own = [word for word in each.words if not _EXPORTED.fullmatch(word.text)]
-        if own and _PYTHON.fullmatch(own[0].text) and (written := _in_words(own)):
+        if own and PYTHON.fullmatch(own[0].name) and (written := _in_words(own)):
             before = " ".join(word.source for word in words[:shell])
             others = any(_does_more(other) for other in inner if other is not each)
             return PythonUnderSrun(0, f"{before} {written}", others)

@@ -15,9 +15,9 @@ _QUOTED = re.compile(r"'([^'\n]*)'|\"([^\"\n]*)\"")
 _MORE = re.compile(r"[;&|<>()`#]")
 # In the arguments of SCRIPT, what the two shells might not replace by the same.
 _REPLACED = re.compile(r"[$\\~*?\[{!]")
-# Variables with one value in the job script and in all its steps; in a smaller step the second
-# has another.
-_OF_THE_JOB = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+# Variables with one value in the job script and in each of its steps.
+_OF_THE_JOB = {"SLURM_JOB_NUM_NODES"}
+_OF_A_WHOLE_STEP = {"SLURM_NNODES"}  # the same, unless the step is smaller than the job
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,11 @@ def _without_shell(
         command: the command.
         values: the variables of the job script.
     """
-    *before, shell, option, last = (None, None, None, *command.words)
+    if len(command.words) < 3:
+        return None
+    *before, shell, option, last = command.words
     quotes = _QUOTED.fullmatch(last.source)
-    if not (shell and option and shell.name in SHELLS and option.text == "-c" and quotes):
+    if shell.name not in SHELLS or option.text != "-c" or not quotes:
         return None
     inside = quotes[1] or quotes[2] or ""
     launches = [find_launch(each) for each in commands(inside)]
@@ -69,8 +71,9 @@ def _without_shell(
     launch = launches[0]
     if launch.before or any(_REPLACED.search(word.source) for word in launch.script):
         return None
-    texts = with_held_options([word.text for word in before if word], values)
-    same = {*values, *(_OF_THE_JOB[:1] if has_size(texts) else _OF_THE_JOB)}
+    same = {*values, *_OF_THE_JOB}
+    if not has_size(with_held_options([word.text for word in before], values)):
+        same |= _OF_A_WHOLE_STEP
     if not _carried_names(launch) <= same:
         return None
     begin = shell.start

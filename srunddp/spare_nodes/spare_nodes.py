@@ -126,8 +126,8 @@ class SpareNodes:
         )
 
     def _can_come_back(self, meeting: RendezvousInfo) -> bool:
-        """Whether tasks come back that are given up in this start. In the last start, which may be
-        the next one, nobody needs a spare node.
+        """Return whether tasks that are given up in this start come back. If the next start is the
+        last one, none does, because nobody would need another spare node.
         """
         options = self.setup.options
         return bool(meeting.returns_at) and options.generation + 1 < options.max_restarts

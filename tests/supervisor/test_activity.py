@@ -93,6 +93,9 @@ def test_what_runs_python_or_writes_is_active(tmp_path: Path, program: str) -> N
 def test_what_waits_in_c_is_not(tmp_path: Path, program: str) -> None:
     """What it has forked answers for nobody."""
     with worker(tmp_path, program) as activity:
+        # It is ready before it waits, and until then it answers.
+        wchan = Path(f"/proc/{activity.pid}/wchan")
+        until(lambda: wchan.read_text().startswith("futex"), LIMIT)
         assert activity.look(), "there is nothing yet to compare with"
         until(lambda: not activity.look(), LIMIT)
         assert not any(activity.look() for _ in range(5))

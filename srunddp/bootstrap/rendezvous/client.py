@@ -153,7 +153,7 @@ def join(
 
 @dataclass(frozen=True)
 class Round:
-    """What a task has found that wants to come back, in one round of all addresses.
+    """The result of one round, in which a task that wants to come back tries each address once.
 
     Attributes:
         are_all_closed: whether each node has answered, and no process listens on any of them.
@@ -386,7 +386,11 @@ class RendezvousClient:
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
     def come_back(self, why_over: Callable[[Round], str]) -> NoReturn:
-        """Do what :func:`come_back` says."""
+        """Try the addresses, round after round, and wait at one that accepts the connection.
+
+        Args:
+            why_over: As for the function :func:`come_back`.
+        """
         found = Round()
         while True:
             self._stop_if_interrupted()
@@ -398,7 +402,8 @@ class RendezvousClient:
                 self._likelier = self.candidates[:number]
                 if not self._wait_at(address):
                     break
-            # A connection that is not accepted has failed long before.
+            # Only a connection that was accepted, and then kept, lasts this long. One that is
+            # accepted and closed at once must not make the task look for ever.
             accepted = time.monotonic() - began > _ACCEPTED_AFTER * max(1, len(self.candidates))
             found = Round(are_all_closed=self._are_all_closed, has_waited=accepted)
             self.interrupt.wait(time.monotonic() + _NEXT_ROUND_AFTER)

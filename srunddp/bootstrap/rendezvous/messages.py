@@ -38,7 +38,7 @@ class Hello(RendezvousMessage, kind="hello"):
         token: The text by which the ranks of one run recognise each other.
         rank, world_size: With spare nodes, the world size includes their tasks, and these have the
             numbers after all ranks. A task that comes back after its node was given up has a number
-            behind the world size.
+            above all of these.
         local_world_size: The launcher's number of ranks on this node, or 0 if it is not known.
         version: The rank's version of srunddp.
         deputy_port: The port on which the rank listens for the time when rank 0 is gone, or 0.

@@ -371,6 +371,9 @@ STRANGERS = ("mute", "closing", "banner", *ANSWERS)
 class StrangersServer(socketserver.ThreadingTCPServer):
     """Somebody else's server; notes every byte that each connection brings."""
 
+    # As servers do. Otherwise the connections of an earlier run keep a port for a minute.
+    allow_reuse_address = True
+
     def __init__(self, kind: str, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), socketserver.BaseRequestHandler)
         self.address = Address(*self.socket.getsockname()[:2])
