@@ -41,6 +41,9 @@ _FOREIGN = (
 # The bed that the tests run in: its Slurm, and whether its kernel is this machine's or User Mode
 # Linux, such as "24.11 machine" or "24.11 uml". Empty outside of one. tests/beds/init.sh sets it.
 BED = os.environ.get("SRUNDDP_TEST_BED", "")
+# How many times as long as elsewhere a test may take: under User Mode Linux, each system call costs
+# several switches of processes.
+SLOWNESS = 5 if BED.endswith("uml") else 1
 
 pytest_plugins = ["tests.slurm.shared_cluster"]
 

@@ -21,15 +21,15 @@ from tests.chaos.plan import KINDS, WORLD_SIZE, Fault, Plan, cause_fits, node_of
 from tests.chaos.processes import Watch
 from tests.chaos.verdict import Verdict, verdicts
 from tests.cluster.cluster import Cluster
-from tests.conftest import PROGRAMS, ROOT
+from tests.conftest import PROGRAMS, ROOT, SLOWNESS
 from tests.mpirun.conftest import MPIS
 
 SRUNDDP = str(ROOT / "bin" / "srunddp")
-START_WITHIN = 60.0
-END_WITHIN = 45.0
+START_WITHIN = 60.0 * SLOWNESS
+END_WITHIN = 45.0 * SLOWNESS
 # Ten times what it takes, as the trials say; a rank that stands still is given 10 s.
-AT_ONCE = 20.0
-STOPPED = 30.0
+AT_ONCE = 20.0 * SLOWNESS
+STOPPED = 30.0 * SLOWNESS
 
 
 @dataclass(frozen=True)
