@@ -40,7 +40,9 @@ def tables() -> Iterator[dict[str, Future[Jobs]]]:
 
 
 def recorded(tracking: str) -> Jobs:
-    with beside(Settings(tracking=tracking), TRACKINGS[tracking]) as cluster:
+    # As in `runner`: User Mode Linux lacks what the firewall needs.
+    settings = Settings(tracking=tracking, open_management=BED.endswith("uml"))
+    with beside(settings, TRACKINGS[tracking]) as cluster:
         data_network(cluster)
         jobs = record(SlurmJobRunner(cluster))
     print(f"proctrack/{tracking}\n{table(jobs)}")
