@@ -138,14 +138,17 @@ def mtu(node: Node, size: int) -> Iterator[None]:
 
 
 @contextmanager
-def slowed(node: Node, rate: str) -> Iterator[None]:
-    """What the node sends over its data interface is held back to a rate, such as ``50mbit``."""
+def slowed(node: Node, rate: str, interface: str = "") -> Iterator[None]:
+    """What the node sends over an interface, by default the data network's, is held back to a rate,
+    such as ``50mbit``.
+    """
+    device = interface or node.data_interface
     words = ("tc", "-n", node.namespace, "qdisc")
     tool(
         *words,
         "add",
         "dev",
-        node.data_interface,
+        device,
         "root",
         "tbf",
         "rate",
@@ -158,7 +161,7 @@ def slowed(node: Node, rate: str) -> Iterator[None]:
     try:
         yield
     finally:
-        tool(*words, "del", "dev", node.data_interface, "root")
+        tool(*words, "del", "dev", device, "root")
 
 
 @contextmanager

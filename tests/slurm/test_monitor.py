@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen
 
@@ -21,9 +21,10 @@ from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
 from srunddp.util.slurm_command import seconds
-from tests.cluster.nodes import NODES
+from tests.cluster.nodes import NODES, SIX_INTERFACE
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
+from tests.slurm.planted import slowed
 from tests.slurm.test_accounting import megabytes
 from tests.support.starting import until
 
@@ -38,6 +39,8 @@ IDLE = {
     "temperature": 34,
     "reasons": 1,
 }
+PAIRS = 3
+SLOW_NETWORK = "400mbit"
 
 
 @pytest.fixture
@@ -146,6 +149,33 @@ def test_what_is_wrong_gets_its_note_and_only_that(
         said = runner.on_login(SRUNDDP, "report", "--text", str(start_of(folder)))
         assert re.search(r"^started .* of 5 min$", said.output, re.MULTILINE), said.output
     assert not samplers(runner)
+
+
+@pytest.mark.nightly
+def test_a_run_is_faster_after_the_note_on_its_interface_was_followed(
+    runner: SlurmJobRunner, folder: Path
+) -> None:
+    """In each of three pairs, whichever of the two runs is first. The script names the slower
+    network, and the note advises to leave the choice to ifaces.conf.
+    """
+    cases = {"before": f"wrong interface {SIX_INTERFACE}", "after": "healthy"}
+    rules = {"before": ["wrong interface"], "after": []}
+    with ExitStack() as stack:
+        for node in NODES[:2]:
+            stack.enter_context(slowed(node, SLOW_NETWORK, SIX_INTERFACE))
+        for pair in range(PAIRS):
+            # The other one first in every second pair, as the machine may get slower or faster.
+            order = ["before", "after"] if pair % 2 == 0 else ["after", "before"]
+            found = {}
+            for way in order:
+                place = folder / f"{way}-{pair}"
+                train(runner, place, cases[way], "-N2", "--ntasks-per-node=1")
+                summary = summed(place)
+                assert [note.rule for note in notes(summary)] == rules[way], notes(summary)
+                assert summary.throughput.per_s
+                found[way] = summary.throughput.per_s
+            print(f"samples/s: {found}")
+            assert found["after"] > found["before"]
 
 
 def test_an_idle_gpu_gets_its_note_and_only_that(runner: SlurmJobRunner, folder: Path) -> None:
