@@ -23,7 +23,9 @@ _MOST = 100  # events that followed or were set aside, in JSON
 
 
 def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
-    """Return the lines of the diagnosis for a terminal: failure, cause, hint and the rest."""
+    """Return the diagnosis as lines for a terminal: the first failure with its cause and a hint,
+    what followed from it, what was set aside, the ranks without output, and notes.
+    """
     said = ["nothing failed"]
     if diagnosis.cause is not None:
         cause = f"cause: {table().causes[diagnosis.cause].cause}"
@@ -72,7 +74,9 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
 
 
 def _hint(diagnosis: Diagnosis) -> str:
-    """Return the hint of the failed check, or of the cause."""
+    """Return the hint that the failed check has given, or that signatures.yaml has for the cause;
+    with the node's name in place of ``NODE``, if it is known.
+    """
     if diagnosis.first and diagnosis.cause == "check-failed":
         return diagnosis.first.text.rpartition(" -> ")[2]
     hint = table().causes[diagnosis.cause or ""].hint
@@ -87,8 +91,8 @@ def _short(text: str) -> str:
 def _followed(diagnosis: Diagnosis) -> list[str]:
     """Return one line for each cause that followed from the failure, with its ranks."""
     first = diagnosis.first
-    # If the same rank reports the same cause again, that is no consequence. But each failed check
-    # is a finding of its own.
+    # Leave out events in which the same rank reports the same cause again: they are no consequence.
+    # But keep all failed checks, because each is another finding.
     groups = group_by_key(
         (event.cause, event)
         for event in diagnosis.followed
