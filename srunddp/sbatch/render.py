@@ -49,9 +49,9 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
     """Return the text of the job script, with an empty line between its sections.
 
     Args:
-        job: a job that ``validate.check`` has accepted.
-        command: the words of the command line, which the script's head quotes.
-        interactive: the script is for salloc instead of sbatch.
+        job: A job that ``validate.check`` has accepted.
+        command: The words of the command line, which the script's head quotes.
+        interactive: The script is for salloc instead of sbatch.
     """
     # The order matters. The environment is activated after the modules are loaded, so it comes
     # first in PATH. Lines of --setup may use both, and the variables of --env. All later sections
@@ -146,8 +146,8 @@ def log_of(job: SlurmJob, number: str) -> tuple[str, bool]:
     """Return the path of a submitted job's log.
 
     Args:
-        job: the job.
-        number: the job's number.
+        job: The job.
+        number: The job's number.
 
     Returns:
         The path, and whether it is complete. A part that Slurm replaces later stays as it is, such
@@ -167,8 +167,8 @@ def directive(option: str, value: object) -> str:
     parser treats quotes, ``#`` and backslashes specially.
 
     Args:
-        option: the name of the option, without dashes.
-        value: a text or a number; True for an option without a value.
+        option: The name of the option, without dashes.
+        value: A text or a number; True for an option without a value.
     """
     if value is True:
         return f"#SBATCH --{option}"

@@ -38,10 +38,10 @@ class SlurmOption(NamedTuple):
     """An option of sbatch.
 
     Attributes:
-        letter: its letter, without the dash; empty for none.
-        name: its name, without dashes.
+        letter: Its letter, without the dash; empty for none.
+        name: Its name, without dashes.
         takes: ``=`` if it takes a value, ``?`` if it may take one, empty if it is a flag.
-        batch_only: whether sbatch has it but salloc does not.
+        batch_only: Whether sbatch has it but salloc does not.
     """
 
     letter: str
@@ -89,7 +89,7 @@ def words(name: str, value: str | bool | Sequence[str] | None) -> list[str]:
     """Return an option as words of sbatch's command line.
 
     Args:
-        name: the name without dashes.
+        name: The name without dashes.
         value: True for an option without a value; several texts give one option each; False, None
             and an empty text give no option.
     """
@@ -116,12 +116,12 @@ def rewrite(
     click refuses it.
 
     Args:
-        arguments: the words of the command line; SCRIPT and all words after it stay as they are.
-        known: the names of the command's options, with dashes.
-        with_value: the options among ``known`` that take the next word as their value.
+        arguments: The words of the command line; SCRIPT and all words after it stay as they are.
+        known: The names of the command's options, with dashes.
+        with_value: The options among ``known`` that take the next word as their value.
 
     Raises:
-        UsageError: an option that takes no value has one.
+        UsageError: An option that takes no value has one.
     """
     left = list(arguments)
     done = []

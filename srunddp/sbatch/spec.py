@@ -17,51 +17,51 @@ class SlurmJob:
     """A job: the script to start, its resources, and its environment.
 
     Attributes:
-        script: the training script; also the first argument.
-        arguments: arguments of the script; also all that follows it.
+        script: The training script; also the first argument.
+        arguments: Arguments of the script; also all that follows it.
         module: SCRIPT is a module's name, as in python -m.
-        nodes: number of nodes, spare ones included; 1 unless ntasks is given.
-        ntasks_per_node: ranks on each node; one for each GPU unless given, or 1 without GPUs.
-        modules: environment modules to load, in this order.
-        module_purge: unload all modules first.
-        venv: folder of a virtual environment; the active one unless another environment is named.
-        conda: name or folder of a conda environment.
-        env: a variable to export, for example a setting of NCCL; may be given again, like all
+        nodes: Number of nodes, spare ones included; 1 unless ntasks is given.
+        ntasks_per_node: Ranks on each node; one for each GPU unless given, or 1 without GPUs.
+        modules: Environment modules to load, in this order.
+        module_purge: Unload all modules first.
+        venv: Folder of a virtual environment; the active one unless another environment is named.
+        conda: Name or folder of a conda environment.
+        env: A variable to export, for example a setting of NCCL; may be given again, like all
             options that are lists in a file.
-        setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c
+        setup: A line of bash that is run before the step, such as "source setup.sh" or "ulimit -c
             0".
-        backend: as in srunddp run.
-        ifaces: as in srunddp run.
-        log_dir: folder for each rank's output, and for the job's log; None for the job's log alone,
+        backend: As in srunddp run.
+        ifaces: As in srunddp run.
+        log_dir: Folder for each rank's output, and for the job's log; None for the job's log alone,
             in logs.
-        preflight: run srunddp check first; the training is not started if that finds a failure.
-        offline: as in srunddp run.
-        srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one
+        preflight: Run srunddp check first; the training is not started if that finds a failure.
+        offline: As in srunddp run.
+        srunddp: Path of srunddp on the nodes; the environment's own unless given, or else the one
             that is running.
-        restarts: as in srunddp run.
-        spare_nodes: as in srunddp run; nodes counts them too.
-        min_nodes: as in srunddp run.
-        result: as in srunddp run.
-        run_options: options of srunddp run, such as --prefix; each also has its own name here.
-        job_name: the script's name without its ending unless given.
+        restarts: As in srunddp run.
+        spare_nodes: As in srunddp run; nodes counts them too.
+        min_nodes: As in srunddp run.
+        result: As in srunddp run.
+        run_options: Options of srunddp run, such as --prefix; each also has its own name here.
+        job_name: The script's name without its ending unless given.
         cpus_per_task: CPUs of each rank, including those for its loader workers.
-        requeue: start the job again when its time limit or a preemption ends it; the script has to
+        requeue: Start the job again when its time limit or a preemption ends it; the script has to
             catch the signal, save, and resume, as srunddp.Trainer does.
-        signal: a signal for all ranks, such as USR1@300 for 300 seconds before the time limit; auto
+        signal: A signal for all ranks, such as USR1@300 for 300 seconds before the time limit; auto
             is USR2@120 with --requeue, else none.
-        mpi: for srun's --mpi, such as pmi2; empty for the site's default.
-        srun_arg: an option of srun for the ranks, such as --cpu-bind=cores.
-        sbatch_arg: an option of sbatch that srunddp does not know, such as one of a plug-in.
-        container: an Apptainer image that has srunddp. Slurm's own --container is
+        mpi: For srun's --mpi, such as pmi2; empty for the site's default.
+        srun_arg: An option of srun for the ranks, such as --cpu-bind=cores.
+        sbatch_arg: An option of sbatch that srunddp does not know, such as one of a plug-in.
+        container: An Apptainer image that has srunddp. Slurm's own --container is
             --sbatch-arg=--container=BUNDLE.
-        container_image: for pyxis; an image that has srunddp.
-        container_mounts: for pyxis, SOURCE:TARGET; the working folder is always mounted.
-        monitor: as in srunddp run, written as 5s; srunddp report follows the training.
-        monitor_dir: as in srunddp run.
-        stage: copy the environment and this folder to nodes that do not see them, by srunddp stage
+        container_image: For pyxis; an image that has srunddp.
+        container_mounts: For pyxis, SOURCE:TARGET; the working folder is always mounted.
+        monitor: As in srunddp run, written as 5s; srunddp report follows the training.
+        monitor_dir: As in srunddp run.
+        stage: Copy the environment and this folder to nodes that do not see them, by srunddp stage
             push.
-        data: further folders to copy.
-        stage_exclude: names in this folder that are not copied, with wildcards; the log folder is
+        data: Further folders to copy.
+        stage_exclude: Names in this folder that are not copied, with wildcards; the log folder is
             never copied.
     """
 

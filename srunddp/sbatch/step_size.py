@@ -119,8 +119,8 @@ def split_options(
     """Split the words after srun into its options, each with its value, and its command.
 
     Args:
-        words: the words.
-        values: the variables of the script. One whose value begins with a dash holds options.
+        words: The words.
+        values: The variables of the script. One whose value begins with a dash holds options.
     """
     options = []
     left = list(words)
@@ -160,9 +160,9 @@ def with_size(
     last.
 
     Args:
-        words: the words after srun.
-        size: the options to add.
-        values: the variables of the script.
+        words: The words after srun.
+        size: The options to add.
+        values: The variables of the script.
     """
     options, command = split_options(words, values)
     kept: list[str] = []

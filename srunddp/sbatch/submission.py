@@ -18,8 +18,8 @@ class Submission:
     """A command with sbatch.
 
     Attributes:
-        line: the number of its line, or of the line that sets a variable to it, from 1.
-        script: the job script; empty if it is no file, as with ``--wrap``.
+        line: The number of its line, or of the line that sets a variable to it, from 1.
+        script: The job script; empty if it is no file, as with ``--wrap``.
     """
 
     line: int
@@ -30,7 +30,7 @@ def find_submission(text: str) -> Submission | None:
     """Find the first command of a script that submits a job with another script.
 
     Args:
-        text: the script.
+        text: The script.
 
     Returns:
         None if there is none.

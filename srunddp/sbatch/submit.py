@@ -38,9 +38,9 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
     """Have Slurm validate a job script or salloc's options, without making a job.
 
     Args:
-        text: the job script.
-        options: the words of salloc's command line; empty for a script of sbatch.
-        environ: the environment variables for sbatch.
+        text: The job script.
+        options: The words of salloc's command line; empty for a script of sbatch.
+        environ: The environment variables for sbatch.
 
     Returns:
         Notes for the user: one if Slurm did not answer, and so validated nothing.
@@ -74,18 +74,18 @@ def submit(
     """Submit a job script.
 
     Args:
-        text: the job script.
-        environ: the environment variables for sbatch.
-        note: takes the lines that sbatch prints in addition to the job's number.
-        wait: whether sbatch waits for the end of the job; then there is no time limit.
-        within: the seconds that sbatch may take if it does not wait.
+        text: The job script.
+        environ: The environment variables for sbatch.
+        note: Takes the lines that sbatch prints in addition to the job's number.
+        wait: Whether sbatch waits for the end of the job; then there is no time limit.
+        within: The seconds that sbatch may take if it does not wait.
 
     Returns:
         The job's number, and the exit code of sbatch. With ``wait`` that is the job's exit code.
 
     Raises:
         ConfigError: Slurm refuses the script.
-        UnavailableError: there is no sbatch, or Slurm does not answer.
+        UnavailableError: There is no sbatch, or Slurm does not answer.
     """
     done = _sbatch(["--parsable"], text, environ, None if wait else within)
     # A site's sbatch may also print a greeting. If there are several clusters, the cluster's name

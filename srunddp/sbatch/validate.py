@@ -68,12 +68,12 @@ def check(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = Fals
     """Refuse a job if no script can do what it asks for.
 
     Args:
-        job: the job, from options, files and defaults.
-        environ: the environment variables of this command, which the job gets, too.
-        interactive: the script is for salloc, which lacks some options of sbatch.
+        job: The job, from options, files and defaults.
+        environ: The environment variables of this command, which the job gets, too.
+        interactive: The script is for salloc, which lacks some options of sbatch.
 
     Raises:
-        ConfigError: the first problem that is found.
+        ConfigError: The first problem that is found.
     """
     of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
     problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
@@ -91,13 +91,13 @@ def check_run_options(
     by :mod:`srunddp.sbatch.run_options`.
 
     Args:
-        job: the job, of which only the options of ``srunddp run`` and ``env`` are used.
-        environ: the environment variables of this command, which the job gets, too.
-        ranks: how many ranks there are; 0 if that is not known.
-        script: the job script, if it is not made of the job.
+        job: The job, of which only the options of ``srunddp run`` and ``env`` are used.
+        environ: The environment variables of this command, which the job gets, too.
+        ranks: How many ranks there are; 0 if that is not known.
+        script: The job script, if it is not made of the job.
 
     Raises:
-        ConfigError: an option does not fit, or needs another one.
+        ConfigError: An option does not fit, or needs another one.
     """
     if "port" in job.run:
         port_range(str(job.run["port"]), where="--port")
@@ -135,10 +135,10 @@ def check_texts(job: SlurmJob) -> None:
     """Refuse texts and variables that no script can have, whatever job it is for.
 
     Args:
-        job: the job, of which only some keys are used.
+        job: The job, of which only some keys are used.
 
     Raises:
-        ConfigError: the first problem that is found.
+        ConfigError: The first problem that is found.
     """
     for is_there, found, expected, hint in chain(_of_texts(job), _of_variables(job)):
         if is_there:
@@ -149,11 +149,11 @@ def check_printable(name: str, text: str) -> None:
     """Refuse a text that could end a line of the script, or control a terminal that shows it.
 
     Args:
-        name: the name of the option or the value, for the message.
-        text: the text to check.
+        name: The name of the option or the value, for the message.
+        text: The text to check.
 
     Raises:
-        ConfigError: a character is not printable.
+        ConfigError: A character is not printable.
     """
     if not text.isprintable():
         raise ConfigError(
@@ -435,9 +435,9 @@ def notes(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = Fals
     although other nodes may. :func:`script_problem` checks SCRIPT itself.
 
     Args:
-        job: a job that :func:`check` has accepted.
-        environ: the environment variables for sbatch or salloc.
-        interactive: the script is for salloc.
+        job: A job that :func:`check` has accepted.
+        environ: The environment variables for sbatch or salloc.
+        interactive: The script is for salloc.
     """
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     missing = (
@@ -535,11 +535,11 @@ def _counting(
     wins over a variable.
 
     Args:
-        job: the job.
-        environ: the environment variables for sbatch or salloc.
-        interactive: the script is for salloc.
-        name: the name of the option.
-        variable: the end of its variable's name; empty if that is the option's name.
+        job: The job.
+        environ: The environment variables for sbatch or salloc.
+        interactive: The script is for salloc.
+        name: The name of the option.
+        variable: The end of its variable's name; empty if that is the option's name.
     """
     variable = variable or name.upper()
     given = str(job.slurm.get(name, ""))
