@@ -305,7 +305,7 @@ class ObservedRanks:
         self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
 
     def add_world_size(self, size: int) -> None:
-        """Note a world size. The largest one counts; values above :data:`MOST_RANKS` are ignored."""
+        """Note a world size. The largest counts; values above :data:`MOST_RANKS` are ignored."""
         self.stated = max(self.stated, size if size <= MOST_RANKS else 0)
 
     @property
