@@ -18,7 +18,7 @@ _LOOPS = ("for", "while", "until")
 
 
 class Kind(StrEnum):
-    """The kind of a token."""
+    """The kind of a token, which is a part of a job script."""
 
     BLANK = "blank"
     COMMENT = "comment"
@@ -39,13 +39,13 @@ _PATTERNS = {
         r"(?<!<)<<-?[ \t]*(?P<quote>['\"]?)\\?(?P<end>[\w.-]+)(?P=quote)[^\n]*\n"
         r".*?^\t*(?P=end)$"
     ),
-    # The 2 of 2>&1 is no word of the command.
-    Kind.REDIRECTED: r"\d+(?=[<>])",  # a file descriptor
+    # A file descriptor before a redirection, such as the 2 of 2>&1, is no word of the command.
+    Kind.REDIRECTED: r"\d+(?=[<>])",
     Kind.WORD: (
         r"(?:"
         rf"(?:\$|(?<==)){_NESTED}"  # $(command), and the values of an array behind its =
         r"|`[^`]*`"
-        # Quotes inside "$(…)" do not end the outer ones.
+        # Quotes inside "$(…)" do not end the quotes around it.
         rf'|"(?>\${_NESTED}|[^"\\]|\\.)*"'
         r"|'[^']*'"
         r"|\\."
@@ -66,7 +66,7 @@ class Word:
 
     Attributes:
         source: The word as the script has it.
-        start: The offset of its first character in the script.
+        start: The offset of the word's first character in the script.
     """
 
     source: str

@@ -63,7 +63,7 @@ def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg
 
 
 class _Sbatch(MonitoredCommand):
-    """Accepts every option of sbatch in addition to the declared ones."""
+    """A command that accepts every option of sbatch in addition to its declared options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite the options that click cannot read by itself, then read the words."""
@@ -545,7 +545,7 @@ def parse_settings(
         The value of each key that an option or a file gives, and where the value comes from.
 
     Raises:
-        ConfigError: A value is of another type, a key is unknown, or a character is not printable.
+        ConfigError: A value has the wrong type, a key is unknown, or a character is not printable.
     """
     for each in command:
         validate.check_printable("the argument", each)
@@ -614,7 +614,9 @@ def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
 
 
 def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
-    """Tell whether the job's environment has the command ``srunddp``, as far as this node sees."""
+    """Tell whether the job's environment has the command ``srunddp``. An environment that this node
+    does not see is assumed to have it.
+    """
     folder = job.venv
     if not folder and job.conda and "/" in job.conda:
         folder = job.conda

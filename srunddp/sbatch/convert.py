@@ -102,7 +102,7 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
 
     Args:
         path: The path of the script.
-        carried: The additions to the new command; None for none.
+        carried: The additions to the new command; None if there are none.
 
     Returns:
         The new script, and notes for the user.

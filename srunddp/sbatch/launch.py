@@ -50,7 +50,7 @@ class Launch:
         words: All words of the command.
         before: The number of words before the launcher.
         launcher: The words that call the launcher, such as ``python -m torch.distributed.run``.
-        given: The launcher's options.
+        given: The options given to the launcher.
         script: SCRIPT and all words after it.
         in_loop: Whether the command is in a loop.
     """
@@ -125,7 +125,7 @@ def find_launch(command: Command, *, without_script: bool = False) -> Launch | N
 
     Args:
         command: A command of a script.
-        without_script: Accept a launcher without a script, as the value of a variable may be.
+        without_script: Whether to accept a launcher without a script, as a variable may hold one.
     """
     words = command.words
     if words[0].text in TALKERS:

@@ -108,7 +108,7 @@ def _size(job: SlurmJob) -> str:
 
 
 def directives(job: SlurmJob) -> list[str]:
-    """Return the ``#SBATCH`` lines, with a comment before those that have a reason in ``_WHY``."""
+    """Return the ``#SBATCH`` lines, with a comment before each line that needs an explanation."""
     lines: list[str] = []
     for name, value in _requested(job):
         if name in _WHY and (job.has_gpus or name != "ntasks-per-node"):
@@ -296,8 +296,8 @@ def _traps(job: SlurmJob) -> list[str]:
         # The lines of _await_end() may call clean_up before the script's end. Remove the trap, so
         # that clean_up does not run again at the end.
         "  trap - EXIT",
-        # At the job's end no step can start any more, and the node agents remove the copies
-        # themselves.
+        # At the job's end no job step can start any more, and the node agents of srunddp stage push
+        # remove the copies themselves.
         f'  [ -n "$ended" ] || {word(job.command)} stage clean || true',
         "}",
         "trap clean_up EXIT",
@@ -371,7 +371,8 @@ def _training(job: SlurmJob) -> list[list[str]]:
     step = [*_srun(job, training=True), *_run(job)]
     if not (job.requeue or job.monitor or job.restarts_ranks):
         return [[*why, *_continued(step)]]
-    # Without this, `set -e` would end the script at a failed step, before what follows the step.
+    # Without `|| code=$?`, `set -e` would end the script if the step fails, and the lines after the
+    # step would not run.
     step[-1] += " || code=$?"
     return [
         [*_result(job), *why, "code=0", *_continued(step)],

@@ -74,7 +74,7 @@ def teller(case: Case) -> Teller:
     first = case.first
     if first.reason and not first.rule and first.kind is Kind.PRIMARY and first.cause != "unknown":
         return Teller.SRUNDDP
-    # A job may have been cancelled for a reason that is in no log.
+    # That a job was cancelled does not give the cause either: the reason may be in no log.
     if first.rule or not first.sure or first.cause == "cancelled":
         return Teller.GUESS
     if case.evidence.observed.ones > 1:
@@ -215,7 +215,7 @@ def its_log_ends_well_unreported(case: Case) -> bool:
     launcher reported that a rank failed.
 
     Example: a script that caught its exception and ended with ``Job finished``. A launcher's report
-    of an exit code outweighs those words.
+    of an exit code counts more than such words.
     """
     return case.evidence.report is None and its_log_ends_well(case)
 

@@ -39,7 +39,7 @@ _STEP = re.compile(
     r"|\b[0-9]+/[0-9]+ \["
 )
 _RECENT = 32  # steps that are remembered, because several ranks of a log report the same steps
-_MOST_FORMS = 50_000  # limits memory for a log in which all lines differ
+_MOST_FORMS = 50_000  # forms of lines that are remembered, to limit memory if all lines differ
 _REPORTED = "ended with exit code 0 on all ranks"  # a line that srunddp report prints
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
@@ -58,9 +58,13 @@ class Progress:
     _recent: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def add(self, step: tuple[str, ...]) -> None:
-        """Count a line's steps, unless the same ones were reported recently."""
+        """Count one more step, unless a recent line has reported the same step.
+
+        Args:
+            step: The words by which a line reports steps; empty if it reports none.
+        """
         if step and step not in self._recent:
-            self._recent.appendleft(step)  # where it is found soonest
+            self._recent.appendleft(step)  # at the left, where ``in`` finds it soonest
             self.count += 1
 
 
@@ -159,7 +163,7 @@ class Evidence:
             return is_told_in_file and good_end is not None and event.number < good_end.number
         if not is_told_in_file and not self.ended_well:
             return False
-        # srun reports a lost node only when the whole step ends, after srunddp has reported
+        # srun reports a lost node only when the whole job step ends, after srunddp has reported
         # success. 69 is the exit code of a rank whose node was lost; 137 and -9 stand for SIGKILL.
         if event.end:
             is_loss = event.end.code in (69, 137, -9)
@@ -313,7 +317,7 @@ class _LogReader:
         self._streams: dict[int | None, _Stream] = {}
         self._labelled = set[int]()
         self._sightings: list[_Sighting] = []
-        # The positions in _sightings of each combination of sign, kind and rank.
+        # The positions in _sightings of each combination of cause, kind and rank.
         self._places: dict[tuple[str, Kind, int | None], list[int]] = {}
         self._last_time: float | None = None
         self._overall = Progress()  # counts the steps of all ranks

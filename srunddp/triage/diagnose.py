@@ -71,7 +71,7 @@ def _tell_world(found: Diagnosis, evidence: Evidence) -> None:
     observed = evidence.observed
     found.world_size = observed.world_size
     found.seen = sorted(observed.seen)
-    # If no line and no file names its rank, missing ranks mean nothing.
+    # If lines and files name no ranks at all, nobody knows which ranks have no output.
     if found.seen or observed.of_files:
         everybody = range(found.world_size or 0)
         found.silent = [rank for rank in everybody if rank not in observed.seen]
@@ -144,7 +144,7 @@ def _doubt_of_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
         )
     if evidence.why:
         return evidence.why
-    # No line of a log makes an exit code doubtful.
+    # After exit code 0 the good end is certain, whatever other lines say.
     if any(end.by >= Authority.EXIT_CODE for end in finished.values()):
         return ""
     for each in words:

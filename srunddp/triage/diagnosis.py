@@ -32,7 +32,7 @@ class Diagnosis:
         followed: Events that the failure has caused.
         set_aside: Events that are no failure by themselves, according to a rule.
         rank: The rank that failed first; None if unknown.
-        node: The node of that rank.
+        node: The node of the failed rank, or the node that failed; None if unknown.
         world_size: How many ranks there should be; None if unknown.
         seen: The ranks with output.
         silent: The expected ranks without output.

@@ -65,8 +65,8 @@ class Event:
         file: The position of its log in the list of logs.
         number: The number of the line.
         text: The line without its label.
-        rank: The rank that wrote the line; None if unknown.
-        node: The node of that rank; None if unknown.
+        rank: The rank that the line is about, mostly the rank that wrote it; None if unknown.
+        node: The node that the line is about, mostly the node of the rank; None if unknown.
         time: The line's time, see :func:`srunddp.triage.logs.time_of`.
         since: The time of the last earlier line in the log that has a time; None if none has.
         raised: The exception; None if the event is no exception.

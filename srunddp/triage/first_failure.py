@@ -107,8 +107,8 @@ def _knowing_best(primary: list[Event]) -> list[Event]:
 def told_by_srunddp(remaining: Iterable[Event]) -> Event | None:
     """Return the event of the root cause that srunddp itself has named; None if it has named none.
 
-    An event that names a rank comes before one that names none. Then an event from a file of
-    srunddp's comes before one from a line.
+    An event that names a rank is preferred to one that names none. Among equal events, one from a
+    file of srunddp's is preferred to one from a line.
     """
     told = [event for event in remaining if event.ours and event.kind is Kind.PRIMARY]
     return next((event for event in told if event.rank is not None), next(iter(told), None))
@@ -186,7 +186,7 @@ def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
 
     Args:
         aside: The events that a rule set aside.
-        found: The diagnosis without them.
+        found: The diagnosis without the events in ``aside``.
 
     Returns:
         The diagnosis with the first event that explains the failure; None if there is none.

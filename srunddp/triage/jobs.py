@@ -65,10 +65,10 @@ class OtherJob:
     """A job whose logs are found beside those of the diagnosed job.
 
     Attributes:
-        job: Its number, as in :data:`Groups`.
-        folder: Where its logs are.
-        last: When the newest of them was last written, in seconds since the epoch.
-        command: The command that diagnoses this job; None if its number is unknown.
+        job: The job's number, as in :data:`Groups`; empty if it is unknown.
+        folder: The folder in which the job's logs are.
+        last: When the newest of the logs was last written, in seconds since the epoch.
+        command: The command that diagnoses this job; None if the job's number is unknown.
     """
 
     job: str
@@ -96,12 +96,12 @@ class JobLogs:
     """The logs of one job.
 
     Attributes:
-        job: The job's number, as in :data:`Groups`.
+        job: The job's number, as in :data:`Groups`; empty if it is unknown.
         start: The number of the job's newest start, from 0.
         logs: The logs of the newest start only.
         others: The other jobs found, newest first.
         slurm: What Slurm knows about the job; None if nothing.
-        notes: Remarks for the user.
+        notes: Sentences for the user: what was left out, and whether the job still runs.
     """
 
     job: str
@@ -239,9 +239,13 @@ def _of_number(match: re.Match[str], log_dir: str) -> Groups:
 
 
 def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
-    """List the logs of ``--log-dir`` and those files beside it that name a job.
+    """List the logs in ``log_dir``, and the logs beside it whose names contain a job's number.
 
-    The logs of ``job`` are listed even if the folder has more files than the limit.
+    Args:
+        log_dir: The value of ``--log-dir``.
+        folder: The folder that ``log_dir`` is relative to, and in which logs beside it are listed.
+        job: The number of a job whose logs are listed even if there are more files than the limit;
+            empty for no such job.
     """
     parent = Path(folder, log_dir)
     # Glob for the job's number, because of_folder(parent) lists no more than MOST_FILES.
@@ -325,7 +329,7 @@ def _likeness(number: re.Match[str]) -> tuple[bool, bool, int]:
 
 def _job_of_folder(log: Log) -> str:
     """Return the job's number in the name of the nearest folder above a log; empty if there is
-    none. Only folders within the searched one count, and that one itself.
+    none. Only the searched folder and the folders in it count.
     """
     for folder in log.path.parents[: len(PurePath(log.name).parts)]:
         if match := _FOLDER.fullmatch(folder.name):
@@ -356,7 +360,8 @@ def _choose(
     found = groups[job] + [log for log in groups.get("", ()) if log.path in files]
     known = _known(job) if job else None
     if known:
-        found += groups.get(known.number, [])  # --log-dir's folder has the task's own number
+        # In --log-dir, the folder of an array's task has the number that Slurm gives the task.
+        found += groups.get(known.number, [])
         if not _is_of(known, _last(found)):
             known = None
     own = {log.path: log for log in found}

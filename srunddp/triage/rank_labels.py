@@ -100,8 +100,8 @@ class RankLabels:
                 match[match.lastindex or 0] for line in lines if (match := pattern.match(line))
             ]
             many = len(found) >= 3 and len(found) * 5 >= len(lines) * (1 if kind != "host" else 4)
-            # In many lines the same ranks occur again and again. Numbers that do not are no ranks:
-            # they count the items of a list.
+            # In many lines the same ranks occur again and again. Numbers that occur only once are
+            # no ranks: they count the items of a list.
             if many and (len(found) <= 12 or len(set(found)) * 2 <= len(found)):
                 return cls(kind)
         return cls()

@@ -115,7 +115,9 @@ def _set_aside(diagnosis: Diagnosis) -> list[str]:
 
 
 def _whose(events: Sequence[Event]) -> str:
-    """Return the ranks of all events, the text of the first one, and how many more there are."""
+    """Return a text with the ranks of all events, the line of the first event, and how many more
+    events there are.
+    """
     ranks = sorted({event.rank for event in events if event.rank is not None})
     if ranks:
         who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: "
@@ -127,7 +129,7 @@ def _whose(events: Sequence[Event]) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Write ranks as ``0-1, 3``; at most 20 ranges."""
+    """Return ranks as a text such as ``0-1, 3``, with at most 20 ranges."""
     shown = ranges(ranks).split(",")
     return f"{', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
 

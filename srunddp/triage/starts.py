@@ -235,12 +235,16 @@ class _Requeued:
 
 
 def _stamp(unix: float) -> str:
-    """Write a time as Slurm does; such texts sort in the order of time."""
+    """Return a time as Slurm writes it. Such texts sort in the order of time.
+
+    Args:
+        unix: The time in seconds since the epoch.
+    """
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(unix))
 
 
 class _Ranks(Enum):
-    """States of torchrun's ranks, by the lines that they wrote last.
+    """States of the ranks that torchrun starts, as far as the log shows.
 
     Attributes:
         RUN: torchrun has reported no failure, or the ranks have begun again since the last failure.
