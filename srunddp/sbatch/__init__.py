@@ -1,1 +1,3 @@
-"""Writes job scripts: a typed description of the job, and the shell script made from it."""
+"""Provides ``srunddp sbatch``, which writes job scripts for Slurm: from a description of a job, or
+from a job script that starts another launcher.
+"""

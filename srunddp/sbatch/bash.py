@@ -1,7 +1,7 @@
 """Splits a bash job script into words, just well enough to find its commands.
 
 A word may contain quotes, ``$(...)`` and an array's values, and these may contain newlines.
-Commands inside them are not looked for.
+Commands inside a word are not found.
 """
 
 import re
@@ -18,7 +18,7 @@ _LOOPS = ("for", "while", "until")
 
 
 class Kind(StrEnum):
-    """The kind of a token."""
+    """The kind of a token, which is a part of a job script."""
 
     BLANK = "blank"
     COMMENT = "comment"
@@ -39,13 +39,13 @@ _PATTERNS = {
         r"(?<!<)<<-?[ \t]*(?P<quote>['\"]?)\\?(?P<end>[\w.-]+)(?P=quote)[^\n]*\n"
         r".*?^\t*(?P=end)$"
     ),
-    # The 2 of 2>&1 is no word of the command.
+    # A file descriptor before a redirection, such as the 2 of 2>&1, is no word of the command.
     Kind.REDIRECTED: r"\d+(?=[<>])",
     Kind.WORD: (
         r"(?:"
         rf"(?:\$|(?<==)){_NESTED}"  # $(command), and the values of an array behind its =
         r"|`[^`]*`"
-        # Quotes inside "$(…)" do not end the outer ones.
+        # Quotes inside "$(…)" do not end the quotes around it.
         rf'|"(?>\${_NESTED}|[^"\\]|\\.)*"'
         r"|'[^']*'"
         r"|\\."
@@ -65,8 +65,8 @@ class Word:
     """A word of a command.
 
     Attributes:
-        source: the word as the script has it.
-        start: the offset of its first character in the script.
+        source: The word as the script has it.
+        start: The offset of the word's first character in the script.
     """
 
     source: str
@@ -94,12 +94,12 @@ class Command:
 
 
 def rest_of_line(text: str, last: Word) -> str:
-    """Return where a command's output goes: what its line has behind its last word, if that is a
-    redirection, a pipe or an ``&``; else an empty text.
+    """Return the redirections, the pipe or the ``&`` that follow a command on its line; empty if
+    none follow.
 
     Args:
-        text: the script.
-        last: the last word of the command.
+        text: The script.
+        last: The last word of the command.
     """
     found = _REST.match(text, last.start + len(last.source))
     return found[1].rstrip() if found else ""
@@ -109,7 +109,7 @@ def commands(text: str) -> Iterator[Command]:
     """Yield the commands of a job script in the order of the script."""
     words: list[Word] = []
     loops = 0
-    # With the added line end, a separator closes the last command too.
+    # Add a line end, so that a separator closes the last command too.
     for token in _TOKEN.finditer(text + "\n"):
         kind = token.lastgroup
         if kind == Kind.WORD:

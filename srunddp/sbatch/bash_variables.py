@@ -8,7 +8,7 @@ from srunddp.sbatch.bash import Command, Word
 
 _SETS = ("export", "declare", "local", "readonly", "typeset", "-x")
 _ASSIGNED = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
-_DEEPEST = 5  # variables in variables
+_DEEPEST = 5  # levels of variables in the values of variables
 _LONGEST = 10_000  # characters of a value; a longer one is not expanded further
 
 
@@ -17,9 +17,9 @@ class Variable:
     """A variable that a job script sets.
 
     Attributes:
-        name: its name.
-        value: its value without quotes; variables in it are not replaced.
-        word: the word that sets it.
+        name: The variable's name.
+        value: The value without quotes; variables in the value are not replaced.
+        word: The word of the script that sets the variable.
     """
 
     name: str
@@ -34,7 +34,7 @@ def unquoted(source: str) -> str:
     """Return a word's text without quotes, and without backslashes that only escape a character.
 
     Args:
-        source: the word as the script has it.
+        source: The word as the script has it.
     """
 
     def inside(found: re.Match[str]) -> str:
@@ -47,7 +47,7 @@ def unquoted(source: str) -> str:
 
 
 def is_assignment(command: Command) -> bool:
-    """Tell whether a command only sets variables."""
+    """Tell whether a command only sets variables, as ``A=1`` and ``export A=1`` do."""
     return all(word.text in _SETS or _ASSIGNED.fullmatch(word.source) for word in command.words)
 
 
@@ -81,12 +81,13 @@ def names_in(source: str) -> list[str]:
 
 
 def expanded(source: str, values: Mapping[str, Variable], names: Sequence[str]) -> str:
-    """Replace some variables in a text by their values, and the same variables in these values.
+    """Return a text in which some variables are replaced by their values. The same variables are
+    also replaced in these values, but only up to five levels deep.
 
     Args:
-        source: a text of a script.
-        values: the variables of the script.
-        names: the names of the variables to replace; others stay.
+        source: A text of a script.
+        values: The variables of the script, by name.
+        names: The names of the variables to replace; all other variables stay.
     """
     for _ in range(_DEEPEST):
         source = _replaced(source, values, names)
@@ -94,8 +95,8 @@ def expanded(source: str, values: Mapping[str, Variable], names: Sequence[str]) 
 
 
 def _replaced(source: str, values: Mapping[str, Variable], names: Sequence[str]) -> str:
-    """Replace variables once. A text that is too long, because a variable contains itself, is
-    unchanged.
+    """Return a text in which some variables are replaced once. A text that has become too long,
+    because a variable contains itself, is returned unchanged.
     """
 
     def value(found: re.Match[str]) -> str:

@@ -31,10 +31,10 @@ from srunddp.util.option_groups import after_script
 
 # The files with the defaults of a site and of a user. The user's values win.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
-# In addition to a job script, --from takes only keys that concern the replaced command, from
-# options and from files of defaults. These keys include all options of srunddp run, except the
-# following: the script's launcher shows whether SCRIPT is a module, and if the run goes on without
-# a node, srun needs other options.
+# Together with --from, only keys that concern the replaced command count, from options and from
+# files of defaults. They include all options of srunddp run except these: module, because the
+# script's launcher shows whether SCRIPT is a module; spare_nodes and min_nodes, because srun needs
+# other options if a run goes on without a node.
 _NOT_CARRIED = ("module", "spare_nodes", "min_nodes")
 _CARRIED_BESIDES = ("mpi", "env", "srun_arg", "srunddp", "run_options")
 CARRIED = (*(name for name in run_options.OPTIONS if name not in _NOT_CARRIED), *_CARRIED_BESIDES)
@@ -42,7 +42,9 @@ _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.O
 
 
 def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg]
-    """Return a type that also accepts ``none``, for no value, and returns values as written."""
+    """Return a type of options that accepts what ``kind`` accepts, and ``none`` for no value. It
+    returns each value as it is written.
+    """
 
     # Derive from the kind's own class: to write the help and to complete words, click asks by
     # isinstance whether a type is a choice or a range.
@@ -61,7 +63,7 @@ def _or_none(kind: click.ParamType) -> click.ParamType:  # type: ignore[type-arg
 
 
 class _Sbatch(MonitoredCommand):
-    """Accepts every option of sbatch in addition to the declared ones."""
+    """A command that accepts every option of sbatch in addition to its declared options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite the options that click cannot read by itself, then read the words."""
@@ -73,8 +75,9 @@ class _Sbatch(MonitoredCommand):
 
 
 def _partitions(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the names of partitions. There are none if Slurm does not answer within 2 s, because
-    the user waits at the prompt.
+    """Return the names of partitions that begin with a text, for completion by a shell.
+
+    The list is empty if Slurm does not answer within 2 s, because the user waits at the prompt.
     """
     names = slurm_command.output("sinfo", "-h", "-o", "%R", timeout=2.0).split()
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
@@ -82,15 +85,15 @@ def _partitions(context: click.Context, option: click.Parameter, incomplete: str
 
 @dataclass(frozen=True)
 class _Shown:
-    """How the command line shows an option, in addition to the facts in its key.
+    """What ``--help`` shows for an option in addition to the name, type and default of its key.
 
     Attributes:
-        name: the key of the option in :class:`SlurmJob` or in a file.
-        metavar: the placeholder for the value in ``--help``; None for click's own.
-        sentence: the help of an option that is passed on to sbatch, or a sentence to add to the
+        name: The key of the option in :class:`SlurmJob` or in a file.
+        metavar: The placeholder for the value in ``--help``; None for click's own.
+        sentence: The help of an option that is passed on to sbatch, or a sentence to add to the
             help of an option of srunddp run. Other options have their help in :class:`SlurmJob`.
-        kind: the type of the value, if it is not plain text.
-        also: a further name of the option, such as ``-N``.
+        kind: The type of the value, if it is not plain text.
+        also: A further name of the option, such as ``-N``.
     """
 
     name: str
@@ -197,7 +200,8 @@ def _job_options(function: Any) -> Any:
     """Add an option to a command for each key of the job and for each option of sbatch, with its
     help and its default.
     """
-    # click lists options in the reverse of the order in which decorators add them.
+    # Begin with the last key: click lists options in the reverse of the order in which decorators
+    # add them.
     for name, key in reversed(_keys().items()):
         if name not in ("script", "arguments"):
             function = _option(name, key)(function)
@@ -205,8 +209,8 @@ def _job_options(function: Any) -> Any:
 
 
 def _keys() -> dict[str, ConfigField]:
-    """Return all keys that a YAML file may have: those of the job, the options of srunddp run, and
-    sbatch's options that are passed on.
+    """Return all keys that a YAML file may have: the fields of the job, the options of srunddp run,
+    and the options of sbatch that are passed on.
     """
     keys = fields_of(SlurmJob)
     for name, option in run_options.OPTIONS.items():
@@ -231,7 +235,8 @@ def _option(name: str, key: ConfigField) -> Any:
         if passed_on.letter:
             names.append(f"-{passed_on.letter}")
         if passed_on.takes != "=":
-            # A word after the bare option is SCRIPT, so _Sbatch has turned --hold into --hold=true.
+            # The option may have no value, so click must not take the next word for its value:
+            # _Sbatch has turned --hold into --hold=true.
             kind = FILE
             metavar = "[=VALUE]"
     elif _holds(bool, key):
@@ -266,8 +271,8 @@ def _holds(kind: type, key: ConfigField) -> bool:
 
 
 def _help(key: ConfigField, of_run: click.Option | None, shown: _Shown) -> str:
-    """Write an option's help: its sentence, with a capital letter at the start, and its default.
-    An option of srunddp run has the same help as there.
+    """Return the text of an option in ``--help``: the key's sentence and the default. An option of
+    srunddp run has the same text as in ``srunddp run --help``, and the additional sentence.
     """
     if of_run:
         return " ".join(filter(None, [of_run.help, shown.sentence]))
@@ -368,13 +373,13 @@ def _check_with_slurm(text: str, options: Sequence[str], *, submit: bool, force:
     """Ask Slurm whether a job can run, because Slurm also accepts jobs that would wait forever.
 
     Args:
-        text: the job script.
-        options: the words of salloc's command line; empty for a script of sbatch.
-        submit: the job is submitted next.
-        force: submit the job whatever Slurm says.
+        text: The job script.
+        options: The words of salloc's command line; empty for a script of sbatch.
+        submit: Whether the job is submitted next.
+        force: Whether to submit the job whatever Slurm says.
 
     Raises:
-        ConfigError: the job cannot run.
+        ConfigError: Slurm says that the job cannot run.
     """
     if submit and force:
         return
@@ -385,7 +390,8 @@ def _check_with_slurm(text: str, options: Sequence[str], *, submit: bool, force:
             raise
         hint = f"{error.hint}; to submit it all the same: --submit --force"
         raise ConfigError(error.found, expected=error.expected, hint=hint) from None
-    # If Slurm does not answer, sbatch itself is about to say so.
+    # The notes say that Slurm did not answer. Leave them out if the job is submitted next, because
+    # then the error of sbatch says so.
     if not submit:
         _note(notes)
 
@@ -401,7 +407,9 @@ def _say_what_follows(number: str, job: SlurmJob | None) -> None:
 
 
 def _say_how_it_ended(number: str, code: int, job: SlurmJob | None) -> None:
-    """Print how a job ended for which sbatch has waited, and the commands that read its files."""
+    """Print how a job ended, after sbatch has waited for its end, and the commands that read its
+    files.
+    """
     logs = number
     ended = f"job {number} has ended with exit code {code}"
     if job:
@@ -414,9 +422,10 @@ def _say_how_it_ended(number: str, code: int, job: SlurmJob | None) -> None:
 
 
 def _logs_of(number: str, job: SlurmJob) -> tuple[str, str]:
-    """Return the path of a job's log, and the argument by which srunddp triage finds it."""
+    """Return the path of a job's log, and the argument by which srunddp triage finds the log."""
     log, is_whole = scripts.log_of(job, number)
-    # Slurm soon forgets an ended job, and then where its log was.
+    # Prefer the log's path to the job's number: Slurm soon forgets an ended job, and then srunddp
+    # triage cannot ask where the job's log is.
     if is_whole:
         return log, word(log)
     return log, number
@@ -433,8 +442,11 @@ def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:
     """Refuse options that --from does not take.
 
     Args:
-        given: the values of the options, by key.
-        salloc: whether --salloc is given.
+        given: The values of the options, by key.
+        salloc: Whether --salloc is given.
+
+    Raises:
+        UsageError: An option is given that --from does not take.
     """
     others = [
         "SCRIPT" if name in ("script", "arguments") else validate.option(name)
@@ -454,7 +466,7 @@ def _check_with_source(given: Mapping[str, Any], *, salloc: bool) -> None:
 
 def _added(given: Mapping[str, Any]) -> SlurmJob:
     """Return a job with only the values that options and files of defaults add to a converted
-    command, and notes on the files.
+    command. Print notes on what each file of defaults adds, and on values that are not used.
     """
     settings, paths = _settings(given)
     for path in paths:
@@ -480,7 +492,9 @@ def _carried(job: SlurmJob) -> convert.Carried:
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Setting], list[str]]:
-    """Return the settings by options and files of defaults, and the paths of these files."""
+    """Return the settings from options and from the files of defaults that exist, and the paths of
+    these files.
+    """
     paths = [path for path in map(os.path.expanduser, DEFAULTS) if os.path.exists(path)]
     return parse_settings(given, ["srunddp", *sys.argv[1:]], paths), paths
 
@@ -489,10 +503,10 @@ def _job(given: Mapping[str, Any], *, interactive: bool, has_to_be_seen: bool) -
     """Make the job from the options and files, check it, and print all notes on it.
 
     Args:
-        given: the values of the options, by key.
-        interactive: the script is for salloc.
-        has_to_be_seen: refuse a script that this node does not see, because the job is submitted at
-            once.
+        given: The values of the options, by key.
+        interactive: Whether the script is for salloc.
+        has_to_be_seen: Whether to refuse a training script that this node does not see, because the
+            job is submitted at once.
     """
     settings, paths = _settings(given)
     for path in paths:
@@ -523,24 +537,28 @@ def parse_settings(
     """Merge the options, the file of ``--config`` and the files of defaults.
 
     Args:
-        given: the values of the options, by key.
-        command: the words of the command line, which the job script quotes.
-        files: the files of defaults; a later one wins over an earlier one.
+        given: The values of the options, by key.
+        command: The words of the command line, which the job script quotes.
+        files: The files of defaults; a later file wins over an earlier one.
+
+    Returns:
+        The value of each key that an option or a file gives, and where the value comes from.
 
     Raises:
-        ConfigError: a value is of another type, a key is unknown, or a character is not printable.
+        ConfigError: A value has the wrong type, a key is unknown, or a character is not printable.
     """
     for each in command:
         validate.check_printable("the argument", each)
     keys = _keys()
-    # A later file wins over an earlier one, and options win over all files; see `parse_values`.
+    # The files come first, because a later value wins: see `parse_values`. So options win over all
+    # files.
     values: list[tuple[str, yaml.Node]] = [("config", scalar_node(path)) for path in files]
     for name in ("config", *keys):
         value = given[name]
         if value in (None, ()):
             continue
         if value == ("none",) and name != "arguments":
-            value = ()  # --env=none takes back the values from a file
+            value = ()  # --env=none removes the values that come from a file
         values.append((name, _node(value)))
     settings = parse_values(keys, values, {}, {"run_options": _of_run_options})
     for name, setting in settings.items():
@@ -550,13 +568,15 @@ def parse_settings(
 
 
 def _of_run_options(words: Setting) -> list[tuple[str, yaml.Node]]:
-    """Return the options that the words of ``run_options`` name."""
+    """Return the options that the words of ``run_options`` name, as keys and YAML nodes."""
     return [(name, _node(value)) for name, value in run_options.parse(words.value, words.path)]
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
-    """Make the job from merged settings. sbatch's own options become words of ``sbatch_arg``, and
-    those of srunddp run that the script itself does not use become words of ``run_options``.
+    """Make the job from merged settings.
+
+    sbatch's own options become words of ``sbatch_arg``. Options of srunddp run that are no fields
+    of the job become words of ``run_options``.
     """
     values = {name: setting.value for name, setting in settings.items()}
     known = fields_of(SlurmJob)
@@ -574,15 +594,15 @@ def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
 
 
 def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
-    """Return a value as a YAML node. The texts of a tuple are taken as they are."""
+    """Return a value as a YAML node. A tuple becomes a list, whose texts are not split further."""
     if isinstance(value, tuple):
         return yaml.SequenceNode("tag:yaml.org,2002:seq", [scalar_node(each) for each in value])
     return scalar_node(text_of(value))
 
 
 def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
-    """Fill in values that the user has left out: the active virtual environment, and a path of
-    srunddp if the job's environment seems to have none.
+    """Return the job with values for what the user has left out: the active virtual environment,
+    and the path of this srunddp if the job's environment seems to have no srunddp.
     """
     active = environ.get("VIRTUAL_ENV")
     if active and not (job.venv or job.conda or job.in_container):
@@ -594,7 +614,9 @@ def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
 
 
 def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
-    """Tell whether the job's environment has the command ``srunddp``, as far as this node sees."""
+    """Tell whether the job's environment has the command ``srunddp``. An environment that this node
+    does not see is assumed to have it.
+    """
     folder = job.venv
     if not folder and job.conda and "/" in job.conda:
         folder = job.conda
@@ -605,7 +627,7 @@ def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
         folder = os.path.join(job.folder, folder)
         if os.path.isdir(folder):
             return os.access(os.path.join(folder, "bin", "srunddp"), os.X_OK)
-    # If this node does not see the environment, assume that it is right on the nodes.
+    # If this node does not see the environment, assume that it has srunddp on the job's nodes.
     return bool(folder or job.conda or job.in_container)
 
 
@@ -615,7 +637,17 @@ def _note(lines: Iterable[str]) -> None:
 
 
 def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -> None:
-    """Make the log folders, and write the script to an executable file."""
+    """Make the log folders, and write the script to an executable file.
+
+    Args:
+        text: The script.
+        path: Where to write the script; None for nowhere.
+        folders: The log folders.
+        force: Whether to replace a file that exists.
+
+    Raises:
+        ConfigError: The file exists, or a file or folder cannot be written.
+    """
     if path and os.path.lexists(path) and not force and not is_stream(path):
         raise ConfigError(
             f"{path} exists", expected="a new file", hint="choose another name, or add --force"

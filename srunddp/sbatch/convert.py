@@ -1,8 +1,8 @@
 """Converts a job script for ``srunddp sbatch --from``: replaces its one torchrun, accelerate or
 deepspeed command by srun and srunddp.
 
-A script is refused, with a hint what to write, if the new command cannot do what the old one does:
-see ``_obstacle`` and ``launcher_options``.
+A script is refused, with a hint what to write, if the new command cannot do what the launcher's
+command does: see ``_obstacle`` and ``launcher_options``.
 """
 
 import os
@@ -25,27 +25,33 @@ from srunddp.sbatch.quoted_launch import QuotedLaunch, find_quoted
 from srunddp.sbatch.step_size import size_options, split_options, with_held_options, with_size
 from srunddp.sbatch.submission import find_submission
 
-# Words before the launcher that have to stay before srun as well.
+# Words before the launcher that have to be before srun in the new command: bash understands them
+# only at the beginning of a command.
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
-# Commands before the launcher that srun cannot start, or that may be srun themselves.
+# Commands before the launcher that srun cannot start. A variable is one of them, because it may
+# stand for srun.
 _STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")
 # Programs that start the launcher several times, or without the variables that give the rank.
 _ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)")
-# Programs with an option that removes the variables that give the rank.
+# Programs that have an option to remove variables, and so those that give the rank; and this
+# option.
 _EMPTIES = {
     re.compile(r"(.*/)?(singularity|apptainer)"): re.compile(
         r"--(cleanenv|containall)|-[cCefuw]*[eC][cCefuw]*"
     ),
     re.compile(r"(.*/)?env"): re.compile(r"--ignore-environment|-|-[0v]*i.*"),
 }
-# Programs that write one file for each process that they start, by default of the same name.
+# Programs that write one file for each process that they start. Without an option, the files of all
+# processes have the same name.
 _PROFILERS = re.compile(r"(.*/)?(nsys|ncu|rocprof.*|py-spy|perf|strace|valgrind|vtune)")
+# Words with a placeholder by which the files of ranks have different names.
 _OF_A_RANK = re.compile(r".*(%q\{SLURM_PROCID\}|%t|%p|\{pid\}).*")
 _SRUN = re.compile(r"(.*/)?srun")
-# A mask or a list has one entry for each task. Under the old launcher there was one task on a node.
+# A mask or a list has one entry for each task. It was written for one task on a node, so it does
+# not fit several ranks on a node.
 _MASKS = re.compile(r"--(cpu|mem)-bind=.*(mask|map|list).*")
 _NO_GPU_BIND = re.compile(r"--gpu-bind[= ]((v|verbose),)?none")
-# torchrun reads these variables in place of options that are not given.
+# torchrun reads the variables PET_… in place of options that are not given.
 _PET = re.compile(r"^[^#\n]*?\b(PET_[A-Z_]+)=", re.MULTILINE)
 # Variables that srun sets anew in each task, to the GPUs of the step.
 _DEVICES = re.compile(
@@ -53,9 +59,10 @@ _DEVICES = re.compile(
     re.DOTALL,
 )
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# Variables that a launcher sets anew for each process. srunddp refuses those that are wrong.
+# Variables that a launcher sets anew for each process. If the job script sets them, they are unset
+# for srunddp, which refuses wrong values.
 _OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-# In quotes a variable is one word, but "$@" or an array stands for as many words as it has.
+# A variable in quotes is one word, except "$@" and arrays, which are as many words as they have.
 _IS_ONE_WORD = re.compile(r'"[^"@]*"|.*\.py"?', re.DOTALL)
 _ONE_COMMAND = "one command for all ranks"
 _OTHERS = (
@@ -69,10 +76,11 @@ class Carried:
     """Additions to the new command that do not come from the job script.
 
     Attributes:
-        srun: options of srun.
-        program: the path of srunddp; empty for the one that the script's launcher implies.
-        run: options of ``srunddp run``.
-        env: variables for the ranks, as NAME=VALUE.
+        srun: Options of srun.
+        program: The path of srunddp; empty for srunddp in the folder that the script names for its
+            launcher, or else in PATH.
+        run: Options of ``srunddp run``.
+        env: Variables for the ranks, as NAME=VALUE.
     """
 
     srun: Sequence[str] = ()
@@ -93,14 +101,14 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
     ``--gpus-per-task`` in its head.
 
     Args:
-        path: the path of the script.
-        carried: the additions to the new command; None for none.
+        path: The path of the script.
+        carried: The additions to the new command; None if there are none.
 
     Returns:
         The new script, and notes for the user.
 
     Raises:
-        ConfigError: the script cannot be read, does not have exactly one launch, or has one that
+        ConfigError: The script cannot be read, does not have exactly one launch, or has one that
             srun cannot replace.
     """
     carried = carried or Carried()
@@ -152,7 +160,11 @@ def convert(path: str, carried: Carried | None = None) -> tuple[str, list[str]]:
 
 
 def _unquoted(text: str) -> QuotedLaunch | None:
-    """Find a launch in quotes that can be replaced; for others the error has more to say."""
+    """Find a launch in quotes that can be replaced, and return the script without the quotes.
+
+    Returns:
+        None if there is none. Then the error about a launch in quotes tells the user more.
+    """
     quoted = find_quoted(text)
     if not quoted:
         return None
@@ -179,11 +191,11 @@ def _not_one(
     """Make the error for a script that has no launch or several.
 
     Args:
-        path: the path of the script.
-        text: the script.
-        launches: the launches that are commands.
-        named: the lines that mention a launcher, whether as a command or not.
-        carried: the additions to the new command.
+        path: The path of the script.
+        text: The script.
+        launches: The launches that are commands.
+        named: The numbers of the lines that mention a launcher, as a command or otherwise.
+        carried: The additions to the new command.
     """
     if launches:
         lines = [launch.line(text) for launch in launches]
@@ -207,8 +219,8 @@ def _not_one(
 
 
 def _hint_without_launch(text: str) -> str:
-    """Return a hint for a script whose launch is not found: the line of srun that starts Python, if
-    there is one, or the job script that this one submits.
+    """Return a hint for a script without a launch. It is about the line in which srun starts
+    Python, or about the job script that this script submits, if there is such a line.
     """
     if started := find_python(text):
         steps = [
@@ -272,7 +284,7 @@ def _hidden_error(path: str, text: str, hidden: HiddenLaunch, carried: Carried) 
 
 
 def _whole_line(text: str, launch: Launch, carried: Carried) -> str:
-    """Return the command to write for a launch, on one line."""
+    """Return the command that the user has to write in place of a launch, on one line."""
     script = [word.source for word in launch.script] or ["SCRIPT", "ARGUMENTS"]
     words = " ".join([_replacement(text, launch, carried), *script])
     words = re.sub(r"^((then|do|else|\{) )+", "", words)
@@ -280,8 +292,8 @@ def _whole_line(text: str, launch: Launch, carried: Carried) -> str:
 
 
 def _unreplaced(text: str, launch: Launch) -> _Obstacle | None:
-    """Return the first option of a launch that neither srun nor srunddp can replace, or something
-    that the launcher does without an option; None if there is neither.
+    """Return the first thing that the launcher does and that neither srun nor srunddp can do, with
+    an option or without one; None if there is nothing.
     """
     given = launch.given
     if option := launcher_options.refused(given) or launcher_options.needs_quotes(given):
@@ -298,8 +310,8 @@ def _unreplaced(text: str, launch: Launch) -> _Obstacle | None:
 
 
 def _of_accelerate(text: str, launch: Launch) -> _Obstacle | None:
-    """Return something that accelerate launch would do without an option on this line; None if
-    there is nothing.
+    """Return something that accelerate launch does by its defaults, its file of values or its own
+    rules, and that srun cannot do; None if there is nothing.
     """
     processes = launch.given.values.get("num-processes")
     if processes is None:
@@ -376,8 +388,8 @@ def _obstacle(text: str, launch: Launch) -> _Obstacle | None:
 
 
 def _other_starter(launch: Launch) -> str:
-    """Return a word before the launcher that starts the launcher in another way than srun; empty if
-    there is none.
+    """Return a word before the launcher that starts the launcher in a way that srun cannot replace,
+    such as ``ssh`` or ``docker``; empty if there is none.
     """
     before = launch.texts_before
     for each in before:
@@ -388,7 +400,9 @@ def _other_starter(launch: Launch) -> str:
 
 
 def _emptied(launch: Launch) -> _Obstacle | None:
-    """Return an option with which a rank would not see the variables of srun."""
+    """Return an option before the launcher that hides the variables of srun from the ranks; None if
+    there is none.
+    """
     before = launch.texts_before
     for at, program in enumerate(before):
         for name, option in _EMPTIES.items():
@@ -402,7 +416,9 @@ def _emptied(launch: Launch) -> _Obstacle | None:
 
 
 def _meant_for_one_task(text: str, launch: Launch) -> _Obstacle | None:
-    """Return words before the launcher that are right only for one task on a node."""
+    """Return words before the launcher that are right only for one task on a node; None if there
+    are none.
+    """
     before = _texts_before(text, launch)
     for at, each in enumerate(before):
         bind = f"{each} {before[at + 1]}" if each == "--gpu-bind" and before[at + 1 :] else each
@@ -425,13 +441,13 @@ def _meant_for_one_task(text: str, launch: Launch) -> _Obstacle | None:
 
 
 def _texts_before(text: str, launch: Launch) -> list[str]:
-    """Return the words before the launcher, with the options that variables hold in their place."""
+    """Return the words before the launcher. A variable that holds options is replaced by them."""
     return with_held_options(launch.texts_before, variables(commands(text)))
 
 
 def _chosen_gpus(text: str, launch: Launch) -> _Obstacle | None:
     """Return a choice of GPUs that reaches the launcher, but would not reach ranks that srun
-    starts.
+    starts, because srun sets the variable anew; None if there is none.
     """
     before = launch.texts_before
     if any(_SRUN.fullmatch(each) for each in before):
@@ -453,7 +469,11 @@ def _chosen_gpus(text: str, launch: Launch) -> _Obstacle | None:
 
 
 def _leading(before: Sequence[str]) -> Sequence[str]:
-    """Return the words that will stand before srun, if the command has no srun yet."""
+    """Return the words that are before srun in the new command, if the old command has no srun.
+
+    Args:
+        before: The words before the launcher.
+    """
     place = 0
     while place < len(before) and _BEFORE.fullmatch(before[place]):
         place += 1
@@ -461,7 +481,7 @@ def _leading(before: Sequence[str]) -> Sequence[str]:
 
 
 def _hidden_options(text: str, launch: Launch) -> _Obstacle | None:
-    """Return why a variable in the place of SCRIPT may hold options; None if it does not."""
+    """Return why a variable in the place of SCRIPT may hold options; None if it surely does not."""
     script = launch.script[0].text
     if not script.startswith(("$", "`")):
         return None
@@ -486,8 +506,8 @@ def _may_hide_options(launch: Launch, *, is_known: bool) -> bool:
     """Tell whether a variable in the place of SCRIPT may hold options, with SCRIPT after them.
 
     Args:
-        launch: the launch.
-        is_known: whether the script sets the variable, to something else than options.
+        launch: The launch.
+        is_known: Whether the job script sets the variable, to something other than options.
     """
     if _IS_ONE_WORD.fullmatch(launch.script[0].source):
         return False
@@ -501,7 +521,9 @@ def _may_hide_options(launch: Launch, *, is_known: bool) -> bool:
 
 
 def _notes(text: str, launch: Launch) -> Iterator[str]:
-    """Yield a note on each difference for the ranks that does not change the training."""
+    """Yield a note for the user on each difference that the ranks see, but that does not change the
+    training.
+    """
     yield from launcher_options.notes(launch.given)
     default = _default_config(text, launch)
     if launch.is_accelerate and re.search("[$`]", default):
@@ -515,7 +537,9 @@ def _notes(text: str, launch: Launch) -> Iterator[str]:
 
 
 def _wrapper(text: str, launch: Launch) -> Sequence[str]:
-    """Return the words between srun with its options and the launcher: a container, or conda."""
+    """Return the words between srun with its options and the launcher, such as ``conda run`` or
+    ``apptainer exec``; without srun, the words before the launcher that srun can start.
+    """
     before = launch.texts_before
     srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
     if srun is None:
@@ -525,7 +549,7 @@ def _wrapper(text: str, launch: Launch) -> Sequence[str]:
 
 
 def _replacement(text: str, launch: Launch, carried: Carried) -> str:
-    """Return the text that replaces the command up to SCRIPT."""
+    """Return the text that replaces the command up to SCRIPT: srun, srunddp and their options."""
     before = [word.source for word in launch.words[: launch.before]]
     step = [
         *size_options(text, launch),
@@ -536,7 +560,7 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
     if srun is not None:
         made = [*before[: srun + 1], *with_size(before[srun + 1 :], step, values)]
     else:
-        # Assignments and the like stay in front of srun.
+        # Words that bash understands only at the beginning of a command stay in front of srun.
         place = len(_leading(before))
         made = [*before[:place], "srun", *step, *before[place:]]
     program = shlex.quote(carried.program) if carried.program else launch.program
@@ -545,7 +569,7 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
         *map(_assignment, carried.env),
         *launcher_options.exports(launch.given),
     ]
-    # Use env, not export: it works wherever the command stands, and inside a container too.
+    # Use the program env, not bash's export: env also works behind other words, and in a container.
     if exports:
         made += [f"\\\n    {each}" for each in ("env", *exports, program)]
     else:
@@ -559,7 +583,7 @@ def _replacement(text: str, launch: Launch, carried: Carried) -> str:
 
 
 def _assigns(launch: Launch, name: str) -> bool:
-    """Tell whether a variable is set in front of the launcher."""
+    """Tell whether the command itself sets a variable in front of the launcher."""
     return any(each.startswith(f"{name}=") for each in launch.texts_before)
 
 
@@ -575,6 +599,6 @@ def _among(option: str, others: Sequence[str]) -> str:
 
 
 def _is_given(option: str, text: str, launch: Launch) -> bool:
-    """Tell whether the script itself gives an option of srun, which then wins."""
+    """Tell whether the script itself gives an option of srun. Then the script's value wins."""
     names = {each.partition("=")[0] for each in _texts_before(text, launch)}
     return option.partition("=")[0] in names

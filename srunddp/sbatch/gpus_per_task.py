@@ -1,5 +1,5 @@
 """Replaces ``--gpus-per-task`` in the head of a job script by ``--gpus-per-node``, because with one
-task for each GPU ``--gpus-per-task`` would mean another number of GPUs.
+task for each GPU ``--gpus-per-task`` would mean a different number of GPUs.
 """
 
 import re
@@ -20,8 +20,8 @@ class GpusPerTask:
     """The option ``--gpus-per-task`` in a script, and its replacement.
 
     Attributes:
-        line: the number of its line, from 1.
-        written: the option as the script has it.
+        line: The number of the option's line, from 1.
+        written: The option with its value, as the script has it.
         replacement: ``--gpus-per-node`` with the same number of GPUs.
     """
 
@@ -34,7 +34,7 @@ class GpusPerTask:
         """Find the option in the head of a script.
 
         Args:
-            text: the script.
+            text: The script.
 
         Returns:
             None if the option is missing, or if the head does not tell how many tasks a node has.
@@ -55,8 +55,8 @@ class GpusPerTask:
         """Tell whether a script has the option, but it cannot be replaced.
 
         Args:
-            text: the script.
-            before: the words before the launcher, where srun may have the option.
+            text: The script.
+            before: The words before the launcher, where srun may have the option.
         """
         if _ANY.search(" ".join(before)):
             return True
@@ -76,7 +76,7 @@ class GpusPerTask:
 
 
 def _tasks_per_node(text: str) -> int:
-    """Return how many tasks the head of a script asks for on each node; 0 if it does not tell."""
+    """Return how many tasks the head of a script asks for on each node; 0 if that is not clear."""
     head = " ".join(_HEAD.findall(text))
     per_node = _number(head, r"--n?tasks-per-node")
     if per_node:

@@ -19,7 +19,7 @@ from srunddp.sbatch.bash_variables import (
 )
 from srunddp.sbatch.launch import SHELLS, TALKERS, Launch, find_launch, line_of
 
-# What makes two commands of a value.
+# Matches what separates two commands in the value of a variable.
 _SEPARATES = re.compile(r"[;&|\n]")
 
 
@@ -28,12 +28,13 @@ class HiddenLaunch:
     """A launch in quotes or in a variable.
 
     Attributes:
-        variable: the name of the variable; empty if the launch is only in quotes.
-        line: the number of the line that sets the variable, or has the quotes, from 1.
-        runs_in: the number of the line whose command runs it; 0 if none is found.
-        launch: the command to write: the words before the quotes, and the launch in them.
-        others: the other commands in the quotes.
-        rest: where the command's output goes, as the script has it behind the command.
+        variable: The name of the variable; empty if the launch is only in quotes.
+        line: The number of the line that sets the variable, or has the quotes, from 1.
+        runs_in: The number of the line whose command runs the launch; 0 if none is found.
+        launch: The command that the user has to write: the words before the quotes or the variable,
+            and then the launch.
+        others: The other commands in the quotes.
+        rest: The redirections, the pipe or the ``&`` behind the command; empty if there are none.
     """
 
     variable: str
@@ -48,10 +49,10 @@ def find_hidden(text: str) -> HiddenLaunch | None:
     """Find the first launch that is in quotes or in a variable.
 
     Args:
-        text: a job script without a launch as a command.
+        text: A job script without a launch as a command.
 
     Returns:
-        None if there is none, as in a here-document.
+        None if there is none. A launch in a here-document is not found.
     """
     found = list(commands(text))
     values = variables(found)
@@ -101,17 +102,21 @@ def _hidden(
     """Combine a command with the launch that is in one of its words.
 
     Args:
-        text: the script.
-        command: the command that runs the launch.
-        place: the place of the word that has the launch in it.
-        holder: the variable that has the launcher; None if the word itself has it.
-        names: the variables to replace by their values.
-        values: the variables of the script.
+        text: The script.
+        command: The command that runs the launch.
+        place: The place of the word that contains the launch, or a variable with the launch.
+        holder: The variable whose value contains the launcher; None if the word itself contains it.
+        names: The names of the variables to replace by their values.
+        values: The variables of the script, by name.
+
+    Returns:
+        None if no launch is found when the variables are replaced.
     """
     words = command.words
     before = list(words[:place])
     if len(before) > 1 and before[-1].text.endswith("c") and before[-2].name in SHELLS:
-        inside = unquoted(words[place].source)  # bash -c "…": its other words are no arguments
+        # In bash -c "…", words behind the quotes are no arguments of the launch.
+        inside = unquoted(words[place].source)
         before = before[:-2]
     else:
         inside = " ".join([unquoted(words[place].source), *(w.source for w in words[place + 1 :])])
@@ -149,15 +154,16 @@ def _hidden(
 def _commands_inside(
     inside: str, values: Mapping[str, Variable], names: Sequence[str]
 ) -> list[Command]:
-    """Return the commands of a text in quotes, up to and with the launch and those behind it.
+    """Return the commands of a text in quotes, with variables replaced.
 
-    A variable before the launcher that has commands in it is replaced too: behind srun, its ``&&``
-    and all words after it would be arguments of its first command.
+    If the value of a variable before the launcher has several commands, that variable is replaced
+    too. Otherwise the ``&&`` between these commands would become an argument when the line is
+    written behind srun.
 
     Args:
-        inside: the text.
-        values: the variables of the script.
-        names: the variables to replace by their values in any case.
+        inside: The text.
+        values: The variables of the script, by name.
+        names: The names of the variables to replace by their values in any case.
     """
     replaced = list(names)
     while True:

@@ -16,7 +16,7 @@ from srunddp.sbatch.launcher_options import (
     find,
 )
 
-# A launcher's name anywhere in a line of a script that is no comment.
+# Matches a line of a script that contains a launcher's name before any comment.
 NAMED = re.compile(
     r"[^#]*(torchrun|torch\.distributed\.(run|launch)|accelerate(\.commands\.| |-)launch"
     r"|deepspeed\s+-{0,2}[\w$./{}-]*\.py)"
@@ -28,16 +28,17 @@ _MODULES = {
     "deepspeed.launcher.runner": DEEPSPEED,
 }
 PYTHON = re.compile(r"python[\d.]*")  # the name of a program
-# Values that stay the same when all quotes are dropped and new ones are put around them.
+# Values that stay the same if all their quotes are removed and new quotes are put around them.
 _INNER = r"\$(?:\w++|[#?@*!$-]|\{[^{}\"'\\]*\}|NESTED)|`[^`\"'\\]*`"
 _PLAIN = re.compile(
     rf"(?:{_INNER}|\"(?:{_INNER}|[^\"'\\`$])*\"|'[^'\"\\`$]*'|[^\"'\\`$~])*".replace(
         "NESTED", NESTED_WITHOUT_QUOTES
     )
 )
-TALKERS = ("echo", "printf", "which", "command", "type")  # they only mention a launcher
+# Commands that may have a launcher's name as an argument, but do not start the launcher.
+TALKERS = ("echo", "printf", "which", "command", "type")
 SHELLS = ("bash", "sh")
-# Behind these words deepspeed is a package's name.
+# Behind one of these words, deepspeed is the name of a package.
 _INSTALLERS = {"install", "uninstall", "add", "load", "show", "list", "import"}
 
 
@@ -46,12 +47,12 @@ class Launch:
     """A command that starts a launcher.
 
     Attributes:
-        words: all words of the command.
-        before: the number of words before the launcher.
-        launcher: the launcher as it is called: ``torchrun``, ``python -m torch.distributed.run``.
-        given: the launcher's options.
+        words: All words of the command.
+        before: The number of words before the launcher.
+        launcher: The words that call the launcher, such as ``python -m torch.distributed.run``.
+        given: The options given to the launcher.
         script: SCRIPT and all words after it.
-        in_loop: whether the command is in a loop.
+        in_loop: Whether the command is in a loop.
     """
 
     words: Sequence[Word]
@@ -95,8 +96,8 @@ class Launch:
 
     @property
     def program(self) -> str:
-        """The name of srunddp in the place of the launcher, with the launcher's folder if the
-        script names it.
+        """The word by which srunddp is called in place of the launcher: with the same folder in
+        front, if the script names the launcher's folder.
         """
         first = self.words[self.before]
         if first.name == first.text:
@@ -123,8 +124,8 @@ def find_launch(command: Command, *, without_script: bool = False) -> Launch | N
     """Return the launch in a command; None if the command has no launcher, or no script for it.
 
     Args:
-        command: a command of a script.
-        without_script: accept a launcher without a script, as the value of a variable may be.
+        command: A command of a script.
+        without_script: Whether to accept a launcher without a script, as a variable may hold one.
     """
     words = command.words
     if words[0].text in TALKERS:
@@ -143,15 +144,20 @@ def find_launch(command: Command, *, without_script: bool = False) -> Launch | N
 
 
 def _only_names(before: Sequence[Word]) -> bool:
-    """Tell whether the word deepspeed after these words is a package's name or an argument."""
+    """Tell whether the word deepspeed, behind some words of a command, is the name of a package or
+    an argument of a Python script, and not the launcher.
+
+    Args:
+        before: The words of the command before deepspeed.
+    """
     texts = [word.name for word in before]
     a_program = any(PYTHON.fullmatch(text) or text.endswith(".py") for text in texts)
     return a_program or not _INSTALLERS.isdisjoint(texts)
 
 
 def _launcher(words: Sequence[Word]) -> tuple[int, Sequence[Option]]:
-    """Return how many of the first words are the launcher, and its options; 0 if the first word
-    begins none.
+    """Return how many words at the beginning of a list call a launcher, and the options that the
+    launcher has. The number is 0 if the first word does not begin the call of a launcher.
     """
     first, *rest = words
     if first.name == "torchrun":
@@ -161,7 +167,7 @@ def _launcher(words: Sequence[Word]) -> tuple[int, Sequence[Option]]:
     if first.name in ("accelerate-launch", "deepspeed"):
         return 1, ACCELERATE if first.name == "accelerate-launch" else DEEPSPEED
     if PYTHON.fullmatch(first.name):
-        # In python -u -m torch.distributed.run, the first -m counts.
+        # python may have options before -m, as in python -u -m torch.distributed.run.
         module = next((at for at, word in enumerate(words) if word.text == "-m"), len(words)) + 1
         if module < len(words) and words[module].text in _MODULES:
             return module + 1, _MODULES[words[module].text]
@@ -169,7 +175,12 @@ def _launcher(words: Sequence[Word]) -> tuple[int, Sequence[Option]]:
 
 
 def _options(words: Sequence[Word], table: Sequence[Option]) -> tuple[Given, Sequence[Word]]:
-    """Return the launcher's options, and the words from SCRIPT on."""
+    """Return the launcher's options that are given, and the words from SCRIPT on.
+
+    Args:
+        words: The words behind the launcher.
+        table: The options that the launcher has.
+    """
     texts = [word.text for word in words]
     values: dict[str, str] = {}
     unclear: dict[str, str] = {}
@@ -180,7 +191,7 @@ def _options(words: Sequence[Word], table: Sequence[Option]) -> tuple[Given, Seq
         name = name.replace("_", "-")
         option = find(table, name)
         if not option and not texts[at].startswith("--"):
-            option = find(table, name[:1])  # -t3
+            option = find(table, name[:1])  # a letter with its value behind it, such as -t3
             equals = "="
             value = texts[at][2:]
         if not option:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Size:
-    """The option sets the number of ranks. In the new command, options of srun set it."""
+    """The option sets the number of ranks. In the new command, options of srun set this number."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class NoEffect:
     """The ranks are the same without the option.
 
     Attributes:
-        why: why this is so.
-        noted: whether the user is told, because output or a variable is different.
+        why: Why the option makes no difference to the ranks.
+        noted: Whether the user gets a note, because output or a variable is different.
     """
 
     why: str
@@ -40,7 +40,7 @@ class Refused:
     """The option is refused, because neither srun nor srunddp can do the same.
 
     Attributes:
-        hint: what to write instead.
+        hint: What to write instead.
     """
 
     hint: str
@@ -51,9 +51,9 @@ class RunOption:
     """An option of ``srunddp run`` does the same.
 
     Attributes:
-        option: the option; ``{}`` is replaced by the first group of ``pattern``.
-        pattern: a regular expression that the value has to match.
-        otherwise: how any other value is handled.
+        option: The option; ``{}`` is replaced by the first group of ``pattern``.
+        pattern: A regular expression that the value has to match.
+        otherwise: How any other value is handled.
     """
 
     option: str
@@ -73,12 +73,14 @@ class Exported:
     """accelerate launch passes the value to the ranks in a variable.
 
     Attributes:
-        variable: the name of the variable.
-        when: the option without which accelerate ignores this one; empty for none.
-        default: the value that accelerate exports if ``when`` is given and this option is not;
-            empty for none.
-        without: a value that is refused, because accelerate exports more with it.
-        lower: accelerate writes the value in lower case.
+        variable: The name of the variable.
+        when: The name of another option, without which accelerate launch ignores this option; empty
+            if this option needs no other.
+        default: The value that accelerate launch exports if ``when`` is given and this option is
+            not; empty if it then exports none.
+        without: A value that is refused, because with it accelerate launch exports further
+            variables; empty if no value is refused.
+        lower: Whether accelerate launch writes the value in lower case.
     """
 
     variable: str
@@ -96,11 +98,11 @@ class Option:
     """An option of a launcher.
 
     Attributes:
-        name: its name without dashes before it, and with a dash for each ``_``.
-        meaning: how it is handled.
-        flag: whether it takes no value.
-        neutral: the values with which it does nothing.
-        letters: its other names: single letters, or older names.
+        name: The name without dashes before it, and with a dash for each ``_``.
+        meaning: How the option is handled.
+        flag: Whether the option takes no value.
+        neutral: The values with which the option does nothing.
+        letters: Other names of the option: single letters, or older names.
     """
 
     name: str
@@ -173,7 +175,8 @@ _MEGATRON = NoEffect("it needs --use_megatron_lm, which is refused")
 _PARALLELISM = NoEffect("it needs --use_parallelism_config, which is refused")
 _TO_ACCELERATOR = "give it to Accelerator(…) in the script: {}"
 
-# Options that need another option, which is refused. Their common beginning is left out.
+# Names of options that have an effect only with another option, which is refused. The beginning
+# that the names have in common, such as megatron-lm-, is left out.
 _MEGATRON_LM = (
     "tp-degree",
     "use-custom-fsdp",
@@ -385,23 +388,23 @@ DEEPSPEED = (
     Option("max-elastic-nodes", Refused("remove it: the number of ranks is fixed")),
 )
 
-# In a hint: the variables for the values of accelerate's file.
+# A word in a hint, which stands for the variables that replace the values of accelerate's file.
 VALUES = "VALUES"
-# The value of a flag in its variable; "true" for flags that are not listed.
+# The values that flags have in their variables. A flag that is not listed has the value "true".
 _FLAG_VALUES = {"ACCELERATE_CPU_AFFINITY": "1"}
-# For DeepSpeed accelerate also lets the ranks import from the current folder.
+# With --use_deepspeed, accelerate launch also lets the ranks import from the current folder.
 _IMPORTS = ('PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"',)
 
 
 def find(table: Sequence[Option], name: str) -> Option | None:
-    """Find an option by a name, a letter, or, like argparse, the beginning of one name.
+    """Find an option by a name, by a letter, or, as argparse does, by the beginning of a name.
 
     Args:
-        table: the options of the launcher.
-        name: the name without dashes before it, and with a dash for each ``_``.
+        table: The options of the launcher.
+        name: The name without dashes before it, and with a dash for each ``_``.
 
     Returns:
-        None if there is no such option, or if several begin with this name.
+        None if there is no such option, or if several options begin with this name.
     """
     for option in table:
         if name == option.name or name in option.letters:
@@ -419,11 +422,12 @@ class Given:
     """The options of a launch.
 
     Attributes:
-        table: the options that the launcher has.
-        values: the values of the given options, by name; empty for a flag.
-        unknown: the first option that the launcher does not have, as it is written; empty for none.
-        unclear: the options whose values would change without their quotes, as they are written,
-            by name.
+        table: The options that the launcher has.
+        values: The values of the given options, by name; a flag has an empty value.
+        unknown: The first given option that the launcher does not have, as the script writes it;
+            empty if there is none.
+        unclear: The given options whose values would change without their quotes: the words of the
+            script, by the name of the option.
     """
 
     table: Sequence[Option]
@@ -440,7 +444,7 @@ class Given:
         return given
 
     def has(self, name: str) -> bool:
-        """Tell whether an option is given that does something."""
+        """Tell whether an option is given, with a value with which it does something."""
         return any(option.name == name for option, _ in self.acting())
 
 
@@ -448,7 +452,7 @@ def refused(given: Given) -> tuple[str, str] | None:
     """Return the first option that neither srun nor srunddp replaces, and a hint.
 
     Returns:
-        None if all are carried over, or do nothing.
+        None if all given options are carried over to the new command, or do nothing.
     """
     if given.unknown:
         return given.unknown, "correct it, or remove it"
@@ -472,7 +476,9 @@ def refused(given: Given) -> tuple[str, str] | None:
 
 
 def needs_quotes(given: Given) -> tuple[str, str] | None:
-    """Return the first option whose value would change in the new command, and a hint."""
+    """Return the first option whose value would change in the new command, because it loses its
+    quotes there, and a hint; None if there is no such option.
+    """
     for option, _ in given.acting():
         is_written_anew = isinstance(option.meaning, Size | RunOption | Output | Exported)
         if is_written_anew and option.name in given.unclear:
@@ -484,7 +490,9 @@ def needs_quotes(given: Given) -> tuple[str, str] | None:
 
 
 def notes(given: Given) -> list[str]:
-    """Return a sentence for each option whose absence changes output or variables."""
+    """Return a sentence for each given option that is left out, if output or variables change
+    without the option.
+    """
     return [
         f"--{option.name} is left out: {option.meaning.why}"
         for option, _ in given.acting()
@@ -493,7 +501,9 @@ def notes(given: Given) -> list[str]:
 
 
 def run_options(given: Given) -> list[str]:
-    """Return the options of ``srunddp run`` that replace given ones."""
+    """Return the options of ``srunddp run`` that replace options of the launcher, as words of
+    bash.
+    """
     words = []
     for option, value in given.acting():
         if isinstance(option.meaning, RunOption):
@@ -511,7 +521,9 @@ def run_options(given: Given) -> list[str]:
 
 
 def exports(given: Given) -> list[str]:
-    """Return the variables that accelerate launch exports for its options, as ``NAME=VALUE``."""
+    """Return the variables that accelerate launch exports for its options, as ``NAME=VALUE``, with
+    quotes for bash.
+    """
     words = []
     for option in given.table:
         meaning = option.meaning
@@ -535,7 +547,9 @@ def exports(given: Given) -> list[str]:
 
 
 def quoted(value: str) -> str:
-    """Quote a value for bash so that it stays one word and its variables are replaced."""
+    """Return a value in quotes for bash, if it needs them to stay one word. bash replaces variables
+    in the value.
+    """
     if not value or value.isalnum():
         return value
     if re.search("[$`]", value):

@@ -1,4 +1,4 @@
-"""The line of a job script in which srun starts Python once for each rank, without a launcher."""
+"""Finds the line of a job script in which srun starts Python for each rank, without a launcher."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from srunddp.sbatch.bash_variables import (
 )
 from srunddp.sbatch.launch import PYTHON, SHELLS, line_of
 
-# A launcher that bash finds, as in python $(which torchrun).
+# Matches a launcher whose path bash finds, as in python $(which torchrun).
 _LAUNCHER_OF_PATH = re.compile(
     r".*[$`].*(torchrun|accelerate|deepspeed).*(?<!\.py)", re.DOTALL | re.IGNORECASE
 )
@@ -27,9 +27,10 @@ class PythonUnderSrun:
     """A line in which srun starts Python.
 
     Attributes:
-        line: its number, from 1.
-        written: the line with srunddp in the place of python.
-        others: whether there are other commands in the quotes, which are not in ``written``.
+        line: The number of the line, from 1.
+        written: The line with srunddp in the place of python.
+        others: Whether the line starts Python in quotes that also contain other commands. They are
+            not in ``written``.
     """
 
     line: int
@@ -41,7 +42,7 @@ def find_python(text: str) -> PythonUnderSrun | None:
     """Find the first line in which srun starts a script by Python.
 
     Args:
-        text: the job script.
+        text: The job script.
 
     Returns:
         None if there is none.
@@ -61,24 +62,29 @@ def find_python(text: str) -> PythonUnderSrun | None:
 
 
 def _in_words(words: Sequence[Word]) -> str:
-    """Return a command with srunddp in the place of python; empty if it starts no script so."""
+    """Return a command with srunddp in the place of python; empty if the command does not start a
+    training script by python.
+    """
     python = next((at for at, word in enumerate(words) if PYTHON.fullmatch(word.name)), len(words))
     after = [word.source for word in words[python + 1 :]]
     if "-c" in [word.text for word in words[python + 1 : python + 3]]:
-        return ""  # a few words of Python, and no script
+        return ""  # behind -c are statements of Python, and no script
     while after and after[0].startswith("-") and after[0] != "-m":
         after = after[1:]  # python's own options, such as -u
     if not after or _LAUNCHER_OF_PATH.fullmatch(after[0]):
-        return ""  # it is no script of a rank
+        return ""  # there is no script, or python starts a launcher
     return " ".join([*(word.source for word in words[:python]), "srunddp", *after])
 
 
 def _in_quotes(command: Command, values: Mapping[str, Variable]) -> PythonUnderSrun | None:
-    """Return the same for Python in the quotes of ``bash -c``.
+    """Find Python in the quotes of ``bash -c``, and return the command with srunddp in its place.
 
     Args:
-        command: the command.
-        values: the variables of the script.
+        command: The command.
+        values: The variables of the script, by name.
+
+    Returns:
+        The command, with 0 as the number of the line; None if no Python script is started so.
     """
     words = command.words
     shell = next((at for at, word in enumerate(words[:-2]) if word.name in SHELLS), len(words))
@@ -95,7 +101,9 @@ def _in_quotes(command: Command, values: Mapping[str, Variable]) -> PythonUnderS
 
 
 def _does_more(command: Command) -> bool:
-    """Tell whether a command does more than set variables that srunddp exports."""
+    """Tell whether a command does more than set variables that srunddp itself exports to each
+    rank.
+    """
     return not all(
         word.text == "export" or _EXPORTED.fullmatch(word.text) for word in command.words
     )

@@ -1,4 +1,4 @@
-"""A launch that is alone in the quotes of ``bash -c``, so that the shell can be left out."""
+"""Finds a launch that is alone in the quotes of ``bash -c``, so that the shell can be left out."""
 
 import re
 from collections.abc import Mapping
@@ -11,22 +11,24 @@ from srunddp.sbatch.launcher_options import NoEffect
 from srunddp.sbatch.step_size import has_size, with_held_options
 
 _QUOTED = re.compile(r"'([^'\n]*)'|\"([^\"\n]*)\"")
-# What the shell of the quotes does, and srun would not do: other commands, comments, redirections.
+# Characters that need the shell in the quotes: for other commands, comments and redirections.
 _MORE = re.compile(r"[;&|<>()`#]")
-# In the arguments of SCRIPT, what the two shells might not replace by the same.
+# Characters in the arguments of SCRIPT that the shell of the job script might replace differently
+# from the shell in the quotes.
 _REPLACED = re.compile(r"[$\\~*?\[{!]")
-# Variables with one value in the job script and in each of its steps.
+# Variables with the same value in the job script and in each of its job steps.
 _OF_THE_JOB = {"SLURM_JOB_NUM_NODES"}
-_OF_A_WHOLE_STEP = {"SLURM_NNODES"}  # the same, unless the step is smaller than the job
+# Variables with the same value in the job script and in a step on all nodes of the job.
+_OF_A_WHOLE_STEP = {"SLURM_NNODES"}
 
 
 @dataclass(frozen=True)
 class QuotedLaunch:
-    """A launch in quotes.
+    """A launch whose shell and quotes can be left out.
 
     Attributes:
-        shell: the words that are left out, such as ``bash -c``.
-        text: the job script without the shell and the quotes, with as many lines.
+        shell: The words that are left out, such as ``bash -c``.
+        text: The job script without the shell and the quotes. Lines keep their numbers.
     """
 
     shell: str
@@ -34,13 +36,13 @@ class QuotedLaunch:
 
 
 def find_quoted(text: str) -> QuotedLaunch | None:
-    """Find a launch that means the same without the shell and the quotes around it.
+    """Find a launch that does the same without the shell and the quotes around it.
 
     Args:
-        text: a job script without a launch as a command.
+        text: A job script without a launch as a command.
 
     Returns:
-        None if there is none, or several, or if it might mean something else without them.
+        None if there is no such launch, or more than one.
     """
     found = list(commands(text))
     values = variables(found)
@@ -51,12 +53,16 @@ def find_quoted(text: str) -> QuotedLaunch | None:
 def _without_shell(
     text: str, command: Command, values: Mapping[str, Variable]
 ) -> QuotedLaunch | None:
-    """Leave out the shell of one command.
+    """Return the job script without the shell around the launch in a command.
 
     Args:
-        text: the job script.
-        command: the command.
-        values: the variables of the job script.
+        text: The job script.
+        command: The command.
+        values: The variables of the job script, by name.
+
+    Returns:
+        None if the command is no shell with a launch, or if the launch might do something else
+            without the shell.
     """
     if len(command.words) < 3:
         return None
@@ -83,7 +89,7 @@ def _without_shell(
 
 
 def _carried_names(launch: Launch) -> set[str]:
-    """Return the names of the variables in the options that are written anew."""
+    """Return the names of the variables in the launcher's options that the new command replaces."""
     acting = launch.given.acting()
     values = [value for option, value in acting if not isinstance(option.meaning, NoEffect)]
     return {name for value in values for name in names_in(value)}

@@ -1,5 +1,5 @@
-"""Writes the text of a job script, either for sbatch, or for bash. The latter starts itself again
-under salloc.
+"""Writes the text of a job script, either for sbatch, or for bash. A script for bash starts itself
+again under salloc.
 """
 
 import glob
@@ -49,13 +49,13 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
     """Return the text of the job script, with an empty line between its sections.
 
     Args:
-        job: a job that ``validate.check`` has accepted.
-        command: the words of the command line, which the script's head quotes.
-        interactive: the script is for salloc instead of sbatch.
+        job: A job that ``validate.check`` has accepted.
+        command: The words of the command line, which the script's head quotes.
+        interactive: Whether the script is for salloc instead of sbatch.
     """
-    # The order matters. The environment is activated after the modules are loaded, so it comes
-    # first in PATH. Lines of --setup may use both, and the variables of --env. All later sections
-    # may use all of these.
+    # The order matters. The environment is activated after the modules are loaded, so that it comes
+    # first in PATH. The lines of --setup may use the modules, the environment and the variables of
+    # --env. Each later section may use all sections before it.
     sections = [
         _head(job, command, interactive),
         [] if interactive else directives(job),
@@ -108,7 +108,7 @@ def _size(job: SlurmJob) -> str:
 
 
 def directives(job: SlurmJob) -> list[str]:
-    """Return the ``#SBATCH`` lines, with a comment before those that have a reason in ``_WHY``."""
+    """Return the ``#SBATCH`` lines, with a comment before each line that needs an explanation."""
     lines: list[str] = []
     for name, value in _requested(job):
         if name in _WHY and (job.has_gpus or name != "ntasks-per-node"):
@@ -133,7 +133,7 @@ def directives(job: SlurmJob) -> list[str]:
 
 
 def _output(job: SlurmJob) -> str:
-    """Return the value of ``--output``, in which Slurm replaces %j and the like."""
+    """Return the value of ``--output``. Slurm later replaces ``%j`` and the like in it."""
     if "output" in job.slurm:
         return str(job.slurm["output"])
     folder = job.log_folder.replace("%", "%%")
@@ -146,12 +146,12 @@ def log_of(job: SlurmJob, number: str) -> tuple[str, bool]:
     """Return the path of a submitted job's log.
 
     Args:
-        job: the job.
-        number: the job's number.
+        job: The job.
+        number: The job's number.
 
     Returns:
-        The path, and whether it is complete. A part that Slurm replaces later stays as it is, such
-        as ``%a``, the index in an array.
+        The path, and whether it is complete. It is not if it has a part that Slurm replaces only
+            later, such as ``%a``, the index in an array. Such a part stays as it is.
     """
     known = {"%%": "%", "%A": number, "%x": job.name}
     if "array" not in job.slurm:
@@ -167,8 +167,8 @@ def directive(option: str, value: object) -> str:
     parser treats quotes, ``#`` and backslashes specially.
 
     Args:
-        option: the name of the option, without dashes.
-        value: a text or a number; True for an option without a value.
+        option: The name of the option, without dashes.
+        value: A text or a number; True for an option without a value.
     """
     if value is True:
         return f"#SBATCH --{option}"
@@ -179,7 +179,7 @@ def directive(option: str, value: object) -> str:
 
 
 def salloc_options(job: SlurmJob) -> list[str]:
-    """Return the options of the job that salloc knows too, as words of a command line."""
+    """Return the options of the job that salloc has too, as words of a command line."""
     return _words(_requested(job))
 
 
@@ -189,15 +189,20 @@ def step_options(job: SlurmJob) -> list[str]:
 
 
 def run_options(job: SlurmJob) -> list[str]:
-    """Return the options of ``srunddp run`` as words of bash, for a script that is not rendered
-    here.
+    """Return the options of ``srunddp run`` as words of bash, for a job script that is converted
+    and not made by :func:`render`.
     """
     own = _run_options(job, result=job.result, monitor_dir=job.monitor_dir)
     return [word(each) for each in own]
 
 
 def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
-    """Collect the options for both sbatch and salloc, the job's own and the passed-on ones."""
+    """Return the options for sbatch or salloc that have a value: those made from the fields of the
+    job, and the words of ``sbatch_arg``.
+
+    Returns:
+        The names, without dashes, and the values; True for an option without a value.
+    """
     requested = [
         ("job-name", job.name),
         ("nodes", job.node_count),
@@ -211,8 +216,8 @@ def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
 
 
 def _words(options: Iterable[tuple[str, object]]) -> list[str]:
-    """Write options as words. True stands for an option without a value. An option whose value is
-    None, False, 0 or empty is left out.
+    """Return options as words of a command line. True stands for an option without a value. An
+    option whose value is None, False, 0 or empty is left out.
     """
     return [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options if value
@@ -223,7 +228,7 @@ def _allocation(job: SlurmJob) -> list[str]:
     return [
         "# Outside a job: once more, under salloc.",
         'if [ -z "${SLURM_JOB_ID:-}" ]; then',
-        # A script that bash reads from standard input cannot be started again.
+        # The script starts itself again, which it cannot if bash reads it from standard input.
         '  [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }',
         *_indented(_continued(["exec salloc", *map(word, salloc_options(job)), 'bash "$0"'])),
         "fi",
@@ -231,7 +236,9 @@ def _allocation(job: SlurmJob) -> list[str]:
 
 
 def _modules(job: SlurmJob) -> list[str]:
-    """Load the modules with the shell function ``module`` of Lmod or Environment Modules."""
+    """Return the lines that load the modules, with the shell function ``module`` of Lmod or
+    Environment Modules; none if there are no modules.
+    """
     if job.module_purge:
         purge = ["module purge"]
     else:
@@ -242,16 +249,21 @@ def _modules(job: SlurmJob) -> list[str]:
 
 
 def _lenient(lines: Sequence[str]) -> list[str]:
-    """Put lines that may read unset variables between ``set +u`` and ``set -u``."""
+    """Return lines that may read unset variables, between ``set +u`` and ``set -u``; none if there
+    are no such lines.
+    """
     if lines:
         return ["# What follows may read variables that are not set.", "set +u", *lines, "set -u"]
     return []
 
 
 def _environment(job: SlurmJob) -> list[str]:
-    """Activate the job's conda or virtual environment."""
+    """Return the lines that activate the job's conda or virtual environment; without one in a
+    container, a line so that no virtual environment counts as active.
+    """
     if job.conda:
-        # A batch script has no `conda activate` until conda's hook has defined that function.
+        # In a batch script, `conda activate` works only after conda's hook has defined the shell
+        # function conda.
         activation = [
             'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
             f"conda activate {word(job.conda)}",
@@ -274,17 +286,18 @@ def _environment(job: SlurmJob) -> list[str]:
 
 
 def _traps(job: SlurmJob) -> list[str]:
-    """Catch Slurm's SIGTERM if commands follow the training. With ``--stage``, remove the copies
-    however the script ends.
+    """Return the lines that catch Slurm's SIGTERM, if commands follow the training. With
+    ``--stage``, these lines also make the script remove the copies however it ends.
     """
     if not (job.stage or job.monitor or job.requeue):
         return []
     clean_up = [
         "clean_up() {",
-        # `_await_end` calls this too, and then it must not run again at the script's end.
+        # The lines of _await_end() may call clean_up before the script's end. Remove the trap, so
+        # that clean_up does not run again at the end.
         "  trap - EXIT",
-        # At the job's end no step can start any more, and the node agents remove the copies
-        # themselves.
+        # At the job's end no job step can start any more, and the node agents of srunddp stage push
+        # remove the copies themselves.
         f'  [ -n "$ended" ] || {word(job.command)} stage clean || true',
         "}",
         "trap clean_up EXIT",
@@ -303,7 +316,9 @@ def _traps(job: SlurmJob) -> list[str]:
 
 
 def _stage(job: SlurmJob) -> list[str]:
-    """Copy the folders to nodes that do not see them, by ``srunddp stage push``."""
+    """Return the lines that copy folders to nodes that do not see them, by ``srunddp stage push``;
+    none without ``--stage``.
+    """
     if not job.stage:
         return []
     logs = os.path.normpath(job.log_folder)
@@ -344,7 +359,7 @@ def _preflight(job: SlurmJob) -> list[str]:
 
 
 def _training(job: SlurmJob) -> list[list[str]]:
-    """Return the step that trains, and what follows it, as sections of lines."""
+    """Return the lines of the job step that trains, and of what follows it, as sections."""
     why = ["# The first rank that fails ends the others."]
     if job.spare_nodes:
         why = [
@@ -356,7 +371,8 @@ def _training(job: SlurmJob) -> list[list[str]]:
     step = [*_srun(job, training=True), *_run(job)]
     if not (job.requeue or job.monitor or job.restarts_ranks):
         return [[*why, *_continued(step)]]
-    # Without this, `set -e` would end the script at a failed step, before what follows the step.
+    # Without `|| code=$?`, `set -e` would end the script if the step fails, and the lines after the
+    # step would not run.
     step[-1] += " || code=$?"
     return [
         [*_result(job), *why, "code=0", *_continued(step)],
@@ -376,7 +392,8 @@ def _result(job: SlurmJob) -> list[str]:
         path = _absolute(job.result)
     else:
         path = f'{_absolute(job.log_folder)}/"$SLURM_JOB_ID".result.json'
-    # A requeued job keeps its number, so the result file of an earlier start must be removed.
+    # Remove the result file of an earlier start: a requeued job keeps its number, so its file has
+    # the same name.
     return [f"result={path}", 'rm -f -- "$result"']
 
 
@@ -387,22 +404,28 @@ def _absolute(path: str) -> str:
 
 
 def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
-    """Return the lines of srun and its options, up to the command on each node."""
+    """Return the lines with srun, its options and the container, up to the command of each task.
+
+    Args:
+        job: The job.
+        training: Whether the ranks are started for the training, and not for ``srunddp check``.
+    """
     if training and job.outlives_nodes:
         # srun would end the other tasks when a node is lost, when a task fails, and WaitTime
         # (slurm.conf) after the first task has ended. Each option here prevents one of the three.
         ending = "--no-kill --kill-on-bad-exit=0 --wait=0"
     else:
         ending = "--kill-on-bad-exit=1"
-    # With copies, not every node has the working directory; run --staged enters it or its copy.
+    # With --stage, not every node has the working directory, so the tasks start in /. Then srunddp
+    # enters the working directory or its copy, because of --staged.
     options = [
         ("chdir", job.stage and "/"),
         ("gpu-bind", job.has_gpus and "none"),
         ("mpi", job.mpi),
     ]
     return [
-        # --export=ALL: the ranks get the script's variables, even if the site's default is to pass
-        # none.
+        # Give --export=ALL, so that the ranks get the script's variables even if the site's default
+        # is to pass none.
         shlex.join(["srun", "--export=ALL", *ending.split(), *_words(options), *job.srun_arg]),
         *_container(job),
     ]
@@ -418,7 +441,7 @@ def _container(job: SlurmJob) -> list[str]:
     if job.container_image:
         mounts = "".join(f",{word(each)}" for each in job.container_mounts)
         image = f"--container-image={word(job.container_image)}"
-        # Otherwise the image's own values of these variables would win.
+        # Name the variables of --env, because otherwise the image's own values would win.
         names = ",".join(each.partition("=")[0] for each in job.env)
         if names:
             exported = f" --container-env={names}"
@@ -449,7 +472,13 @@ def _run(job: SlurmJob) -> list[str]:
 
 
 def _run_options(job: SlurmJob, *, result: str | None, monitor_dir: str | None) -> list[str]:
-    """Return the options of ``srunddp run``."""
+    """Return the options of ``srunddp run`` that the job has, as words of a command line.
+
+    Args:
+        job: The job.
+        result: The value of ``--result``; None to leave the option out.
+        monitor_dir: The value of ``--monitor-dir``; None to leave the option out.
+    """
     own = [
         ("offline", job.offline),
         ("restarts", job.restarts),
@@ -464,7 +493,9 @@ def _run_options(job: SlurmJob, *, result: str | None, monitor_dir: str | None) 
 
 
 def _common_options(job: SlurmJob) -> list[str]:
-    """Return the options that ``srunddp run`` and ``srunddp check`` have in common."""
+    """Return the options that both ``srunddp run`` and ``srunddp check`` get, as words of a command
+    line.
+    """
     return _words([("staged", job.stage), ("backend", job.backend), ("ifaces", job.ifaces)])
 
 
@@ -473,11 +504,13 @@ def _command(job: SlurmJob) -> str:
 
 
 def _await_end(job: SlurmJob) -> list[str]:
-    """Return the lines that wait for Slurm to end a preempted job, where that is needed.
+    """Return the lines that wait for Slurm to end a preempted job, if Slurm is older than 24.05;
+    none without ``--requeue``.
 
-    Since 24.05 Slurm remembers that a job has been preempted until the job ends by itself. A job
-    that waits, and so is ended by Slurm, is requeued for its preemption. The next start is then
-    requeued, too, when it ends, although it may be done.
+    Older versions requeue a preempted job only if Slurm ends it, so the job must not end by itself.
+    Later versions also requeue a job that ends by itself, so waiting is not needed there. It would
+    even do harm: they remember that the job was preempted until it ends by itself. If Slurm ends
+    the job, the next start is therefore requeued, too, when it ends, although it may be complete.
     """
     if not job.requeue:
         return []
@@ -491,7 +524,8 @@ def _await_end(job: SlurmJob) -> list[str]:
             " requeue it twice."
         ),
         "slurm=$(srun --version || true)",
-        # In a variable, as ShellCheck takes `<` between two texts with dots for a mistake.
+        # Use a variable for the version, because ShellCheck takes `<` between two texts with dots
+        # for a mistake.
         f"requeues={_REQUEUES_WHAT_ENDS}",
         'if [ "$code" = 143 ] && [ -z "$ended" ] && [[ ${slurm##* } < $requeues ]]; then',
         *(["  clean_up"] if job.stage else []),
@@ -503,14 +537,16 @@ def _await_end(job: SlurmJob) -> list[str]:
 def _report(job: SlurmJob) -> list[str]:
     if not job.monitor:
         return []
-    # With a container, only its image has srunddp, and pyxis starts a container only for a step.
+    # With a container, the report needs a job step: only the image has srunddp, and pyxis starts a
+    # container only in a step.
     one_task = "srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1"
     if job.in_container:
         step = [one_task, *_container(job)]
     else:
         step = []
     folder = word(job.monitor_folder)
-    # A report may take longer than a preempted job has left, see _await_end().
+    # A preempted job (exit code 143) writes no report: it may take longer than the time that Slurm
+    # leaves the job, see _await_end().
     not_preempted = ' && [ "$code" != 143 ]' if job.requeue else ""
     first, *rest = [
         *step,
@@ -519,15 +555,15 @@ def _report(job: SlurmJob) -> list[str]:
     return [
         "# If Slurm ends the job there is no time for a report: the same command writes it later.",
         f'if [ -z "$ended" ]{not_preempted}; then',
-        # Without --foreground, timeout would leave the script's process group, and a signal to the
-        # group would not reach the report.
+        # Without --foreground, timeout and the report would be in a process group of their own,
+        # where a signal to the script's process group would not reach them.
         *_indented(_continued([f"timeout --foreground {_REPORT} {first}", *rest])),
         "fi",
     ]
 
 
 def _continued(lines: Iterable[str]) -> list[str]:
-    """Join the parts of one command by backslashes at the ends of lines."""
+    """Return the parts of one command as lines, of which all but the last end with a backslash."""
     return " \\\n  ".join(lines).split("\n")
 
 

@@ -1,5 +1,5 @@
 """Reads the options of ``srunddp run`` for a job. ``srunddp sbatch`` takes them by their own names,
-and as words of ``--run-options``. Both are checked as ``srunddp run`` itself would check them.
+and as words of ``--run-options``. Either way, they are checked as ``srunddp run`` would check them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,19 +13,21 @@ from srunddp.run.options import OPTIONS as ALL
 from srunddp.util.click_types import MONITOR_SECONDS
 from srunddp.util.usage_errors import usage_error
 
-# The options that a job script cannot have, each with a hint what to use instead.
+# The options of srunddp run that srunddp sbatch refuses, each with a hint what to use instead.
 REFUSED = {
     "staged": "write --stage, which copies the environment and starts the ranks in the copies",
     "explain": "start srunddp explain by srun in a job or an allocation",
 }
-# By key, such as stall_timeout.
+# All other options of srunddp run, by key, such as stall_timeout.
 OPTIONS = {name: option for name, option in ALL.items() if name not in REFUSED}
 # For these options ``none`` is a value; for all others it means that the option is not given.
 TAKE_NONE = ("bind", "show_ranks")
 
 
 def key_of(option: click.Option) -> ConfigField:
-    """Return the key of an option in a YAML file. Its value stays as it is written."""
+    """Return the key that an option has in a YAML file. Unless the option is a flag, the key's
+    value is a text: :func:`check` validates it, but does not convert it.
+    """
     text = option.help or ""
     if option.is_flag:
         return ConfigField(bool, False, text)
@@ -38,12 +40,12 @@ def check(key: str, value: object, path: str) -> None:
     """Refuse a value that ``srunddp run`` would refuse.
 
     Args:
-        key: the key of the option.
-        value: the value; None and bools are left out.
-        path: the file that has the value; empty for the command line.
+        key: The key of the option.
+        value: The value. None and bools are always accepted.
+        path: The file that has the value; empty for the command line.
 
     Raises:
-        ConfigError: the value does not fit.
+        ConfigError: The option does not accept the value.
     """
     if value is None or isinstance(value, bool):
         return
@@ -57,7 +59,9 @@ def check(key: str, value: object, path: str) -> None:
 
 
 def words(key: str, value: str | bool | None) -> list[str]:
-    """Return an option as a word of the command line; none if it is not given."""
+    """Return an option as one word of the command line, in a list. The list is empty if the option
+    is not given.
+    """
     name = OPTIONS[key].opts[-1]
     if value is True:
         return [name]
@@ -68,12 +72,12 @@ def parse(given: Sequence[str], path: str) -> Iterator[tuple[str, str | bool]]:
     """Yield the keys and values of the words of ``--run-options``.
 
     Args:
-        given: the words.
-        path: the file that has the words; empty for the command line.
+        given: The words.
+        path: The file that has the words; empty for the command line.
 
     Raises:
         UsageError: ``srunddp run`` does not have such an option, or the option has no value.
-        ConfigError: such an option is in a file, or a word is no option.
+        ConfigError: Such an option is in a file, or a word is no option.
     """
     context = _run_context()
     for word in given:
@@ -89,7 +93,7 @@ def parse(given: Sequence[str], path: str) -> Iterator[tuple[str, str | bool]]:
                 error.found, expected=error.expected, hint=error.hint, where="--run-options"
             ) from None
         named = {key: value for key, value in values.items() if key in ALL}
-        if not named:  # as of - and --
+        if not named:  # the word is - or --
             raise _no_option(word, path, "remove it")
         for key, value in named.items():
             if key in REFUSED:
@@ -120,7 +124,7 @@ def _run_context() -> click.Context:
         token_normalize_func=lambda name: name.replace("_", "-"),
     )
     script = click.Argument(["script"])
-    # No --help: in a job, nobody would read it.
+    # Leave out --help, because in a job nobody would read its output.
     command = click.Command("run", params=[*ALL.values(), script], add_help_option=False)
     return click.Context(command, info_name="run", parent=group)
 

@@ -12,7 +12,8 @@ from srunddp.util.usage_errors import foreign
 # The options of Slurm 22.05 to 26.05, as LETTER:NAME. "=" means that the option takes a value, "?"
 # that it may take one, and "!" that salloc does not have it. Options of SlurmJob (such as --nodes)
 # and options of no use in a job script (such as --wrap) are not in the table. Nor are --quiet and
-# --verbose, which mean those of srunddp run here. -m means --module; sbatch's -m is --distribution.
+# --verbose, because srunddp sbatch has them as options of srunddp run. --distribution is without
+# its letter, because -m is --module in srunddp sbatch.
 _TABLE = """
 A:account= acctg-freq= a:array=! batch=! bb= bbf= b:begin= D:chdir= cluster= cluster-constraint=
 M:clusters= comment= consolidate-segments C:constraint= container-id= container-type= context=
@@ -28,9 +29,9 @@ q:qos= reboot reservation= resources= resv-ports? segment= sockets-per-node= spr
 spread-segments stepmgr switches= thread-spec= threads-per-core= t:time= time-min= tmp= tres-bind=
 tres-per-task= uid= use-min-nodes W:wait! wait-all-nodes= wckey=
 """
-# ``none`` is a valid value of these options.
+# Options for which ``none`` is a value. For all others it means that the option is not given.
 _WITH_NONE = ("export", "gpu-bind", "mem-bind", "profile")
-# These cannot be directives of a job script.
+# Options of sbatch that cannot be directives of a job script.
 UNUSABLE = ("autocomplete", "help", "test-only", "usage", "version", "wrap")
 
 
@@ -38,10 +39,10 @@ class SlurmOption(NamedTuple):
     """An option of sbatch.
 
     Attributes:
-        letter: its letter, without the dash; empty for none.
-        name: its name, without dashes.
-        takes: ``=`` if it takes a value, ``?`` if it may take one, empty if it is a flag.
-        batch_only: whether sbatch has it but salloc does not.
+        letter: The option's letter, without the dash; empty if it has none.
+        name: The option's name, without dashes.
+        takes: ``=`` if the option takes a value, ``?`` if it may take one, empty if it is a flag.
+        batch_only: Whether sbatch has the option but salloc does not.
     """
 
     letter: str
@@ -62,7 +63,7 @@ OPTIONS = {
     name: SlurmOption(letter, name, takes, bool(only))
     for letter, name, takes, only in re.findall(r"(?:(\w):)?([\w-]+)([=?]?)(!?)", _TABLE)
 }
-# Flags that are not in the table.
+# Flags of sbatch that are not in _TABLE, but may be on the command line of sbatch in a script.
 _FLAGS_OF_A_JOB = (
     *("--requeue", "--no-requeue", "--quiet", "--verbose", "--test-only"),
     *("-Q", "-v"),
@@ -71,15 +72,15 @@ _BY_LETTER = {f"-{option.letter}": option for option in OPTIONS.values() if opti
 
 
 def takes_next(word: str) -> bool:
-    """Tell whether an option as it is written on sbatch's command line has the next word as its
-    value. One that is not known counts as an option with a value.
+    """Tell whether a word of sbatch's command line is an option whose value is the next word. An
+    unknown option counts as one that takes a value.
     """
     if word.startswith("--"):
         option = OPTIONS.get(word[2:].replace("_", "-"))
         has_value = "=" in word
     else:
         option = _BY_LETTER.get(word)
-        has_value = len(word) > 2  # -N2
+        has_value = len(word) > 2  # the value follows the letter, as in -N2
     if has_value or word in _FLAGS_OF_A_JOB:
         return False
     return option is None or option.takes == "="
@@ -89,7 +90,7 @@ def words(name: str, value: str | bool | Sequence[str] | None) -> list[str]:
     """Return an option as words of sbatch's command line.
 
     Args:
-        name: the name without dashes.
+        name: The name without dashes.
         value: True for an option without a value; several texts give one option each; False, None
             and an empty text give no option.
     """
@@ -111,17 +112,17 @@ def rewrite(
     """Rewrite the command line so that click can parse it.
 
     A flag of Slurm gets a value: ``--hold`` becomes ``--hold=true``, ``--no-hold`` becomes
-    ``--hold=false``. An option that neither srunddp nor another launcher knows is passed on to
-    sbatch: ``--unknown=x`` becomes ``--sbatch-arg=--unknown=x``. Without a ``=`` it stays, and
-    click refuses it.
+    ``--hold=false``. An option that neither srunddp nor another launcher has is passed on to
+    sbatch: ``--unknown=x`` becomes ``--sbatch-arg=--unknown=x``. If such an option has no ``=``, it
+    stays as it is, and click refuses it.
 
     Args:
-        arguments: the words of the command line; SCRIPT and all words after it stay as they are.
-        known: the names of the command's options, with dashes.
-        with_value: the options among ``known`` that take the next word as their value.
+        arguments: The words of the command line; SCRIPT and all words after it stay as they are.
+        known: The names of the command's options, with dashes.
+        with_value: The options among ``known`` that take the next word as their value.
 
     Raises:
-        UsageError: an option that takes no value has one.
+        UsageError: An option of Slurm that takes no value has a value.
     """
     left = list(arguments)
     done = []

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from srunddp.sbatch.slurm_options import split
 from srunddp.util.slurm_tres import tres_count
 
-_LOGS = "logs"  # without --log-dir, as for the readings of srunddp run
+_LOGS = "logs"  # the folder if --log-dir is not given; srunddp run --monitor has the same default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,52 +17,54 @@ class SlurmJob:
     """A job: the script to start, its resources, and its environment.
 
     Attributes:
-        script: the training script; also the first argument.
-        arguments: arguments of the script; also all that follows it.
+        script: The training script; on the command line, the first argument.
+        arguments: Arguments of the script; on the command line, all words after it.
         module: SCRIPT is a module's name, as in python -m.
-        nodes: number of nodes, spare ones included; 1 unless ntasks is given.
-        ntasks_per_node: ranks on each node; one for each GPU unless given, or 1 without GPUs.
-        modules: environment modules to load, in this order.
-        module_purge: unload all modules first.
-        venv: folder of a virtual environment; the active one unless another environment is named.
-        conda: name or folder of a conda environment.
-        env: a variable to export, for example a setting of NCCL; may be given again, like all
+        nodes: Number of nodes, spare nodes included; 1 unless ntasks is given.
+        ntasks_per_node: Ranks on each node; one for each GPU unless given, or 1 without GPUs.
+        modules: Environment modules to load, in this order.
+        module_purge: Unload all modules first.
+        venv: Folder of a virtual environment; the active one unless another environment is named.
+        conda: Name or folder of a conda environment.
+        env: A variable to export, for example a setting of NCCL; may be given again, like all
             options that are lists in a file.
-        setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c
+        setup: A line of bash that is run before the step, such as "source setup.sh" or "ulimit -c
             0".
-        backend: as in srunddp run.
-        ifaces: as in srunddp run.
-        log_dir: folder for each rank's output, and for the job's log; None for the job's log alone,
-            in logs.
-        preflight: run srunddp check first; the training is not started if that finds a failure.
-        offline: as in srunddp run.
-        srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one
-            that is running.
-        restarts: as in srunddp run.
-        spare_nodes: as in srunddp run; nodes counts them too.
-        min_nodes: as in srunddp run.
-        result: as in srunddp run.
-        run_options: options of srunddp run, such as --prefix; each also has its own name here.
-        job_name: the script's name without its ending unless given.
+        backend: The option of srunddp run; None if it is not given.
+        ifaces: The option of srunddp run; None if it is not given.
+        log_dir: The option of srunddp run. The folder has the job's log, too. None means that ranks
+            have no files of their own, and the job's log is in the folder logs.
+        preflight: Run srunddp check first; if it finds a failure, the training is not started.
+        offline: The option of srunddp run.
+        srunddp: Path of srunddp on the nodes; unless given, srunddp of the job's environment, or
+            this srunddp if the environment has none.
+        restarts: The option of srunddp run; None if it is not given.
+        spare_nodes: The option of srunddp run; None if it is not given. nodes counts the spare
+            nodes too.
+        min_nodes: The option of srunddp run; None if it is not given.
+        result: The option of srunddp run; None if it is not given.
+        run_options: Options of srunddp run, such as --prefix; each can also be given directly.
+        job_name: The script's name without its ending unless given.
         cpus_per_task: CPUs of each rank, including those for its loader workers.
-        requeue: start the job again when its time limit or a preemption ends it; the script has to
+        requeue: Start the job again when its time limit or a preemption ends it; the script has to
             catch the signal, save, and resume, as srunddp.Trainer does.
-        signal: a signal for all ranks, such as USR1@300 for 300 seconds before the time limit; auto
+        signal: A signal for all ranks, such as USR1@300 for 300 seconds before the time limit; auto
             is USR2@120 with --requeue, else none.
-        mpi: for srun's --mpi, such as pmi2; empty for the site's default.
-        srun_arg: an option of srun for the ranks, such as --cpu-bind=cores.
-        sbatch_arg: an option of sbatch that srunddp does not know, such as one of a plug-in.
-        container: an Apptainer image that has srunddp. Slurm's own --container is
+        mpi: For srun's --mpi, such as pmi2; empty for the site's default.
+        srun_arg: An option of srun for the ranks, such as --cpu-bind=cores.
+        sbatch_arg: An option of sbatch that srunddp does not know, such as one of a plug-in.
+        container: An Apptainer image that has srunddp. Slurm's own --container is
             --sbatch-arg=--container=BUNDLE.
-        container_image: for pyxis; an image that has srunddp.
-        container_mounts: for pyxis, SOURCE:TARGET; the working folder is always mounted.
-        monitor: as in srunddp run, written as 5s; srunddp report follows the training.
-        monitor_dir: as in srunddp run.
-        stage: copy the environment and this folder to nodes that do not see them, by srunddp stage
-            push.
-        data: further folders to copy.
-        stage_exclude: names in this folder that are not copied, with wildcards; the log folder is
-            never copied.
+        container_image: For pyxis; an image that has srunddp.
+        container_mounts: For pyxis, SOURCE:TARGET; the working folder is always mounted.
+        monitor: The option of srunddp run, written as 5s; None if it is not given. With it,
+            srunddp report follows the training.
+        monitor_dir: The option of srunddp run; None if it is not given.
+        stage: Copy the environment and the working folder to nodes that do not see them, by srunddp
+            stage push.
+        data: Further folders that --stage copies.
+        stage_exclude: Names in the working folder that are not copied, with wildcards; the log
+            folder is never copied.
     """
 
     script: str | None = None
@@ -117,7 +119,9 @@ class SlurmJob:
 
     @property
     def run(self) -> dict[str, str | bool]:
-        """The options in ``run_options``, as in :attr:`slurm`."""
+        """The options in ``run_options``: their values by their names; True for an option without a
+        value.
+        """
         return dict(map(split, self.run_options))
 
     @property
@@ -129,12 +133,13 @@ class SlurmJob:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs each node has, as far as the options tell; 0 if they do not. They may name
-        types, as in ``a100:2,v100:1`` or ``gpu:a100:4``.
+        """How many GPUs the options ask for on each node; 0 if they do not tell. The options may
+        name types of GPUs, as in ``a100:2,v100:1`` or ``gpu:a100:4``.
         """
         named = [each.partition(":") for each in str(self.slurm.get("gres", "")).split(",")]
         gres = ",".join(rest or "1" for name, _, rest in named if name == "gpu")
-        # At most one of the two is given, because validate.check refuses both together.
+        # Add the two numbers, of which one is 0: validate.check refuses --gres together with
+        # --gpus-per-node.
         on_each_node = _count(self.slurm.get("gpus-per-node")) + _count(gres)
         if on_each_node:
             return on_each_node
@@ -145,7 +150,9 @@ class SlurmJob:
 
     @property
     def _gpus_per_task(self) -> int:
-        """GPUs of each task, by ``--gpus-per-task`` or ``--tres-per-task``; 0 without these."""
+        """How many GPUs each task has by ``--gpus-per-task`` or ``--tres-per-task``; 0 without
+        these options.
+        """
         in_list = tres_count(str(self.slurm.get("tres-per-task", "")), "gres/gpu")
         return _count(self.slurm.get("gpus-per-task")) or in_list
 
@@ -164,7 +171,7 @@ class SlurmJob:
         if {"ntasks", "ntasks-per-gpu", "ntasks-per-tres"} & self.slurm.keys():
             return 0
         if self._gpus_per_task:
-            return 1  # Slurm derives the GPUs from the tasks here, not the tasks from the GPUs
+            return 1  # with these options, the number of tasks gives the number of GPUs
         return self.gpus or 1
 
     @property
@@ -194,7 +201,7 @@ class SlurmJob:
 
     @property
     def monitor_folder(self) -> str:
-        """The folder of the readings, if there are any."""
+        """The folder in which the sampler writes its files, if the job has ``monitor``."""
         return self.monitor_dir or self.log_folder
 
     @property
@@ -226,7 +233,7 @@ class SlurmJob:
 
     @property
     def warning(self) -> str:
-        """The value for ``--signal``; empty for no such option."""
+        """The value for ``--signal`` of sbatch; empty if the option is not given."""
         if self.signal == "auto":
             if self.requeue:
                 return "USR2@120"
@@ -237,9 +244,9 @@ class SlurmJob:
 
 
 def _count(devices: str | bool | None) -> int:
-    """Return the sum of the numbers in a list such as ``a100:2,v100:1``; a type without a number
-    counts 1.
+    """Return the sum of the numbers in a list of devices such as ``a100:2,v100:1``; a type without
+    a number counts 1. The result is 0 for an empty text and for None.
     """
     counts = (part.rpartition(":")[2] for part in str(devices or "").split(",") if part)
-    # A part without a number is a type, such as gpu:a100, of which Slurm gives one.
+    # A part without a number is a type, such as a100. Slurm gives one device of this type.
     return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)

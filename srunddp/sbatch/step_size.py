@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from srunddp.sbatch.bash_variables import Variable
 from srunddp.sbatch.launch import Launch
 
-# Options of srun for the size of the step.
+# Options of srun for the size of the job step: how many nodes, tasks and CPUs it has.
 _SIZE = re.compile(
     r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-(?:node|gpu|core|socket))?|cpus-per-(?:task|gpu))(?:=.*)?",
     re.DOTALL,
@@ -20,17 +20,24 @@ _FLAGS = re.compile(
 
 
 def size_options(text: str, launch: Launch) -> list[str]:
-    """Return srun's options for as many tasks as the launcher would start processes."""
+    """Return srun's options for as many tasks as the launcher would start processes, and so that
+    these tasks end and see GPUs as the launcher's processes do.
+
+    Args:
+        text: The job script.
+        launch: The launch.
+    """
     values = launch.given.values
     nodes = _nodes(launch)
-    # accelerate counts the processes on all nodes, the others those on one node.
+    # accelerate's option counts the processes of all nodes, that of other launchers the processes
+    # of one node.
     total = values.get("num-processes")
     if total:
         each = total if nodes == "1" else _calculated(f"{total} / {nodes}")
     elif launch.is_deepspeed:
         each = _processes_per_node(values.get("num-gpus", "gpu"))
     elif "config-file" in values:
-        each = "$SLURM_GPUS_ON_NODE"  # only in a hint: the file has the number
+        each = "$SLURM_GPUS_ON_NODE"  # only in a hint: the file of values has the number
     elif launch.is_accelerate:
         # This occurs only in a hint, which tells the user to add the number.
         each = "GPUS"
@@ -40,8 +47,8 @@ def size_options(text: str, launch: Launch) -> list[str]:
         "nodes": nodes,
         "ntasks": total or _calculated(f"{nodes} * {each}"),
         "ntasks-per-node": each,
-        # Slurm has divided the node's CPUs among the tasks of the job, of which there was often
-        # only one per node.
+        # Give each task its part of the node's CPUs. The job's own number of CPUs for each task is
+        # often that for one task on a node.
         "cpus-per-task": _calculated(f"$SLURM_CPUS_ON_NODE / {each}"),
     }
     words = [f"--{name}={_quoted(value)}" for name, value in size.items()]
@@ -54,21 +61,22 @@ def size_options(text: str, launch: Launch) -> list[str]:
 
 
 def _nodes(launch: Launch) -> str:
-    """Return the number of nodes, or a variable that bash replaces by it."""
+    """Return the number of nodes of a launch, or a variable that bash replaces by the number."""
     values = launch.given.values
     nodes = values.get("nnodes") or values.get("num-machines") or values.get("num-nodes")
     if not nodes:
-        # deepspeed takes all nodes of its file; that of accelerate has their number.
+        # With a host file, deepspeed uses all nodes of the file; accelerate's file of values has
+        # the number of nodes.
         return "$SLURM_NNODES" if {"hostfile", "config-file"} & values.keys() else "1"
     least, _, most = nodes.partition(":")
     if most and least != most:
-        return "$SLURM_NNODES"  # a range; Slurm gives one number in it
+        return "$SLURM_NNODES"  # for a range such as 2:4, the nodes that the job has
     return least
 
 
 def _processes_per_node(each: str) -> str:
-    """Return the number of processes that ``--nproc-per-node`` means, or a variable that bash
-    replaces by it.
+    """Return the number of processes that a value of ``--nproc-per-node`` means, or a variable that
+    bash replaces by the number.
     """
     if each.isdecimal() or each.startswith(("$", "`")):
         return each
@@ -92,24 +100,24 @@ def _calculated(product: str) -> str:
             return str(left * right)
         return str(left // max(right, 1))
     if not re.search(r"[$][(]|`", product):
-        # In bash's arithmetic a variable's name needs no $. Inside $(…) or backticks it does, so
-        # leave these alone.
+        # Remove the $ before variables, which bash's arithmetic does not need. Inside $(…) and
+        # backticks bash needs it, so leave a text with these as it is.
         product = re.sub("[$](?=[A-Za-z_])", "", product)
     return f"$(({product}))"
 
 
 def first_option(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the first option, with its value, from the words after srun."""
+    """Split the words after srun into the first option, with its value, and the other words."""
     option = [words[0]]
     left = list(words[1:])
     takes_value = re.fullmatch(r"-\w|--[\w-]+", option[0]) and not _FLAGS.fullmatch(option[0])
     if takes_value and left and not left[0].startswith("-"):
-        option.append(left.pop(0))  # it may be the option's value
+        option.append(left.pop(0))  # the next word is probably the option's value
     return option, left
 
 
 def has_size(words: Sequence[str]) -> bool:
-    """Tell whether an option for the step's size is among words."""
+    """Tell whether one of some words is an option of srun for the size of the job step."""
     return any(_SIZE.fullmatch(each) for each in words)
 
 
@@ -119,8 +127,9 @@ def split_options(
     """Split the words after srun into its options, each with its value, and its command.
 
     Args:
-        words: the words.
-        values: the variables of the script. One whose value begins with a dash holds options.
+        words: The words after srun.
+        values: The variables of the script, by name. A variable whose value begins with a dash
+            counts as an option.
     """
     options = []
     left = list(words)
@@ -136,18 +145,22 @@ def split_options(
 
 
 def options_in(word: str, values: Mapping[str, Variable]) -> list[str]:
-    """Return the options that a variable holds, each without its value if a blank is between them;
-    none if the word is no variable of the script, or one that holds something else.
+    """Return the options in the value of a variable, split at blanks; none if the word is no
+    variable of the script, or if the variable's value is something else.
+
+    Args:
+        word: A word of a command, such as ``$ARGS``.
+        values: The variables of the script, by name.
     """
     found = _VARIABLE.fullmatch(word)
     if not found or found[1] not in values:
         return []
-    held = re.sub("[()]", " ", values[found[1]].value).split()  # an array's, too
+    held = re.sub("[()]", " ", values[found[1]].value).split()  # an array has parentheses
     return held if held and held[0].startswith("-") else []
 
 
 def with_held_options(words: Sequence[str], values: Mapping[str, Variable]) -> list[str]:
-    """Return words with the options that variables hold in the place of the variables."""
+    """Return words in which each variable that holds options is replaced by these options."""
     return [each for word in words for each in options_in(word, values) or [word]]
 
 
@@ -156,13 +169,13 @@ def with_size(
 ) -> list[str]:
     """Return the words after srun with other options for the step's size.
 
-    They come first, or behind a variable that has such options too: of several, srun takes the
-    last.
+    The words' own options for the size are removed. The new options come first; but if a variable
+    holds such options, they come behind it, because srun takes the last of several options.
 
     Args:
-        words: the words after srun.
-        size: the options to add.
-        values: the variables of the script.
+        words: The words after srun.
+        size: The options to add.
+        values: The variables of the script, by name.
     """
     options, command = split_options(words, values)
     kept: list[str] = []

@@ -1,4 +1,4 @@
-"""A job script that another script submits by sbatch."""
+"""Finds the job script that another script submits by sbatch."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,17 +9,19 @@ from srunddp.sbatch.bash_variables import unquoted, variables
 from srunddp.sbatch.launch import TALKERS, line_of
 from srunddp.sbatch.slurm_options import takes_next
 
-# A job that goes on in another one.
+# Names by which a script submits itself again.
 _ITSELF = re.compile(r"\$0|\$\{0\}|.*BASH_SOURCE.*")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A command with sbatch.
+    """A command that calls sbatch.
 
     Attributes:
-        line: the number of its line, or of the line that sets a variable to it, from 1.
-        script: the job script; empty if it is no file, as with ``--wrap``.
+        line: The number of the command's line, from 1. If the command is the value of a variable,
+            it is the line that sets the variable.
+        script: The job script that is submitted; empty if the command names none, as with
+            ``--wrap``.
     """
 
     line: int
@@ -27,10 +29,10 @@ class Submission:
 
 
 def find_submission(text: str) -> Submission | None:
-    """Find the first command of a script that submits a job with another script.
+    """Find the first command by which a script submits another job script.
 
     Args:
-        text: the script.
+        text: The script.
 
     Returns:
         None if there is none.
@@ -45,7 +47,9 @@ def find_submission(text: str) -> Submission | None:
 
 
 def _with_words(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the words of each command, also of those in variables and in ``$(…)``."""
+    """Yield the words of each command with the number of its line, also of the commands in the
+    values of variables.
+    """
     found = list(commands(text))
     for command in found:
         texts = [word.text for word in command.words]
@@ -60,7 +64,9 @@ def _with_words(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _script(words: Sequence[str]) -> str:
-    """Return the first word behind sbatch that is no option and no value of one."""
+    """Return the job script among the words behind sbatch: the first word that is neither an option
+    nor an option's value; empty if there is none.
+    """
     left = list(words)
     while left and left[0].startswith("-"):
         word = left.pop(0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from srunddp.errors import ConfigError, SrunddpError, UnavailableError
 from srunddp.util.slurm_command import outside, run
 
-_TEST_WITHIN = 10.0
+_TEST_WITHIN = 10.0  # seconds; if Slurm takes longer to validate a job, the job is not validated
 _SUBMIT_WITHIN = 120.0  # seconds; a busy controller is slow
 # Matches Slurm's messages for failures that are not the script's fault: "Unable to contact slurm
 # controller (connect failure)", "Socket timed out on send/recv operation", "Zero Bytes were
@@ -19,7 +19,7 @@ _AWAY = re.compile(
     r"|authentication|munge",
     re.IGNORECASE,
 )
-# --parsable prints `4711`, or `4711;CLUSTER` if there are several clusters.
+# Matches what sbatch --parsable prints: `4711`, or `4711;CLUSTER` if there are several clusters.
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 # Hints by a part of Slurm's message; the first part that matches counts.
 _HINTS = {
@@ -38,9 +38,9 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
     """Have Slurm validate a job script or salloc's options, without making a job.
 
     Args:
-        text: the job script.
-        options: the words of salloc's command line; empty for a script of sbatch.
-        environ: the environment variables for sbatch.
+        text: The job script.
+        options: The words of salloc's command line; empty for a script of sbatch.
+        environ: The environment variables for sbatch.
 
     Returns:
         Notes for the user: one if Slurm did not answer, and so validated nothing.
@@ -48,9 +48,9 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
     Raises:
         ConfigError: Slurm refuses the job.
     """
-    # salloc has no --test-only, so sbatch validates its options. The variables SALLOC_X mean to
-    # salloc what SBATCH_X mean to sbatch.
-    if options:  # salloc does not read SBATCH_X
+    # salloc has no --test-only, so sbatch validates salloc's options. Give sbatch the variables of
+    # salloc under sbatch's names, without its own variables SBATCH_X, which salloc does not read.
+    if options:
         environ = {
             name.replace("SALLOC_", "SBATCH_"): environ[name]
             for name in environ
@@ -74,22 +74,22 @@ def submit(
     """Submit a job script.
 
     Args:
-        text: the job script.
-        environ: the environment variables for sbatch.
-        note: takes the lines that sbatch prints in addition to the job's number.
-        wait: whether sbatch waits for the end of the job; then there is no time limit.
-        within: the seconds that sbatch may take if it does not wait.
+        text: The job script.
+        environ: The environment variables for sbatch.
+        note: A function that shows the user lines: those that sbatch prints in addition to the
+            job's number.
+        wait: Whether sbatch waits for the end of the job. If so, there is no time limit.
+        within: How many seconds sbatch may take, if it does not wait.
 
     Returns:
-        The job's number, and the exit code of sbatch. With ``wait`` that is the job's exit code.
+        The job's number, and the exit code of sbatch. With ``wait`` it is the job's exit code.
 
     Raises:
         ConfigError: Slurm refuses the script.
-        UnavailableError: there is no sbatch, or Slurm does not answer.
+        UnavailableError: There is no sbatch, or Slurm does not answer.
     """
     done = _sbatch(["--parsable"], text, environ, None if wait else within)
-    # A site's sbatch may also print a greeting. If there are several clusters, the cluster's name
-    # follows the number.
+    # Search the output for the number, because a site's sbatch may also print a greeting.
     numbers = _NUMBER.findall(done.stdout)
     if not numbers:
         raise _refusal(done.stderr)
@@ -100,7 +100,18 @@ def submit(
 def _sbatch(
     options: Sequence[str], text: str, environ: Mapping[str, str], limit: float | None
 ) -> subprocess.CompletedProcess[str]:
-    """Run sbatch on a script, and raise an error unless sbatch accepts it."""
+    """Run sbatch on a script.
+
+    Args:
+        options: Options of sbatch.
+        text: The script, which sbatch reads from standard input.
+        environ: The environment variables for sbatch.
+        limit: How many seconds sbatch may take; None for no limit.
+
+    Raises:
+        ConfigError: Slurm refuses the script.
+        UnavailableError: There is no sbatch, or Slurm does not answer.
+    """
     try:
         done = run(["sbatch", *options], outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
@@ -115,8 +126,8 @@ def _sbatch(
             expected="a job",
             hint="look in squeue for the job before you try again",
         ) from None
-    # With --wait, sbatch ends with the job's exit code. A printed number shows that the script was
-    # accepted.
+    # An exit code alone is no refusal, because with --wait sbatch ends with the job's exit code. If
+    # sbatch has printed a number, it has accepted the script.
     if done.returncode and not _NUMBER.search(done.stdout):
         raise _refusal(done.stderr)
     return done
@@ -130,7 +141,14 @@ def _lines(said: str) -> list[str]:
 
 
 def _refusal(said: str) -> SrunddpError:
-    """Make an error with Slurm's message and a hint."""
+    """Make an error with Slurm's message and a hint.
+
+    Args:
+        said: What sbatch has written to standard error.
+
+    Returns:
+        An UnavailableError if the message says that Slurm does not answer, else a ConfigError.
+    """
     words = "; ".join(_lines(said)) or "no message"
     if _AWAY.search(words):
         return UnavailableError(

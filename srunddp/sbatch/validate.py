@@ -1,4 +1,4 @@
-"""Finds mistakes in a job before its script is written, and warns of what the user may not intend.
+"""Finds mistakes in a job before its script is written, and notes on what the user may not intend.
 
 Mistakes that only Slurm can see, such as exceeded limits or malformed times and sizes, are left to
 ``sbatch --test-only``.
@@ -26,7 +26,8 @@ from srunddp.supervisor.output.redirect import shown_ranks
 from srunddp.util import slurm_command
 
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-# A user may export these for all nodes; `notes` then says that they win over ifaces.conf.
+# Variables that srunddp sets for each rank, and --env must not set. _INTERFACES are not among them:
+# a user may set these for all nodes, and `notes` says that they then win over ifaces.conf.
 _RANK_VARIABLES = {*OURS} - {*_INTERFACES}
 # Variables that the job script itself uses, and those that bash does not let a script change.
 _SCRIPT_VARIABLES = {
@@ -54,13 +55,14 @@ _PATHS = (
     "container_image",
     "data",
 )
-_MANY = 10**9  # ranks, where Slurm decides how many there are
-_SINFO_WITHIN = 2.0  # seconds; the note that follows is not worth more
+_MANY = 10**9  # the number of ranks that is assumed if Slurm decides how many there are
+_SINFO_WITHIN = 2.0  # seconds; a note that needs sinfo is not worth a longer wait
 
-# Options of SlurmJob with the same name and meaning as in sbatch.
+# Fields of SlurmJob that have the name and the meaning of an option of sbatch.
 _SAME = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "signal")
 
-# Whether there is a problem; then what was found, what was expected, and the hint.
+# Whether there is a problem (anything that is true or false); what was found; what was expected;
+# and a hint.
 _Problem = tuple[object, str, str, str]
 
 
@@ -68,36 +70,38 @@ def check(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = Fals
     """Refuse a job if no script can do what it asks for.
 
     Args:
-        job: the job, from options, files and defaults.
-        environ: the environment variables of this command, which the job gets, too.
-        interactive: the script is for salloc, which lacks some options of sbatch.
+        job: The job, from options, files and defaults.
+        environ: The environment variables of this command, which the job gets, too.
+        interactive: Whether the script is for salloc, which lacks some options of sbatch.
 
     Raises:
-        ConfigError: the first problem that is found.
+        ConfigError: The first problem that is found.
     """
     of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
     problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
     for is_there, found, expected, hint in problems:
         if is_there:
             raise ConfigError(found, expected=expected, hint=hint)
-    # Check this last, because a wrong number of nodes or spare nodes makes a wrong number of ranks.
+    # Check the options for the ranks last, because a wrong number of nodes or spare nodes makes a
+    # wrong number of ranks.
     check_run_options(job, environ, ranks=job.world_size)
 
 
 def check_run_options(
     job: SlurmJob, environ: Mapping[str, str], *, ranks: int = 0, script: str = ""
 ) -> None:
-    """Refuse options that ``srunddp run`` would refuse in the job. Types have been checked before,
-    by :mod:`srunddp.sbatch.run_options`.
+    """Refuse options that ``srunddp run`` would refuse in the job. The types of their values have
+    been checked before, by :mod:`srunddp.sbatch.run_options`.
 
     Args:
-        job: the job, of which only the options of ``srunddp run`` and ``env`` are used.
-        environ: the environment variables of this command, which the job gets, too.
-        ranks: how many ranks there are; 0 if that is not known.
-        script: the job script, if it is not made of the job.
+        job: The job, of which only the options of ``srunddp run`` and ``env`` are used.
+        environ: The environment variables of this command, which the job gets, too.
+        ranks: How many ranks there are; 0 if that is not known.
+        script: The job script, if it is converted from another one; its lines may give options,
+            too. Empty for a job script that is still to be made from ``job``.
 
     Raises:
-        ConfigError: an option does not fit, or needs another one.
+        ConfigError: A value is refused, or an option needs another option.
     """
     if "port" in job.run:
         port_range(str(job.run["port"]), where="--port")
@@ -112,8 +116,8 @@ def check_run_options(
 
 
 def _is_given(key: str, job: SlurmJob, environ: Mapping[str, str], script: str) -> bool:
-    """Tell whether ``srunddp run`` gets an option: from the job, by the option's variable, or by a
-    line of the script.
+    """Tell whether ``srunddp run`` gets an option: from the job, by the option's environment
+    variable, or by a line of the script.
     """
     variable = str(RUN_OPTIONS[key].envvar)
     name = re.compile(rf"{option(key)}(?![\w-])|\b{variable}\b")
@@ -122,7 +126,7 @@ def _is_given(key: str, job: SlurmJob, environ: Mapping[str, str], script: str) 
     variables = dict(each.split("=", 1) for each in job.env)
     if _exports(job, variable):
         variables = {**environ, **variables}
-    return bool(variables.get(variable))  # click takes an empty variable for none
+    return bool(variables.get(variable))  # for click, an empty variable is not set
 
 
 def _exports(job: SlurmJob, variable: str) -> bool:
@@ -132,13 +136,13 @@ def _exports(job: SlurmJob, variable: str) -> bool:
 
 
 def check_texts(job: SlurmJob) -> None:
-    """Refuse texts and variables that no script can have, whatever job it is for.
+    """Refuse texts and variables that no job script can have, made or converted.
 
     Args:
-        job: the job, of which only some keys are used.
+        job: The job, of which only some keys are used.
 
     Raises:
-        ConfigError: the first problem that is found.
+        ConfigError: The first problem that is found.
     """
     for is_there, found, expected, hint in chain(_of_texts(job), _of_variables(job)):
         if is_there:
@@ -149,11 +153,11 @@ def check_printable(name: str, text: str) -> None:
     """Refuse a text that could end a line of the script, or control a terminal that shows it.
 
     Args:
-        name: the name of the option or the value, for the message.
-        text: the text to check.
+        name: The name of the option or the value, for the message.
+        text: The text to check.
 
     Raises:
-        ConfigError: a character is not printable.
+        ConfigError: A character is not printable.
     """
     if not text.isprintable():
         raise ConfigError(
@@ -164,7 +168,9 @@ def check_printable(name: str, text: str) -> None:
 
 
 def option(key: str) -> str:
-    """Return the name of a key on the command line."""
+    """Return the name that a key has on the command line: an option, except for the script and its
+    arguments.
+    """
     if key in ("script", "arguments"):
         return key
     return "--" + key.replace("_", "-")
@@ -188,7 +194,7 @@ def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
             yield empty, f"{name} is empty", "a value", "remove it, or give it a value"
             found = f"{name} {text!r}"
             is_path = key in _PATHS
-            # A command would read such a path as an option.
+            # A command in the script would read a path with a dash in front as an option.
             yield (
                 is_path and text.startswith("-"),
                 found,
@@ -301,7 +307,8 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
         f"{others} at most",
         "give more with --nodes, in which the spare ones count",
     )
-    # If Slurm decides how many tasks a node has, assume two, which is enough.
+    # If Slurm decides how many tasks a node has, assume two. Then one node is enough for the two
+    # ranks that --spare-nodes needs, and the job is not refused.
     few = job.spare_nodes and others * (job.tasks or 2) < 2
     found = f"{found} with --nodes {job.node_count or 'unset'}"
     yield (
@@ -380,7 +387,8 @@ def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
             "both",
             "add --stage",
         )
-    # The folder in which the job starts is on no other node; another one may be.
+    # A relative path is in the folder in which the job starts, and with --stage the nodes have only
+    # copies of that. A folder with an absolute path may be one that all nodes see.
     shared = "a folder that all nodes see"
     yield (
         job.stage and job.log_dir and not os.path.isabs(job.log_dir),
@@ -398,8 +406,10 @@ def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def script_problem(job: SlurmJob) -> tuple[str, str] | None:
-    """Return why SCRIPT is not a Python script that this node sees, and a hint; None if it is one,
-    or if that cannot be found out.
+    """Return why SCRIPT is not a Python script that this node sees, and a hint.
+
+    Returns:
+        None if SCRIPT is such a script, or if it is a module or a folder, which are not examined.
     """
     path = os.path.join(job.folder, job.script or "")
     if job.module or os.path.isdir(path):
@@ -410,12 +420,13 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
             hint = f"if it starts torchrun or accelerate: srunddp sbatch --from {job.script}"
             return f"{job.script} is a shell script", hint
         if not text.startswith(b"PK"):  # PK: a ZIP archive, which Python can run
-            # The compiler's warnings, such as of an invalid escape, would not name the file here.
+            # Ignore the compiler's warnings, such as about an invalid escape, because they would
+            # not name the file.
             with warnings.catch_warnings(action="ignore"):
                 ast.parse(text)
     except OSError as error:
-        # A user who writes `srunddp sbatch torchrun train.py` has put a launcher in the place of
-        # SCRIPT.
+        # If SCRIPT is a launcher, as in `srunddp sbatch torchrun train.py`, the hint is to remove
+        # the launcher.
         own = re.fullmatch(
             r"python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec", job.script or ""
         )
@@ -435,9 +446,9 @@ def notes(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool = Fals
     although other nodes may. :func:`script_problem` checks SCRIPT itself.
 
     Args:
-        job: a job that :func:`check` has accepted.
-        environ: the environment variables for sbatch or salloc.
-        interactive: the script is for salloc.
+        job: A job that :func:`check` has accepted.
+        environ: The environment variables for sbatch or salloc.
+        interactive: Whether the script is for salloc.
     """
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     missing = (
@@ -490,7 +501,8 @@ def _of_requeue(job: SlurmJob) -> Iterator[str]:
             "--requeue without an argument such as --resume=auto: a script that does not resume"
             " starts over"
         )
-    with contextlib.suppress(OSError):  # a module's name, or a script that this node does not see
+    # SCRIPT may be a module's name, or a script that this node does not see. Then it is not read.
+    with contextlib.suppress(OSError):
         text = Path(job.folder, job.script or "").read_bytes()
         # A script that catches the signal uses Python's signal module or one of these libraries.
         if job.warning and not re.search(rb"srunddp|signal|SIGUSR|lightning|submitit", text):
@@ -529,17 +541,19 @@ def _few_cpus(job: SlurmJob) -> Iterator[str]:
 def _counting(
     job: SlurmJob, environ: Mapping[str, str], interactive: bool, name: str, variable: str = ""
 ) -> str:
-    """Return the value of an option that takes effect; empty for none.
+    """Return the value that an option has for sbatch or salloc, from the job or from the option's
+    environment variable; empty if neither gives a value.
 
-    For sbatch, a variable wins over the script's own line. For salloc, a word of the command line
-    wins over a variable.
+    For sbatch, the variable wins over the script's own line. For salloc, the word of the command
+    line wins over the variable.
 
     Args:
-        job: the job.
-        environ: the environment variables for sbatch or salloc.
-        interactive: the script is for salloc.
-        name: the name of the option.
-        variable: the end of its variable's name; empty if that is the option's name.
+        job: The job.
+        environ: The environment variables for sbatch or salloc.
+        interactive: Whether the script is for salloc.
+        name: The name of the option, without dashes.
+        variable: The name of the option's variable without SBATCH_ or SALLOC_ in front; empty if it
+            is the option's name in capital letters.
     """
     variable = variable or name.upper()
     given = str(job.slurm.get(name, ""))
@@ -549,8 +563,8 @@ def _counting(
 
 
 def _too_long(job: SlurmJob, environ: Mapping[str, str], interactive: bool) -> Iterator[str]:
-    """Yield a note on a time limit that no chosen partition allows: Slurm may accept such a job,
-    but never start it.
+    """Yield a note if no chosen partition allows the job's time limit, because Slurm may accept
+    such a job, but never start it. There is no note if the limits are unknown.
     """
     # With --time-min Slurm shortens the time limit to what the partition allows.
     if {"cluster", "time-min"} & job.slurm.keys():
@@ -570,7 +584,7 @@ def _too_long(job: SlurmJob, environ: Mapping[str, str], interactive: bool) -> I
         for name, limit in limits.items()
         if name.rstrip("*") in wished or (wished == [""] and name.endswith("*"))
     }
-    # "infinite" is no number of seconds.
+    # A limit that is no number of seconds is "infinite".
     seconds = [slurm_command.seconds(limit) or math.inf for limit in chosen.values()]
     if seconds and asked > max(seconds):
         longest = " and ".join(f"{limit} in partition {name}" for name, limit in chosen.items())
@@ -583,7 +597,7 @@ def _missing_gpus(job: SlurmJob) -> Iterator[str]:
     """
     if not job.has_gpus or {"clusters", "cluster"} & job.slurm.keys():
         return
-    # One word for each kind of node; "(null)" for nodes without generic resources.
+    # sinfo prints a word for each kind of node, "(null)" for nodes without generic resources.
     devices = slurm_command.output("sinfo", "-h", "-o", "%G", timeout=_SINFO_WITHIN).split()
     if devices and not any(re.search(r"(^|,)gpu(:|,|$)", each) for each in devices):
         if job.tasks == 1:

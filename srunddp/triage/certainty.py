@@ -1,8 +1,11 @@
 """Decides whether a diagnosis is certain.
 
 The source of the first failure decides which objections are checked; if one applies, the diagnosis
-is not certain. Guesses and ordinary lines never make a diagnosis certain; srunddp's own line always
-does.
+is not certain. A guess or an ordinary line never makes a diagnosis certain; a line of srunddp's
+always does.
+
+Names such as ``frozen/root-cause-box-names-a-victim`` are folders of example logs in
+tests/triage/corpus.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +17,7 @@ from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.event import Event, surely_before
 from srunddp.triage.signatures import Kind, says
 
-_STILL = 1800.0  # seconds without a line that has a time
+_STILL = 1800.0  # seconds without a line that has a time, after which a run counts as stuck
 # Causes that never contradict another one: each may be the same failure in less specific words.
 _UNSPECIFIC = ("unknown", "script-error")
 
@@ -23,10 +26,10 @@ class Teller(Enum):
     """The source that reported the first failure.
 
     Attributes:
-        GUESS: A line that may mean something else.
-        END_FROM_OUTSIDE: Slurm or a person, who ended the run from outside.
+        GUESS: A line that may mean something else, or does not give the reason.
+        END_FROM_OUTSIDE: A line which says that Slurm or a person ended the run.
         SRUNDDP: srunddp itself, which knows which rank failed first.
-        AUTHORITY: The kernel, Slurm or mpirun.
+        AUTHORITY: A line of the kernel, of Slurm or of mpirun.
         UNCAUGHT_EXCEPTION: A traceback that begins with the program's first frame.
         LINE: Any other line; it may be about an error that was handled.
     """
@@ -46,8 +49,8 @@ class Case:
     Attributes:
         found: The diagnosis.
         first: The event that shows the first failure.
-        events: All events that may contradict it, including ``first`` and those that a rule sets
-            aside.
+        events: All events that may contradict the diagnosis, including ``first`` and the events
+            that a rule sets aside.
         evidence: Everything else in the logs.
     """
 
@@ -61,7 +64,7 @@ Objection = Callable[[Case], bool]
 
 
 def is_certain(case: Case) -> bool:
-    """Tell whether the diagnosis has a source that can be certain, and no objection applies."""
+    """Tell whether the source of the first failure can be certain, and no objection applies."""
     objections = OBJECTIONS[teller(case)]
     return objections is not None and not any(applies(case) for applies in objections)
 
@@ -71,11 +74,12 @@ def teller(case: Case) -> Teller:
     first = case.first
     if first.reason and not first.rule and first.kind is Kind.PRIMARY and first.cause != "unknown":
         return Teller.SRUNDDP
-    # A job may have been cancelled for a reason that is in no log.
+    # That a job was cancelled does not give the cause either: the reason may be in no log.
     if first.rule or not first.sure or first.cause == "cancelled":
         return Teller.GUESS
     if case.evidence.observed.ones > 1:
-        # Several processes that each form a world of one rank collide in many ways at once.
+        # Processes that each ran as rank 0 of 1 collide in many ways at once. Which error came
+        # first says little.
         return Teller.GUESS
     if first.kind is Kind.ENDING:
         return Teller.END_FROM_OUTSIDE
@@ -89,7 +93,7 @@ def teller(case: Case) -> Teller:
 
 
 def is_not_said_by_an_authority(case: Case) -> bool:
-    """The line is not from Slurm, the kernel or mpirun.
+    """Tell whether the line is not from Slurm, the kernel or mpirun.
 
     Any script may print ``the job exceeded its time limit``, even about another job.
     """
@@ -97,8 +101,8 @@ def is_not_said_by_an_authority(case: Case) -> bool:
 
 
 def a_rank_ended_by_itself(case: Case) -> bool:
-    """A launcher reported that a rank ended by itself, which may be the reason why the run was
-    ended.
+    """Tell whether a launcher reported that a rank ended by itself, which may be the reason why the
+    run was ended.
 
     ``frozen2/made-room-for-another``: srun reported an exit code before Slurm's line came.
     """
@@ -106,8 +110,8 @@ def a_rank_ended_by_itself(case: Case) -> bool:
 
 
 def stood_still_before(case: Case) -> bool:
-    """The run had written no line with a time for so long that it must have stopped before, for an
-    unknown reason.
+    """Tell whether the run was already stuck, for an unknown reason, when it was ended: it had
+    written no line with a time for half an hour.
 
     ``open/stuck-until-limit``: the last step was a day before the time limit.
     """
@@ -118,7 +122,8 @@ def stood_still_before(case: Case) -> bool:
 
 
 def never_made_a_step(case: Case) -> bool:
-    """The run made no step before its time limit, so it may have been stuck from the start.
+    """Tell whether the run reported no step before its time limit, so that it may have been stuck
+    from the start.
 
     Example: a log that has only Slurm's line about the time limit.
     """
@@ -126,7 +131,8 @@ def never_made_a_step(case: Case) -> bool:
 
 
 def another_end_is_told(case: Case) -> bool:
-    """Something else ended the run later, so the exception may have been caught.
+    """Tell whether the logs also say that Slurm or a launcher ended the run, so that the exception
+    may have been caught.
 
     Example: a job that went on without ``flash_attn`` until its time limit.
     """
@@ -136,9 +142,10 @@ def another_end_is_told(case: Case) -> bool:
 
 
 def wrote_on_until_stopped(case: Case) -> bool:
-    """The rank went on writing after its traceback until somebody cancelled the job.
+    """Tell whether the rank went on writing after its traceback, until Slurm or a person ended the
+    run.
 
-    So the script has caught the exception without reporting that.
+    If so, the script has probably caught the exception without reporting that.
     """
     first = case.first
     return (
@@ -149,7 +156,7 @@ def wrote_on_until_stopped(case: Case) -> bool:
 
 
 def is_of_an_unknown_rank(case: Case) -> bool:
-    """Several ranks wrote lines, and no line shows which of them failed.
+    """Tell whether several ranks wrote lines, and no line shows which of them failed.
 
     ``open/nccl-error-after-gpu-lost``: the kernel names a node but no rank. If several ranks write
     the same line, they failed in the same way, and it does not matter which was first.
@@ -161,15 +168,16 @@ def is_of_an_unknown_rank(case: Case) -> bool:
 
 
 def made_steps_afterwards(case: Case) -> bool:
-    """The same rank reported another step after the event.
+    """Tell whether the same rank reported another step after the event.
 
-    One step is enough for doubt; to set an event aside as survived takes :data:`GOES_ON`.
+    One step is enough to make the diagnosis uncertain. The rule ``survived``, which sets an event
+    aside, needs :data:`GOES_ON` steps.
     """
     return case.first.progress > 0
 
 
 def another_cause_may_be_first(case: Case) -> bool:
-    """An event has another cause and did not surely come later.
+    """Tell whether an event with a different cause may have come before the first failure.
 
     ``frozen2/half-of-them-wait``: the files of two nodes have different errors, and no times.
     """
@@ -178,8 +186,8 @@ def another_cause_may_be_first(case: Case) -> bool:
 
 
 def launcher_tells_otherwise(case: Case) -> bool:
-    """The launcher's first report is about another rank, is about a signal, or does not say how a
-    rank ended.
+    """Tell whether the launcher's first report is about another rank, is about a signal, or does
+    not say how a rank ended.
 
     ``frozen/root-cause-box-names-a-victim``: torchrun's box shows SIGABRT, and nothing shows
     whether the traceback is the reason for it.
@@ -195,7 +203,7 @@ def launcher_tells_otherwise(case: Case) -> bool:
 
 
 def its_log_ends_well(case: Case) -> bool:
-    """The same log says that the run ended well.
+    """Tell whether the log with the first failure also says that the run ended well.
 
     ``open/prolog``: the last line is srun's "job step to complete".
     """
@@ -203,10 +211,11 @@ def its_log_ends_well(case: Case) -> bool:
 
 
 def its_log_ends_well_unreported(case: Case) -> bool:
-    """The same log says that the run ended well, and no launcher reported that a rank failed.
+    """Tell whether the log with the first failure also says that the run ended well, while no
+    launcher reported that a rank failed.
 
     Example: a script that caught its exception and ended with ``Job finished``. A launcher's report
-    of an exit code outweighs those words.
+    of an exit code counts more than such words.
     """
     return case.evidence.report is None and its_log_ends_well(case)
 

@@ -26,9 +26,9 @@ from srunddp.triage.signatures import Kind, Signature, says, table
 from srunddp.triage.stalls import PrintedStack, StackReader
 from srunddp.triage.tracebacks import Tracebacks
 
-_KEPT = 40  # events kept for each combination of sign, rank and file
-_MOST_EVENTS = 10_000  # kept of one file; each further one replaces the newest
-_MOST_STREAMS = 10_000  # ranks of one file that are told apart; all further ones count as one
+_KEPT = 40  # events of one file kept for each combination of cause, kind and rank
+_MOST_EVENTS = 10_000  # events kept of one file; each further event replaces the newest one
+_MOST_STREAMS = 10_000  # ranks of one file that are told apart; all further ranks count as one
 _OTHERS = -1
 _TAIL = 12  # last lines of a file that are searched for a good end
 GOES_ON = 3  # steps after an event that show that it did not end the run
@@ -39,8 +39,8 @@ _STEP = re.compile(
     r"|\b[0-9]+/[0-9]+ \["
 )
 _RECENT = 32  # steps that are remembered, because several ranks of a log report the same steps
-_MOST_FORMS = 50_000  # limits memory for a log in which all lines differ
-_REPORTED = "ended with exit code 0 on all ranks"  # by srunddp report
+_MOST_FORMS = 50_000  # forms of lines that are remembered, to limit memory if all lines differ
+_REPORTED = "ended with exit code 0 on all ranks"  # a line that srunddp report prints
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
@@ -58,19 +58,25 @@ class Progress:
     _recent: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def add(self, step: tuple[str, ...]) -> None:
-        """Count a line's steps, unless the same ones were reported recently."""
+        """Count one more step, unless a recent line has reported the same step.
+
+        Args:
+            step: The words by which a line reports steps; empty if it reports none.
+        """
         if step and step not in self._recent:
-            self._recent.appendleft(step)  # where it is found soonest
+            self._recent.appendleft(step)  # at the left, where ``in`` finds it soonest
             self.count += 1
 
 
 class Authority(IntEnum):
-    """The source of a line by which the run ended well. Of several, the greatest counts."""
+    """The source of a line which says that the run ended well. If a log has several such lines, the
+    source with the greatest value counts.
+    """
 
-    JOB_SCRIPT = 0  # its words may be about a part of the run
-    RUN = 1
-    EXIT_CODE = 2
-    SRUNDDP = 3  # its line counts for all ranks
+    JOB_SCRIPT = 0  # the script that starts the run; it may mean only a part of the run
+    RUN = 1  # the training itself
+    EXIT_CODE = 2  # a line that gives exit code 0, or Slurm's state COMPLETED
+    SRUNDDP = 3  # srunddp, whose line is about all ranks
 
 
 class GoodEnd(NamedTuple):
@@ -88,17 +94,19 @@ class Evidence:
         names: The names of the logs.
         observed: The ranks with output, and how many ranks there should be.
         events: What was written about failures and ends, in the order of the logs.
-        report: The first end of a rank that a launcher reports.
-        last: The last line of each rank or file; the newest entry comes last.
-        finished: For each file, the line that says that the run ended well, if there is one.
-        steps: For each file, how many steps it reports.
-        files_of_ranks: The positions of the files that belong to one rank.
-        notes: What could not be read.
+        report: The launcher's report of the first rank that ended by itself; None if there is none.
+        last: The last line of each rank, by a key such as ``rank 3``, or of each log whose lines
+            name no rank, by the log's name. The newest line comes last.
+        finished: The line by which a log says that the run ended well, by the position of the log
+            in ``names``. A log without such a line is missing.
+        steps: How many steps a log reports, by the position of the log in ``names``.
+        files_of_ranks: The positions in ``names`` of the logs that belong to one rank.
+        notes: Sentences for the user on what could not be read.
         met: Whether srunddp's ranks completed their rendezvous.
-        cut: Whether the last line of a log has no line end.
+        cut: Whether the last line of any log has no line end.
         runs: Whether Slurm says that the job has not ended.
         own: The facts in srunddp's own files, by the folder of the run.
-        stacks: The stack that each rank printed last, when somebody asked for it.
+        stacks: The stack that each rank printed last on SIGURG, by the rank.
     """
 
     names: list[str]
@@ -118,12 +126,14 @@ class Evidence:
 
     @functools.cached_property
     def _endings(self) -> list[Event]:
-        # Asked for each event, of which there may be thousands.
+        # Cached, because is_stopped_after() needs the list for each of perhaps thousands of events.
         return [each for each in self.events if each.kind is Kind.ENDING and each.sure]
 
     @property
     def ended_well(self) -> bool:
-        """Whether each run has ended with exit code 0 according to srunddp's files."""
+        """Whether the run ended with exit code 0 according to srunddp's files. False without such
+        files, and if any of them reports a failure.
+        """
         told = [each for each in self.own.values() if each.ended_well]
         return bool(told) and not any(each.has_failed or each.why for each in self.own.values())
 
@@ -133,18 +143,19 @@ class Evidence:
         return next((each.why for each in self.own.values() if each.why), "")
 
     def is_stopped_after(self, event: Event) -> bool:
-        """Tell whether the run was ended from outside after an event.
+        """Tell whether a line says that Slurm, a launcher or a person ended the run after an event.
 
-        If a launcher reported that a rank ended by itself, the answer is False.
+        A line in another log counts as later. If a launcher reported that a rank ended by itself,
+        the answer is False.
         """
         if self.report:
             return False
         return any(each.file != event.file or each.number > event.number for each in self._endings)
 
     def is_outlived(self, event: Event) -> bool:
-        """Tell whether srunddp ended with 0 in spite of an event.
+        """Tell whether srunddp ended with exit code 0 in spite of an event.
 
-        That happens when spare nodes have replaced a lost node.
+        This happens when a spare node has replaced a lost node.
         """
         good_end = self.finished.get(event.file)
         is_told_in_file = good_end is not None and good_end.by is Authority.SRUNDDP
@@ -152,7 +163,7 @@ class Evidence:
             return is_told_in_file and good_end is not None and event.number < good_end.number
         if not is_told_in_file and not self.ended_well:
             return False
-        # srun reports a lost node only when the whole step ends, after srunddp has reported
+        # srun reports a lost node only when the whole job step ends, after srunddp has reported
         # success. 69 is the exit code of a rank whose node was lost; 137 and -9 stand for SIGKILL.
         if event.end:
             is_loss = event.end.code in (69, 137, -9)
@@ -162,7 +173,7 @@ class Evidence:
 
 
 def collect(logs: Sequence[Log]) -> Evidence:
-    """Read all logs, each once.
+    """Read all logs, each once, and return what they say about failures and ends.
 
     Args:
         logs: The logs of one start of one job. Their notes become notes of the evidence.
@@ -189,7 +200,8 @@ def collect(logs: Sequence[Log]) -> Evidence:
 def _first_report(evidence: Evidence) -> Event | None:
     """Find the launcher's report of the first rank that ended by itself.
 
-    That is the rank which a launcher calls the root cause, else the first one reported.
+    If a launcher calls a rank the root cause, its report counts as the first. Otherwise the first
+    report in the order of the logs counts. None if there is no report.
     """
     own = [
         each
@@ -215,8 +227,8 @@ def _read_own_file(kind: OwnFile, log: Log, index: int, evidence: Evidence) -> N
 
 
 def _take_over(own: OwnWords, evidence: Evidence) -> None:
-    """Add the facts in srunddp's files to those in the lines."""
-    evidence.events[:0] = own.events  # they come before all lines
+    """Add the facts from srunddp's files about a run to the evidence from lines of logs."""
+    evidence.events[:0] = own.events  # in front, because they count more than events of lines
     evidence.observed.add_world_size(own.world_size)
     for rank, node in own.nodes.items():
         if node:
@@ -225,19 +237,19 @@ def _take_over(own: OwnWords, evidence: Evidence) -> None:
 
 @dataclass
 class _Stream:
-    """The lines of one rank in one file."""
+    """What the lines of one rank in one file have shown so far."""
 
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     progress: Progress = field(default_factory=Progress)
-    raised: Event | None = None  # the last exception
+    raised: Event | None = None  # the event of the last exception; None before the first
 
 
 class _Sighting:
-    """An event, with the state of its rank and file when it was found.
+    """An event, with the progress of its rank and file when it was found.
 
     Args:
         event: The event; :meth:`settle` fills in its counts.
-        progress: The stream whose later steps would show that the event did not end the run.
+        progress: The progress whose later steps would show that the event did not end the run.
         overall: The progress of all ranks in the file.
     """
 
@@ -258,8 +270,10 @@ class _Sighting:
 
 
 def _add_look(rank: int, stack: PrintedStack, stacks: dict[int, PrintedStack]) -> None:
-    """Add the stack of a rank. The job's output and the rank's own log may both have it. Progress
-    after it counts in either of them.
+    """Add a rank's last stack in one log to the stacks of all logs.
+
+    The job's output and the rank's own log may both have the stack. Then the first one stays, and
+    gets the greater counts of later steps and lines.
     """
     known = stacks.setdefault(rank, stack).event
     known.overall = max(known.overall, stack.event.overall)
@@ -267,7 +281,9 @@ def _add_look(rank: int, stack: PrintedStack, stacks: dict[int, PrintedStack]) -
 
 
 def _steps_in(text: str) -> tuple[str, ...]:
-    """Return the steps that a line reports; Slurm's step is no step of the run."""
+    """Return the words by which a line reports steps, such as ``step 3``; none for a line of srun
+    or slurmstepd, where "step" means a job step.
+    """
     if text.startswith(("srun: ", "slurmstepd")):
         return ()
     return tuple(_STEP.findall(text[:400].lower()))
@@ -281,9 +297,9 @@ class _LogReader:
         log: The log.
         evidence: Receives what is found.
         rank: The rank in the file's name; None if there is none.
-        dull: Forms of lines (digits replaced) that say nothing about an end, shared by all logs.
-            The set grows and saves most of the time, because nearly all lines of a log have one of
-            a few forms.
+        dull: Forms of lines (with each number replaced by 0) that say nothing about an end. All
+            logs share the set, which grows. A line of such a form is not read closely again: this
+            saves most of the time, because nearly all lines of a log have one of a few forms.
     """
 
     def __init__(
@@ -295,16 +311,17 @@ class _LogReader:
         self._rank = rank
         self._dull = dull
         self._node = node_of_name(log.name)
-        # Only ranks with a line that has to be read closely have a stream, because any number may
-        # follow the word "rank".
+        # The streams by rank; None for lines whose rank is unknown. A rank gets a stream only when
+        # one of its lines has to be read closely, because streams take memory and labels may give
+        # very many numbers.
         self._streams: dict[int | None, _Stream] = {}
         self._labelled = set[int]()
         self._sightings: list[_Sighting] = []
-        # The positions in _sightings of each combination of sign, kind and rank.
+        # The positions in _sightings of each combination of cause, kind and rank.
         self._places: dict[tuple[str, Kind, int | None], list[int]] = {}
         self._last_time: float | None = None
-        self._overall = Progress()
-        self._work = Progress()  # the lines of all ranks
+        self._overall = Progress()  # counts the steps of all ranks
+        self._work = Progress()  # counts the lines of all ranks
         self._reports = Reports()
         self._stacks = StackReader()
         self._looks: dict[int, tuple[_Sighting, PrintedStack]] = {}
@@ -346,7 +363,8 @@ class _LogReader:
         # Files whose names differ only by the rank belong to one job.
         job = self._index if self._rank is None else "ranks"
         observed.add_line(text, job, rank, self._overall.count)
-        # In a rank's log its supervisor notes where another start begins, which is no output.
+        # A line of srunddp's, such as that another start begins, does not show that the rank has
+        # output.
         if not text.startswith("srunddp: "):
             observed.add_rank(owner, node)
         self._read(number, text, rank, owner, node)
@@ -359,7 +377,10 @@ class _LogReader:
         return text
 
     def _keep(self, stack: PrintedStack) -> None:
-        """Keep the last stack of each rank."""
+        """Note a stack as the last one of its rank, and the progress at this line.
+
+        Ignored are further lines of a stack that is noted already, and new ranks above the limit.
+        """
         rank = stack.event.rank
         known = self._looks.get(rank) if rank is not None else None
         if rank is None or (known and known[1] is stack):
@@ -369,8 +390,8 @@ class _LogReader:
             self._looks[rank] = (sighting, stack)
 
     def _forget_local_ranks(self) -> None:
-        """Forget ranks that come from labels with local ranks: on several nodes, local ranks differ
-        from the ranks of the world.
+        """Forget the ranks that labels gave, because the labels have local ranks, which on several
+        nodes are not the ranks of the world.
         """
         self._evidence.observed.seen -= self._labelled
         for sighting in self._sightings:
@@ -378,7 +399,11 @@ class _LogReader:
                 sighting.event.rank = None
 
     def _look_for_a_good_end(self, tail: Sequence[tuple[int, str, int]]) -> None:
-        """Note the line by which the log says that the run ended well, unless steps follow it."""
+        """Note the line by which the log says that the run ended well, unless steps follow it.
+
+        Args:
+            tail: The last lines: number, text, and how many steps the log had reported by then.
+        """
         finished = self._evidence.finished
         for place, (number, text, steps) in enumerate(tail, 1):
             if steps != self._overall.count:
@@ -420,7 +445,9 @@ class _LogReader:
             self._dull.add(form)
 
     def _new_stream(self, rank: int | None) -> _Stream:
-        """Make the stream of a rank, and feed it the rank's last line. Older ones do not matter."""
+        """Make the stream of a rank, beginning with the rank's last line. Earlier lines of the rank
+        were not worth reading closely. Ranks above the limit share one stream.
+        """
         if len(self._streams) >= _MOST_STREAMS:
             return self._streams.setdefault(_OTHERS, _Stream())
         stream = self._streams[rank] = _Stream()
@@ -432,7 +459,12 @@ class _LogReader:
     def _read_closely(
         self, number: int, text: str, stream: _Stream, owner: int | None, node: str | None
     ) -> bool:
-        """Read a line closely; return whether it says nothing about an end."""
+        """Read a line for exceptions, reports and signs.
+
+        Returns:
+            Whether lines of the same form say nothing about an end, and so need not be read closely
+                again.
+        """
         if text.startswith("srunddp: ") and ", launcher " in text:
             self._evidence.met = True
         if text.startswith("srunddp: ended with 0") or text == _REPORTED:
@@ -443,8 +475,8 @@ class _LogReader:
         is_inside = tracebacks.feed(number, text)
         found: list[Event] = []
         if tracebacks.raised > exceptions:
-            # An exception that was raised while handling the last one, or that a data loader's
-            # worker passed on, adds no entry.
+            # An exception that was raised while handling another one, or that a data loader's
+            # worker passed on, adds no entry to ``done``.
             is_handed_on = len(tracebacks.done) == chains
             found = [self._exception(stream, is_handed_on)]
         elif not is_inside:
@@ -486,21 +518,24 @@ class _LogReader:
 
         Args:
             stream: The lines of the rank.
-            is_handed_on: Whether the exception repeats or follows from the previous one.
+            is_handed_on: Whether the exception repeats or follows from the previous exception.
         """
-        # The new event contains the whole chain. The previous event would count the failure twice,
-        # so make it noise.
+        # The new event contains the whole chain. Make the previous event noise, so that the failure
+        # is not counted twice.
         if stream.raised and is_handed_on:
             stream.raised.kind = Kind.NOISE
         stream.raised = of_exception(stream.tracebacks.done[-1], self._index)
         return stream.raised
 
     def _plain(self, number: int, text: str, stream: _Stream) -> Event | None:
-        """Make the event of a line outside of tracebacks; None if the line says nothing about an
-        end.
+        """Make the event of a line outside of tracebacks.
+
+        Returns:
+            None if the line says nothing about an end, or only completes an earlier event: the last
+                exception, or the last failure that srunddp has reported.
         """
-        # Check this before the signs, by which a cause that srunddp quotes would look like a line
-        # of the script.
+        # Look for srunddp's lines before the signs: a line in which srunddp quotes the cause would
+        # otherwise look like a line of the script.
         if text.startswith(("srunddp: ", "FAIL  ")):
             event = ours(self._index, number, text)
             if event:
@@ -527,8 +562,8 @@ class _LogReader:
         return Event(sign.id, sign.kind, sign.sure, self._index, number, text)
 
     def _is_its_message(self, raised: Event, sign: Signature, number: int, text: str) -> bool:
-        """Tell whether a line continues the message of the preceding exception, which named no
-        cause.
+        """Tell whether a line continues the message of an exception just before it whose own line
+        shows no cause.
         """
         return (
             number <= raised.number + _NEAR
@@ -539,8 +574,8 @@ class _LogReader:
         )
 
     def _note_handling(self, number: int, text: str, rank: int | None) -> None:
-        """Mark the last event as handled if this line is just after it and says so: ``will
-        retry``.
+        """Mark the last event as handled if this line follows soon and says so, as ``will retry``
+        does.
         """
         if not self._sightings:
             return
@@ -557,7 +592,7 @@ class _LogReader:
         if event.text.lstrip().startswith("what():") and self._sightings:
             last = self._sightings[-1].event
             if last.text.startswith("terminate called "):
-                last.kind = Kind.NOISE  # that line only announces the line with the cause
+                last.kind = Kind.NOISE  # "terminate called" only announces the line with the cause
         sighting = _Sighting(event, self._progress_after(event, stream), self._overall)
         key = (event.cause, event.kind, event.rank)
         places = self._places.get(key, [])
@@ -570,10 +605,11 @@ class _LogReader:
             self._sightings[-1] = sighting
 
     def _progress_after(self, event: Event, stream: _Stream) -> Progress:
-        """Choose the progress by whose later steps an event would not have ended the run."""
+        """Return the progress whose later steps would show that an event did not end the run."""
         if event.ours:
             return self._overall  # srunddp speaks for all ranks
         if event.end:
-            # A launcher may report an end long after it, so later steps prove nothing.
+            # A launcher may report the end of a rank late, so steps before and after its report
+            # prove nothing. Return a progress that never grows.
             return Progress()
         return stream.progress

@@ -17,7 +17,7 @@ from srunddp.triage.signatures import Kind
 from srunddp.triage.stalls import stalled
 from srunddp.triage.whose import tell_whose
 
-_MOST_TOLD = 100  # failures in srunddp's words with which others are compared
+_MOST_TOLD = 100  # failures reported by srunddp with which each event is compared
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -52,9 +52,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _by_stacks(found: Diagnosis, evidence: Evidence) -> Diagnosis | None:
-    """Name the rank that the others wait for, if the logs report only an end from outside."""
+    """Make a diagnosis from the stacks that ranks printed, if the logs do not show the cause: it is
+    unknown, or they only say that Slurm or a person ended the run.
+
+    Returns:
+        None if the logs show a cause, if nothing failed, or if the stacks do not show what the
+            ranks wait for.
+    """
     is_told = found.first and found.first.kind is not Kind.ENDING and found.cause != "unknown"
-    # A rank that ended is no longer where it was when somebody asked.
+    # If a launcher reported that a rank ended, that rank is no longer where its stack shows it.
     if is_told or found.cause is None or evidence.report:
         return None
     return stalled(evidence.stacks, evidence.observed.world_size or 0)
@@ -65,7 +71,7 @@ def _tell_world(found: Diagnosis, evidence: Evidence) -> None:
     observed = evidence.observed
     found.world_size = observed.world_size
     found.seen = sorted(observed.seen)
-    # If no line and no file names its rank, missing ranks mean nothing.
+    # If lines and files name no ranks at all, nobody knows which ranks have no output.
     if found.seen or observed.of_files:
         everybody = range(found.world_size or 0)
         found.silent = [rank for rank in everybody if rank not in observed.seen]
@@ -91,7 +97,9 @@ def _tell_others(found: Diagnosis, evidence: Evidence) -> None:
 
 
 def _frame(found: Diagnosis, evidence: Evidence) -> str:
-    """Return the last place in the script's code that a traceback of the first failure shows."""
+    """Return the last place in the script's code that a traceback of the first failure shows; empty
+    if there is no traceback.
+    """
     if not found.first:
         return ""
     own = found.own
@@ -101,13 +109,16 @@ def _frame(found: Diagnosis, evidence: Evidence) -> str:
 
 
 def _without_failure(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
-    """Make the diagnosis if no sign of a failure is left: a good end, or an unknown one."""
+    """Make the diagnosis if no sign of a failure is left: nothing failed, the cause is unknown, or
+    several processes each say that they are the only rank.
+    """
     alone = evidence.observed.ones
     if alone > 1:
         why = f"{alone} processes say that they are alone"
         return Diagnosis("world-of-one", Certainty.LIKELY, why=why)
     doubt = _doubt_of_a_good_end(words, evidence)
-    # In a log that is cut off, a job script's words may be about a part of the run.
+    # If a log is cut off, words of the job script may be about a part of the run, so they are not
+    # enough.
     needed = Authority.RUN if evidence.cut else Authority.JOB_SCRIPT
     is_told = any(end.by >= needed for end in evidence.finished.values())
     if evidence.ended_well and not evidence.runs:
@@ -133,7 +144,7 @@ def _doubt_of_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
         )
     if evidence.why:
         return evidence.why
-    # No line of a log makes an exit code doubtful.
+    # After exit code 0 the good end is certain, whatever other lines say.
     if any(end.by >= Authority.EXIT_CODE for end in finished.values()):
         return ""
     for each in words:

@@ -7,7 +7,13 @@ from srunddp.triage.event import Event
 
 
 class Certainty(StrEnum):
-    """How reliable a diagnosis is."""
+    """How reliable a diagnosis is.
+
+    Attributes:
+        CERTAIN: The source of the first failure can be certain, and nothing contradicts it.
+        LIKELY: A cause is found, but something else may have failed first.
+        UNKNOWN: The logs do not show the cause.
+    """
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -26,12 +32,13 @@ class Diagnosis:
         followed: Events that the failure has caused.
         set_aside: Events that are no failure by themselves, according to a rule.
         rank: The rank that failed first; None if unknown.
-        node: The node of that rank.
+        node: The node of the failed rank, or the node that failed; None if unknown.
         world_size: How many ranks there should be; None if unknown.
         seen: The ranks with output.
         silent: The expected ranks without output.
-        why: The reason in words, if no line gives it.
-        frame: The last place in the script's code, for example ``train.py:15 in load``.
+        why: The reason in words; empty if the line of ``first`` says enough.
+        frame: The last place in the script's code, for example ``train.py:15 in load``; empty if
+            no traceback shows it.
         victim: Whether ``first`` only shows that a peer noticed the end of the failed rank.
     """
 

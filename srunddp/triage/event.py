@@ -1,4 +1,6 @@
-"""Defines an event: a statement in a log about a failure or an end. Finds the first of several."""
+"""Defines an event, which is a statement in a log about a failure or about the end of a rank or of
+the run. Compares events to find the first one.
+"""
 
 import functools
 from collections.abc import Iterable
@@ -21,10 +23,10 @@ class End:
 
     Attributes:
         code: The exit code; for a signal, minus its number.
-        ranks: The ranks, as far as the launcher names them.
-        local: The local rank.
+        ranks: The ranks; empty if the launcher names none.
+        local: The local rank, in digits; None if the launcher does not give it.
         root: Whether the launcher says that this was the first failure.
-        late: Whether the launcher had already begun to end ranks.
+        late: Whether the launcher had already begun to end ranks before this report.
     """
 
     code: int
@@ -35,8 +37,8 @@ class End:
 
     @property
     def signal(self) -> int:
-        """The signal's number, or 0. Exit code 137, by which a shell reports signal 9,
-        counts as 9.
+        """The number of the signal that ended the ranks; 0 if none did. Exit code 137, by which a
+        shell reports signal 9, counts as 9.
         """
         if self.code < 0:
             return -self.code
@@ -54,27 +56,27 @@ class End:
 
 @dataclass
 class Event:
-    """A statement in a log about a failure or an end.
+    """A statement in a log about a failure, or about the end of a rank or of the run.
 
     Attributes:
         cause: An id from signatures.yaml.
-        kind: The part that it can play in the end of the run.
+        kind: The part that the line can play in the end of the run.
         sure: Whether the line can have no other meaning than ``cause``.
         file: The position of its log in the list of logs.
         number: The number of the line.
         text: The line without its label.
-        rank: The rank that wrote the line; None if unknown.
-        node: The node of that rank; None if unknown.
+        rank: The rank that the line is about, mostly the rank that wrote it; None if unknown.
+        node: The node that the line is about, mostly the node of the rank; None if unknown.
         time: The line's time, see :func:`srunddp.triage.logs.time_of`.
-        since: The time of the last earlier line that has one.
-        raised: The exception, if the event is one.
-        end: What a launcher reports about the end of ranks, if the event is such a report.
+        since: The time of the last earlier line in the log that has a time; None if none has.
+        raised: The exception; None if the event is no exception.
+        end: What a launcher reports about the end of ranks; None if the event is no such report.
         ours: Whether srunddp itself wrote the line.
         reason: The cause in srunddp's words; empty if the line is not srunddp's.
-        note: A line of srunddp's summary that names the rank at fault; mostly empty.
-        handled: Whether a line near it says that the error was handled.
+        note: A line of srunddp's summary that names the rank at fault; empty if there is none.
+        handled: Whether one of the next lines says that the error was handled.
         progress: How many more steps the same rank reported afterwards.
-        overall: How many more steps all ranks of the file reported.
+        overall: How many more steps all ranks of the log reported afterwards.
         lines: How many lines without a sign of an end the same rank wrote afterwards.
         rule: The name of the rule that set the event aside; empty if none did.
     """
@@ -106,7 +108,7 @@ def is_same(own: Event, other: Event) -> bool:
     files.
 
     Args:
-        own: An event that srunddp has reported.
+        own: An event that srunddp has reported. Without a reason, it is the same as no other event.
         other: Any event.
     """
     if not own.reason:
@@ -121,8 +123,8 @@ def is_same(own: Event, other: Event) -> bool:
         texts = [text for _, text in other.raised.chain]
     else:
         texts = [other.reason]
-    # A message of several lines is a single line in srunddp's words; of a traceback, only its first
-    # line is the event's.
+    # Compare only the beginnings: srunddp writes a message of several lines on one line, but the
+    # event of a traceback has only the message's first line.
     return any(
         text and (own.reason.startswith(text) or text.startswith(own.reason)) for text in texts
     )
@@ -155,8 +157,8 @@ def before(one: Event, other: Event) -> bool:
 
 
 def surely_before(one: Event, other: Event) -> bool:
-    """Tell whether one event surely came first: in the same file, or by more than
-    :data:`MARGIN`.
+    """Tell whether one event surely came first: by its line in the same file, or in different files
+    by a time that is more than :data:`MARGIN` earlier.
     """
     if one.file == other.file:
         return one.number < other.number
@@ -176,11 +178,11 @@ def of_exception(raised: PythonException, file: int) -> Event:
     """Make the event of a traceback.
 
     Args:
-        raised: The exception and those that followed from it.
+        raised: The exception, with the exceptions that followed from it.
         file: The position of its log in the list of logs.
 
     Returns:
-        An event with the line of the exception in the chain that says most about the cause.
+        An event whose line is that of the exception in the chain that says most about the cause.
     """
     number, text, sign = _most_telling(raised)
     event = Event("script-error", Kind.PRIMARY, False, file, number, text, raised=raised)
@@ -193,27 +195,32 @@ def of_exception(raised: PythonException, file: int) -> Event:
         event.sure = sign.sure
     else:
         event.sure = raised.inner and not says("vague", text)
-    # Python's own socket modules serve HTTP clients: the other end is a server, not a rank.
+    # Ranks do not talk to each other by Python's own socket modules, but HTTP clients use them: the
+    # other side of the connection is a server, not a rank.
     is_of_sockets = raised.below.startswith(("socket.py\n", "ssl.py\n"))
     if is_of_sockets and event.cause == "unknown" and event.kind is Kind.SECONDARY:
         event.cause = "network-unreachable"
         event.kind = Kind.PRIMARY
-    # In a chain, another exception than the recognised one may be what ended the script.
+    # In a chain, it may be an exception other than the recognised one that ended the script.
     if len(raised.chain) > 1:
         event.sure = False
     return event
 
 
 def _most_telling(raised: PythonException) -> tuple[int, str, Signature | None]:
-    """Find the exception in a chain that says most, else the first: its line number, text
-    and sign.
+    """Find the exception in a chain whose sign says most about the cause.
+
+    Returns:
+        The number and the text of its line, and its sign. If no exception has a sign: those of the
+            first exception, and None.
     """
     best: tuple[int, str, Signature | None] = (*raised.chain[0], None)
     for number, text in raised.chain:
         sign = table().read(text)
         if not sign or sign.kind is Kind.NOISE:
             continue
-        # If two weigh the same, keep the earlier one, because the later one followed from it.
+        # If two signs weigh the same, keep the earlier exception, because the later one followed
+        # from it.
         if best[2] is None or weight(sign) < weight(best[2]):
             best = (number, text, sign)
     return best

@@ -27,7 +27,7 @@ def first_failure(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
     """Find the first failure among the events that no rule sets aside.
 
     Args:
-        remaining: Those events. At least one is not merely a ``WORD``.
+        remaining: The events that no rule sets aside, at least one of a kind other than ``WORD``.
         evidence: Everything else in the logs.
 
     Returns:
@@ -53,20 +53,24 @@ def _of_kind(kind: Kind, events: Iterable[Event]) -> list[Event]:
 
 
 def _is_of_worlds_of_one(remaining: Sequence[Event], evidence: Evidence) -> bool:
-    """Tell whether processes say that they are alone, and only collide with one another."""
+    """Tell whether several processes each say that they are the only rank, and all primary events
+    are errors by which such processes collide with one another.
+    """
     causes = {event.cause for event in _of_kind(Kind.PRIMARY, remaining)}
     return evidence.observed.ones > 1 and bool(causes) and causes <= _COLLISIONS
 
 
 def _by_signs(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
-    """Find the earliest sign of a cause or of an end from outside, else the earliest weaker
-    sign.
+    """Find the earliest event which shows a cause, or that Slurm or a person ended the run.
+
+    Without such an event, take the earliest symptom; without a symptom or a launcher's report, a
+    line which may mean that somebody ended the run. None if there is nothing of this.
     """
     endings = _of_kind(Kind.ENDING, remaining)
     symptoms = _of_kind(Kind.SYMPTOM, remaining)
     report = evidence.report
     if report and report.cause != "unknown":
-        symptoms.append(report)  # its signal tells the cause
+        symptoms.append(report)  # the signal in the report shows the cause
     strong = _knowing_best(_of_kind(Kind.PRIMARY, remaining))
     strong += [event for event in endings if event.sure]
     if strong:
@@ -83,8 +87,8 @@ def _by_signs(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
 def _knowing_best(primary: list[Event]) -> list[Event]:
     """Keep the primary events that are most reliable about which rank failed first.
 
-    The most reliable one is srunddp's own event. If it only says how the rank ended, other events
-    of that rank (or of no rank) replace it.
+    The most reliable event is srunddp's own. If it only says how the rank ended, it is replaced by
+    other events of the same rank, or of an unknown rank, which may say why.
     """
     own = told_by_srunddp(primary)
     if not own:
@@ -101,19 +105,22 @@ def _knowing_best(primary: list[Event]) -> list[Event]:
 
 
 def told_by_srunddp(remaining: Iterable[Event]) -> Event | None:
-    """Return the event of the root cause that srunddp itself has named, from a file or else from a
-    line; None without any.
+    """Return the event of the root cause that srunddp itself has named; None if it has named none.
+
+    An event that names a rank is preferred to one that names none. Among equal events, one from a
+    file of srunddp's is preferred to one from a line.
     """
     told = [event for event in remaining if event.ours and event.kind is Kind.PRIMARY]
     return next((event for event in told if event.rank is not None), next(iter(told), None))
 
 
 def _earliest_with_symptoms(strong: Sequence[Event], symptoms: Sequence[Event]) -> Event:
-    """Return the earliest strong sign, or a symptom that surely came before and explains it."""
+    """Return the earliest strong sign, or a symptom that surely came before it and explains it."""
     first = earliest(strong)
     if first.ours:
         return first
-    # Any symptom explains an end from outside; another failure only by a symptom of the same cause.
+    # Any symptom may explain why Slurm or a person ended the run. Any other failure is explained
+    # only by a symptom of the same cause.
     explaining = [
         each for each in symptoms if first.kind is Kind.ENDING or each.cause == first.cause
     ]
@@ -134,8 +141,8 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
     if rank is None or rank in victims:
         missed = the_only_other(victims, evidence.observed)
         left = _ended_untold(victims, evidence)
-        # The peers miss a rank that shows neither an error nor a bad end: it made fewer collective
-        # calls and left its loop before the others.
+        # The peers miss a rank that neither reported an error nor ended badly: it made fewer
+        # collective calls than the others, and left its loop before them.
         if report and left and secondary and (missed is None or missed in left):
             return Diagnosis(
                 "collective-mismatch",
@@ -149,7 +156,8 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
         if report and report.rank != rank:
             report = None  # the report is about a victim
     ends = [*secondary, report] if report else secondary
-    # Words written before any end may give the reason; the last of them is nearest to the end.
+    # A line about a failure that was written before any end may give the reason. Of several, the
+    # last one is nearest to the end.
     words = [
         each
         for each in _of_kind(Kind.WORD, remaining)
@@ -162,7 +170,13 @@ def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
 
 
 def _ended_untold(victims: set[int], evidence: Evidence) -> set[int]:
-    """Find the ranks with output whose end neither they nor a launcher has reported."""
+    """Return the ranks with output that reported no error of a peer, and whose end no launcher has
+    reported.
+
+    Args:
+        victims: The ranks that reported an error of a peer.
+        evidence: Everything else in the logs.
+    """
     reported = {rank for event in evidence.events if event.end for rank in event.end.ranks}
     return evidence.observed.seen - victims - reported
 
@@ -172,7 +186,7 @@ def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
 
     Args:
         aside: The events that a rule set aside.
-        found: The diagnosis without them.
+        found: The diagnosis without the events in ``aside``.
 
     Returns:
         The diagnosis with the first event that explains the failure; None if there is none.
@@ -218,7 +232,7 @@ def explained_by_gpu(events: Iterable[Event], found: Diagnosis) -> Diagnosis:
 
 
 def _explains(event: Event, found: Diagnosis) -> bool:
-    """Tell whether an event that was set aside can be the reason for the failure."""
+    """Tell whether an event that was not chosen can be the reason for the diagnosed failure."""
     behind = table().causes[event.cause].behind
     if behind:
         return bool(behind.search(_searched(found)))
@@ -226,7 +240,9 @@ def _explains(event: Event, found: Diagnosis) -> bool:
 
 
 def _searched(found: Diagnosis) -> str:
-    """Return the text in which ``behind`` patterns are searched: id, line and code of a failure."""
+    """Return the text of a failure in which the ``behind`` patterns of signatures.yaml are
+    searched: its cause, and if that is unspecific also its line and its line of code.
+    """
     first = found.first
     if found.cause not in ("script-error", "unknown") or not first:
         return str(found.cause)

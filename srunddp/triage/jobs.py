@@ -23,19 +23,20 @@ from srunddp.triage.starts import SLACK, newest_start
 from srunddp.util import slurm_command
 from srunddp.util.hostlist import group_by_key
 
-# Folder names with a job's number: JOB.STEP of --log-dir, and what torchrun makes of its --rdzv-id:
-# the id, "_" and eight letters.
+# Matches folder names with a job's number: JOB.STEP in --log-dir, and torchrun's folder, whose name
+# is its --rdzv-id (often the job's number), "_" and eight letters.
 _FOLDER = re.compile(r"(\d{1,18}(?=\.)|\d{3,18}(?:_\d{1,7})?)(?:\.\d{1,9}|_\w{8})?", re.ASCII)
 # The form of slurm-7.out, preflight.7.json and NAME.o7 marks the number as a job's, however short
 # it is. In other names a job's number has at least three digits and stands alone: rank-100.log and
-# dgx-102.rank1.log have none.
+# dgx-102.rank1.log contain no job's number.
 _NUMBER = re.compile(
     r"(?:(?<=^slurm-)|(?<=^preflight\.)|(?<=\.[oe]))\d{1,18}|"
     r"(?<![A-Za-z0-9])(?<!(?:rank|task|node|host|step)[-_.])[1-9]\d{2,17}(?![A-Za-z0-9]|.*\.rank\d)",
     re.ASCII,
 )
 _DATE = re.compile(r"20\d\d(?:[01]\d[0-3]\d)?", re.ASCII)  # YYYYMMDD, or a year
-# The task of an array; submitit writes a rank before _log.
+# The number of an array's task, behind the job's number. A number before _log is not one: there
+# submitit writes a rank.
 _TASK = re.compile(r"_(\d{1,7})(?!\d|_log\.)", re.ASCII)
 _BESIDE = re.compile(r"\.(?:out|err|log|[oe]\d+)$|^preflight\.")
 # Seconds by which the last lines of files of one job may be apart.
@@ -64,10 +65,10 @@ class OtherJob:
     """A job whose logs are found beside those of the diagnosed job.
 
     Attributes:
-        job: Its number, as in :data:`Groups`.
-        folder: Where its logs are.
-        last: When the newest of them was last written, in seconds since the epoch.
-        command: The command that diagnoses this job; None if its number is unknown.
+        job: The job's number, as in :data:`Groups`; empty if it is unknown.
+        folder: The folder in which the job's logs are.
+        last: When the newest of the logs was last written, in seconds since the epoch.
+        command: The command that diagnoses this job; None if the job's number is unknown.
     """
 
     job: str
@@ -95,12 +96,12 @@ class JobLogs:
     """The logs of one job.
 
     Attributes:
-        job: The job's number, as in :data:`Groups`.
-        start: The number of its newest start, from 0.
-        logs: The logs of that start only.
+        job: The job's number, as in :data:`Groups`; empty if it is unknown.
+        start: The number of the job's newest start, from 0.
+        logs: The logs of the newest start only.
         others: The other jobs found, newest first.
         slurm: What Slurm knows about the job; None if nothing.
-        notes: Remarks for the user.
+        notes: Sentences for the user: what was left out, and whether the job still runs.
     """
 
     job: str
@@ -128,7 +129,10 @@ class JobLogs:
         }
 
     def add_to(self, evidence: Evidence) -> None:
-        """Add the notes, and the job's end according to Slurm as if it was a log with one line."""
+        """Add the notes to the evidence, and what Slurm says about the job.
+
+        How the job ended according to Slurm is added as if it was the only line of a log.
+        """
         evidence.notes += self.notes
         if not self.slurm:
             return
@@ -164,7 +168,7 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
         ConfigError: There is nothing to read.
     """
     match = None
-    # If a file or folder is called 4711, the user means that and not the job.
+    # If a file or folder is called 4711, the user means the file or folder and not the job.
     if len(what) == 1 and not os.path.exists(what[0]):
         match = slurm_command.JOB.fullmatch(what[0])
     if match:
@@ -195,15 +199,22 @@ def _of_paths(what: Sequence[str]) -> JobLogs:
 def _of_number(match: re.Match[str], log_dir: str) -> Groups:
     """Find the logs of a job, or of the tasks of an array.
 
-    They are searched in the usual places, then in the working directory that Slurm knows for the
-    job.
+    The logs are searched in ``log_dir`` and in the working directory, then in the same places below
+    the job's working directory, if Slurm knows it.
+
+    Args:
+        match: The match of the job's number, which may also name a step or a task of an array.
+        log_dir: Where logs of jobs are searched.
+
+    Returns:
+        The logs by job; empty if there are none.
     """
     job = match[0].partition(".")[0]
     known = _known(job)
     numbers = {job}
     folders = ["."]
     if known:
-        numbers.add(known.number)  # a task of an array has one of its own too
+        numbers.add(known.number)  # Slurm also gives each task of an array a number like a job's
         folders.append(known.folder)
     step = match["step"] or "[0-9]+"
     # For job 4711 with step 0, leave out 4711.1/. A file whose path names no step may belong to any
@@ -228,12 +239,16 @@ def _of_number(match: re.Match[str], log_dir: str) -> Groups:
 
 
 def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
-    """List the logs of ``--log-dir`` and those files beside it that name a job.
+    """List the logs in ``log_dir``, and the logs beside it whose names contain a job's number.
 
-    The logs of ``job`` are listed even if the folder has more files than the limit.
+    Args:
+        log_dir: The value of ``--log-dir``.
+        folder: The folder that ``log_dir`` is relative to, and in which logs beside it are listed.
+        job: The number of a job whose logs are listed even if there are more files than the limit;
+            empty for no such job.
     """
     parent = Path(folder, log_dir)
-    # Glob for the job's number, because listing the whole folder below stops at MOST_FILES.
+    # Glob for the job's number, because of_folder(parent) lists no more than MOST_FILES.
     own = [log for each in parent.glob(f"{job}.[0-9]*") for log in logs.of_folder(each)]
     beside = [
         log
@@ -247,8 +262,8 @@ def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
 def by_job(found: Sequence[Log]) -> Groups:
     """Group logs by the job number that the names of their files or folders contain.
 
-    If there is exactly one job, files without a number count as its files, provided that their
-    newest was written at about the same time.
+    If there is exactly one job, files without a number count as the job's files, provided that the
+    newest of them was written at about the same time as the newest of the job.
     """
     ranks = ranks_of_names([log.name for log in found])
     named = [(_named_job(log, ranks.get(log.name)), log) for log in found]
@@ -256,7 +271,7 @@ def by_job(found: Sequence[Log]) -> Groups:
     # are ranks.
     without_task = {each.name for each, _ in named if not each.task}
     groups = group_by_key((each.key(without_task), log) for each, log in named)
-    # These files belong to no job.
+    # srunddp check writes preflight.local.* outside of jobs, so these files belong to no job.
     local = [log for log in found if log.path.name.startswith("preflight.local.")]
     nameless = [log for log in groups.get("", ()) if log not in local]
     # There is exactly one job, and some files name no job. They belong to that job if they were
@@ -306,14 +321,16 @@ def _named_job(log: Log, rank: int | None = None) -> _NamedJob:
 
 
 def _likeness(number: re.Match[str]) -> tuple[bool, bool, int]:
-    """Return a sort key for how likely a number is a job's: no date, not short, late in the
-    name.
+    """Return a sort key for numbers in a name, the greatest for the most likely number of a job: it
+    is no date, is not short, and stands late in the name.
     """
     return not _DATE.fullmatch(number[0]), len(number[0]) > _SHORT, number.start()
 
 
 def _job_of_folder(log: Log) -> str:
-    """Return the job's number from the nearest folder that has one, within the folder searched."""
+    """Return the job's number in the name of the nearest folder above a log; empty if there is
+    none. Only the searched folder and the folders in it count.
+    """
     for folder in log.path.parents[: len(PurePath(log.name).parts)]:
         if match := _FOLDER.fullmatch(folder.name):
             return str(match[1])
@@ -323,10 +340,19 @@ def _job_of_folder(log: Log) -> str:
 def _choose(
     groups: Groups, wanted: Collection[str], log_dir: str = "", files: Collection[Path] = ()
 ) -> JobLogs:
-    """Choose the newest of the wanted jobs; named files without a job number count as its files."""
+    """Choose the newest of several jobs, and its newest start.
+
+    Args:
+        groups: The logs by job.
+        wanted: The jobs to choose from.
+        log_dir: The folder for the commands that diagnose the other jobs; empty for the folder in
+            which the logs of each are.
+        files: Files that the user has named. If no job's number is in the name of one, it counts as
+            a file of the chosen job.
+    """
 
     def age(job: str) -> tuple[int, list[Any]]:
-        # In whole seconds; if two are equal, the higher number counts as newer.
+        # Compare whole seconds. If two jobs are equally new, the higher number counts as newer.
         return int(_last(groups[job])), logs.natural(job)
 
     order = sorted(groups, key=age, reverse=True)
@@ -334,7 +360,8 @@ def _choose(
     found = groups[job] + [log for log in groups.get("", ()) if log.path in files]
     known = _known(job) if job else None
     if known:
-        found += groups.get(known.number, [])  # --log-dir's folder has the task's own number
+        # In --log-dir, the folder of an array's task has the number that Slurm gives the task.
+        found += groups.get(known.number, [])
         if not _is_of(known, _last(found)):
             known = None
     own = {log.path: log for log in found}
@@ -365,7 +392,7 @@ def _is_of(known: slurm_command.Job, last: float) -> bool:
 
 
 def _other(job: str, found: Sequence[Log], log_dir: str) -> OtherJob:
-    # A log's name is its path below the folder that the user named, so this is that folder.
+    # Remove the log's name, which is its path below the searched folder: the rest is that folder.
     folder = os.path.normpath(str(found[0].path).removesuffix(found[0].name) or ".")
     command = None
     if job:

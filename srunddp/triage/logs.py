@@ -1,5 +1,5 @@
-"""Finds log files and reads their lines. Other files are ignored, and of large ones only a part is
-read, to bound memory.
+"""Finds log files and reads their lines. Files that are no logs are ignored. Of a large log only
+the beginning and the end are read, to bound memory.
 """
 
 import itertools
@@ -18,7 +18,7 @@ WHOLE = 64 << 20  # bytes; a larger file is read only in its first HEAD and last
 HEAD = 16 << 20
 TAIL = 32 << 20
 GAP = 1_000_000_000  # line numbers after the part that was not read start here
-MOST_FILES = 20_000
+MOST_FILES = 20_000  # files listed in a folder and its subfolders
 LONGEST_RESULT = 200  # bytes; a file of --result is never longer
 _LONGEST = 4000  # bytes; of a longer line only the beginning and the last _END bytes are read
 _END = 800
@@ -42,8 +42,8 @@ _INVISIBLE = re.compile(
     r"\x1b(?:\[[0-?]*["
     r" -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
-# Dates with times as in ISO 8601, also with ``/`` between the numbers of the date, and glog's
-# ``I0302 12:00:10``.
+# Matches a date with a time as in ISO 8601, also with ``/`` between the numbers of the date, and as
+# in glog's ``I0302 12:00:10``.
 _TIME = re.compile(
     r"(?:\b\d{4}[-/](?=\d\d[-/])|\b[IWEFD])(\d\d?)[-/]?(\d\d)[T_"
     r" ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
@@ -55,13 +55,13 @@ class Log:
     """A file that may be a log.
 
     Attributes:
-        path: The path by which it is opened.
-        name: The name shown to the user.
-        size: Its size in bytes.
-        mtime: When it was last written, in seconds since the epoch.
-        begin: The number of the line at which its newest start begins.
-        notes: What could not be read of it.
-        cut: Whether its last line has no line end.
+        path: The path by which the file is opened.
+        name: The path below the searched folder, which is shown to the user.
+        size: The size in bytes.
+        mtime: When the file was last written, in seconds since the epoch.
+        begin: The number of the line at which the newest start begins; 0 to read all lines.
+        notes: Sentences for the user on what could not be read.
+        cut: Whether the last line that was read has no line end.
     """
 
     path: Path
@@ -87,8 +87,11 @@ class Log:
     def whole(self) -> bytes:
         """Read the file without a limit on the length of its lines.
 
+        Returns:
+            The content; empty if the file cannot be read, which is added to ``notes``.
+
         Raises:
-            ValueError: It is larger than :data:`WHOLE`.
+            ValueError: The file is larger than :data:`WHOLE`.
         """
         content = b""
         try:
@@ -116,7 +119,7 @@ class Log:
 
 
 def _upto(file: BinaryIO, limit: int) -> Iterator[bytes]:
-    # Limit the bytes read within a line too: a binary file may have gigabytes without a line end.
+    # The limit counts within a line too: a binary file may have gigabytes without a line end.
     while line := file.readline(limit):
         limit -= len(line)
         yield line
@@ -175,7 +178,9 @@ def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
 
 
 def _below(folder: Path, deep: bool) -> Iterator[Log]:
-    """Yield logs, highest numbers in names first: if there are too many, old ones are left out."""
+    """Yield the files that may be logs, those with the highest numbers in their names first: if
+    there are too many, the caller leaves out old ones.
+    """
     for parent, folders, files in os.walk(folder):
         # Change the list in place: os.walk() does not enter folders that are removed from it.
         folders[:] = sorted(
@@ -192,14 +197,16 @@ def _below(folder: Path, deep: bool) -> Iterator[Log]:
         for name in sorted(read, key=natural, reverse=True):
             path = Path(parent, name)
             with suppress(OSError):  # the file may have been removed meanwhile
-                # Opening a named pipe would block until somebody writes to it. A link may lead to a
-                # file that is read anyway.
+                # Skip named pipes, because opening one would block until somebody writes to it.
+                # Skip links, because a link may lead to a file that is read anyway.
                 if path.is_file() and not path.is_symlink():
                     yield _log(path, folder)
 
 
 def _may_be_result(path: Path) -> bool:
-    """Tell whether a file may be that of ``--result``, which the user has named."""
+    """Tell by its content whether a file may be the one that ``--result`` writes: the user chooses
+    its name. False for a file whose name does not end with ``.json``.
+    """
     if path.suffix.lower() != ".json":
         return False
     with suppress(OSError):
@@ -224,7 +231,8 @@ def natural(name: str) -> list[Any]:
 def _is_text(log: Log) -> bool:
     """Tell from a file's beginning whether it is text.
 
-    Up to half of it may be NULs, because a file system may leave them after a crash.
+    Up to half of the beginning may be NULs, because a file system may leave them after a crash. A
+    file that cannot be read counts as text.
     """
     head = b""  # stays empty if the file cannot be read; lines() reports that later
     with suppress(OSError), open(log.path, "rb") as file:

@@ -1,5 +1,5 @@
-"""Reads the files that srunddp itself writes about a run. They are certain about which rank failed
-and why, how each rank ended, and which ranks there were. Lines of logs only add to this.
+"""Reads the files that srunddp itself writes about a run. What they say is certain: which rank
+failed and why, how each rank ended, and which ranks there were. Lines of logs only add to this.
 """
 
 import json
@@ -42,7 +42,7 @@ class OwnFile(Enum):
     MARKS = re.compile(
         r".*/monitor\.[\d.]+/(?P<node>[^/]+)\.rank(?P<rank>\d{1,7})\.marks\.csv", re.ASCII
     )
-    RESULT = re.compile(r"(?!)")
+    RESULT = re.compile(r"(?!)")  # matches nothing
 
 
 @dataclass
@@ -50,9 +50,9 @@ class OwnWords:
     """The facts in srunddp's files about the newest start of one run.
 
     Attributes:
-        events: Failures.
-        nodes: The node of each rank that a file names.
-        ends: The exit code of each rank that has written one.
+        events: The failures that the files report, failed checks before the run included.
+        nodes: The node of each rank that a file names, by the rank.
+        ends: The exit code of each rank whose file of marks has one, by the rank.
         begun: The ranks with a file of marks, whether they have ended or not.
         world_size: The number of ranks; 0 if unknown.
         exit_code: The exit code of the run; None if unknown.
@@ -67,12 +67,16 @@ class OwnWords:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a file reports a failure of the run. A failed check before it does not count."""
+        """Whether a file reports a failure of the run. A failed check before the run does not
+        count.
+        """
         return any(each.cause != "check-failed" for each in self.events)
 
     @property
     def ended_well(self) -> bool:
-        """Whether the run, or each of its ranks, has written that it ended with exit code 0."""
+        """Whether the files say that the run, or else each of its ranks, ended with exit code 0,
+        and report no failure of the run.
+        """
         if self.has_failed:
             return False
         if self.exit_code is not None:
@@ -95,7 +99,7 @@ class OwnWords:
 
 
 def kind_of(log: Log) -> OwnFile | None:
-    """Return the kind of a file; None if srunddp has not written it."""
+    """Return the kind of a file by its path or its content; None if srunddp has not written it."""
     for kind in OwnFile:
         if kind.value.fullmatch(str(log.path.absolute())):
             return kind
@@ -117,8 +121,8 @@ def read(kind: OwnFile, log: Log, file: int, own: OwnWords) -> None:
     Args:
         kind: The kind of the file.
         log: The file.
-        file: Its position in the list of logs.
-        own: The facts in the files so far; it is changed.
+        file: The position of the file in the list of logs.
+        own: The facts in the files that were read before; it is changed.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError: srunddp
@@ -191,7 +195,13 @@ def _read_marks(log: Log, own: OwnWords) -> None:
 
 @dataclass(frozen=True)
 class Mark:
-    """A row of a file of marks; its time is in seconds since the epoch."""
+    """A row of a file of marks.
+
+    Attributes:
+        time: When it happened, in seconds since the epoch.
+        name: What happened, such as ``end``.
+        value: A value that belongs to the event, such as an exit code.
+    """
 
     time: float
     name: str
@@ -199,7 +209,7 @@ class Mark:
 
 
 def marks_of(log: Log) -> Iterable[Mark]:
-    """Yield the whole rows of a file of marks; none of another file."""
+    """Yield the complete rows of a file of marks, without its header; nothing for another file."""
     if not OwnFile.MARKS.value.fullmatch(str(log.path.absolute())):
         return
     for _, line in log.lines():

@@ -16,14 +16,14 @@ from srunddp.triage.signatures import says, table
 # and time of triage grow with the ranks.
 MOST_RANKS = 1 << 17
 
-# Labels that cannot mean anything else: "[1,3]<stderr>:" of Open MPI (in version 5
+# Labels that cannot be anything else: "[1,3]<stderr>:" of Open MPI (in version 5
 # "[prterun-node01-77@1,3]<stdout>:"), "[rank3]:" of torch, "[default3]:" of torchrun.
 _PLAIN = re.compile(
     r"\[(?:[\w.@-]+@)?\d+,(?P<mpi>\d{1,7})\](?:<\w+>:?|:)\s?|"
     r"\[rank(?P<torch>\d{1,7})\]:?\s?|"
     r"\[(?:default|[a-z]\w*?_?)(?P<elastic>\d{1,5})\]:\s?"
 )
-# Labels that may also mean something else: they count only if many lines of a file have them.
+# Labels that may also be something else: they count only if many lines of a file have them.
 _DOUBTFUL = {
     # srun --label: "3: "
     "label": re.compile(r" {0,6}(?P<rank>\d{1,7}): "),
@@ -33,11 +33,12 @@ _DOUBTFUL = {
     "prefix": re.compile(
         r"(?P<node>[A-Za-z][\w.-]*)(?<!\.py)(?<!\.cpp)(?<!\.sh):(?P<rank>\d{1,7}): "
     ),
-    # pdsh: "node02: ". Other words stand before a colon too, so four of five lines must have it.
+    # pdsh: "node02: ". Other words stand before a colon too, so at least four of five lines must
+    # have the label.
     "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
-# The time that slurmstepd puts before its own lines since Slurm 25.05, in each LogTimeFormat but
-# clock and thread_id. Earlier versions put "slurmstepd-node01: " there.
+# The time that slurmstepd puts before its own lines since Slurm 25.05, in each LogTimeFormat except
+# clock and thread_id. Earlier versions put "slurmstepd-node01: " in this place.
 _STEPD = re.compile(
     r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\] (?=(?:error|fatal): )"
@@ -58,15 +59,20 @@ _NODE_IN_NAME = re.compile(r"^([A-Za-z][\w-]*?\d*)\.rank\d+\.log$")
 _OF_RANKS = ("rank", "world", "ntasks", "clients", "process", "task ", "worker ")
 _SNIFFED = 400  # lines at the beginning of a file from which its labels are recognised
 _MOST_SHAPES = 1000
-_ONE_ATTEMPT = 3  # steps within which the last of several processes begins
+_ONE_ATTEMPT = 3  # steps reported at most before the last of several processes has begun
 
 
 @dataclass
 class RankLabels:
-    """The label that precedes a file's lines, recognised from its first lines."""
+    """The label that precedes a file's lines, recognised from its first lines.
+
+    Attributes:
+        kind: The kind of the label, a key of ``_DOUBTFUL``; empty if lines have no such label.
+        local: Whether a line had torchrun's label, which contains a local rank.
+    """
 
     kind: str = ""
-    local: bool = False  # whether torchrun's labels occurred, which contain a local rank
+    local: bool = False
 
     @classmethod
     def of_beginning(
@@ -74,8 +80,8 @@ class RankLabels:
     ) -> tuple[RankLabels, list[tuple[int, str]]]:
         """Recognise the label of a file.
 
-        A label such as ``3: `` can only be recognised over many lines, but must be known for the
-        first.
+        A label such as ``3: `` can only be recognised by many lines, but must be known before the
+        first line is read.
 
         Args:
             lines: The file's numbered lines.
@@ -88,12 +94,14 @@ class RankLabels:
 
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
+        """Recognise the label of a file by the texts of its first lines."""
         for kind, pattern in _DOUBTFUL.items():
             found = [
                 match[match.lastindex or 0] for line in lines if (match := pattern.match(line))
             ]
             many = len(found) >= 3 and len(found) * 5 >= len(lines) * (1 if kind != "host" else 4)
-            # The numbers of a list only go up, but ranks occur repeatedly.
+            # In many lines the same ranks occur again and again. Numbers that occur only once are
+            # no ranks: they count the items of a list.
             if many and (len(found) <= 12 or len(set(found)) * 2 <= len(found)):
                 return cls(kind)
         return cls()
@@ -115,8 +123,8 @@ class RankLabels:
         is_broken = "Traceback (" in text or "]srunddp: " in text
         if is_broken and (header := _BEHIND_A_BAR.search(text)):
             text = text[header.start() :]
-        # torchrun's label with a local rank may stand before torch's label with the rank. The
-        # latter counts.
+        # torchrun's label with a local rank may stand before torch's label with the rank. Then
+        # torch's label counts.
         while text.startswith("[") and (match := _PLAIN.match(text)):
             said = match["mpi"] or match["torch"] or match["elastic"]
             if rank is None or match["torch"]:
@@ -146,6 +154,9 @@ def ranks_of_names(names: Sequence[str]) -> dict[str, int]:
 
     Names have a rank in forms such as ``node01.rank3.log``, torchrun's ``attempt_0/3/``, and
     ``out.0`` beside ``out.1``.
+
+    Returns:
+        The rank of each name that contains one.
     """
     numbers = {name: _IN_NAME.findall(name) or _FOLDER.findall(name) for name in names}
     found = {name: int(each[-1]) for name, each in numbers.items() if each}
@@ -163,7 +174,7 @@ def _of_families(names: Sequence[str]) -> dict[str, int]:
         for match in re.finditer(r"(?<!\d)(?:0|[1-9]\d{0,6})(?!\d)", PurePath(name).name):
             before = PurePath(name).name[: match.start()]
             after = PurePath(name).name[match.end() :]
-            # Other numbers before it may differ: t-node01-0.out and t-node02-2.out are one family.
+            # Numbers before the rank may differ: t-node01-0.out and t-node02-2.out are one family.
             families.setdefault((re.sub(r"\d+", "#", before), after), {})[name] = int(match[0])
     found: dict[str, int] = {}
     for (before, _), members in families.items():
@@ -194,7 +205,9 @@ def stated_rank(text: str) -> int | None:
 
 
 def spread(text: str) -> list[int]:
-    """Read numbers such as ``0-3,5`` or ``[0-3,5]``; at most 100,000 of them."""
+    """Return the numbers in a list such as ``0-3,5`` or ``[0-3,5]``, at most the first 100,000.
+    Parts of the list that are no numbers are left out.
+    """
     numbers: list[int] = []
     for part in text.strip("[]").split(","):
         ends = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
@@ -208,11 +221,12 @@ class ObservedRanks:
     """The ranks that have output, and how many there should be.
 
     Attributes:
-        seen: Ranks with a line of their own.
-        of_files: Ranks with a file of their own, even if it is empty.
-        nodes: The node of each rank, as far as lines name it.
-        stated: The largest world size that a line states.
-        ones: How many processes state, in the same words, that they are alone.
+        seen: The ranks that wrote a line.
+        of_files: The ranks with a file of their own, even if it is empty.
+        nodes: The node of each rank, as far as lines or file names give it.
+        stated: The largest world size that a line states or a file name implies; 0 if there is
+            none.
+        ones: How many processes state, in the same words, that they are the only rank.
     """
 
     seen: set[int] = field(default_factory=set)
@@ -230,7 +244,13 @@ class ObservedRanks:
                 self.nodes.setdefault(rank, node)
 
     def add_file(self, rank: int, node: str | None) -> None:
-        """Note that a rank has a file of its own, so that the world has at least that many."""
+        """Note that a rank has a file of its own, so that the world has at least the ranks up to
+        this one.
+
+        Args:
+            rank: The rank.
+            node: The node in the file's name; None if there is none.
+        """
         if rank < MOST_RANKS:
             self.of_files.add(rank)
             if node:
@@ -258,12 +278,22 @@ class ObservedRanks:
         for said in found:
             self.add_rank(int(said["rank"]) if said.get("rank") else None)
             self.add_world_size(int(said["size"]))
-        # Ignore lines about progress: a process that repeats it at each step is still one process.
+        # Ignore lines about progress: a process that states the world size again at each step is
+        # still one process.
         if any(said["size"] == "1" for said in found) and not says("at-work", text):
             self._add_alone((job, re.sub(r"\d+", "0", text)), rank, steps)
 
     def _add_alone(self, said: tuple[object, str], rank: int | None, steps: int) -> None:
-        """Count one more process that is alone; a few steps later it belongs to a new attempt."""
+        """Count one more process which says that it is the only rank.
+
+        If the file has reported more than a few steps since the first such line, the processes are
+        those of a new attempt, and the count begins again.
+
+        Args:
+            said: The job and the words, which are the same for all processes of one attempt.
+            rank: The rank of the line; None if unknown.
+            steps: How many steps the file has reported so far.
+        """
         if said not in self._alone and len(self._alone) >= _MOST_SHAPES:
             return
         since, ranks = self._alone.get(said, (steps, []))
@@ -275,14 +305,13 @@ class ObservedRanks:
         self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
 
     def add_world_size(self, size: int) -> None:
-        """Note a stated world size; the largest one counts, and values above
-        :data:`MOST_RANKS` do not."""
+        """Note a world size. The largest counts; values above :data:`MOST_RANKS` are ignored."""
         self.stated = max(self.stated, size if size <= MOST_RANKS else 0)
 
     @property
     def world_size(self) -> int | None:
-        """The world size that lines state; else the number of ranks with output, if these are 0 to
-        N-1.
+        """The stated world size; else the number of ranks with output, if there are several and
+        they are 0 to N-1; else None.
         """
         highest = max(self.seen, default=-1)
         if self.stated > max(highest, 0):
@@ -295,15 +324,16 @@ class ObservedRanks:
 def the_only_other(ranks: Collection[int | None], observed: ObservedRanks) -> int | None:
     """Find the one rank that is missing from a set of ranks.
 
-    It is sought among the ranks of the world, or, if the world size is unknown, among those with
-    output.
+    It is sought among the ranks of the world, or, if the world size is unknown, among the ranks
+    with output.
 
     Args:
-        ranks: Ranks that another rank's end has reached; None stands for a line without a rank.
+        ranks: The ranks that noticed the end of another rank, or wait for it. None stands for a
+            line whose rank is unknown, and is ignored.
         observed: The ranks with output, and how many there should be.
 
     Returns:
-        None if no rank is known, or if not exactly one is missing.
+        The missing rank; None if ``ranks`` has no known rank, or if not exactly one is missing.
     """
     known = {rank for rank in ranks if rank is not None}
     if not known:

@@ -23,7 +23,9 @@ _MOST = 100  # events that followed or were set aside, in JSON
 
 
 def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
-    """Return the lines of the diagnosis for a terminal: failure, cause, hint and the rest."""
+    """Return the diagnosis as lines for a terminal: the first failure with its cause and a hint,
+    what followed from it, what was set aside, the ranks without output, and notes.
+    """
     said = ["nothing failed"]
     if diagnosis.cause is not None:
         cause = f"cause: {table().causes[diagnosis.cause].cause}"
@@ -72,7 +74,9 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
 
 
 def _hint(diagnosis: Diagnosis) -> str:
-    """Return the hint of the failed check, or of the cause."""
+    """Return the hint that the failed check has given, or that signatures.yaml has for the cause;
+    with the node's name in place of ``NODE``, if it is known.
+    """
     if diagnosis.first and diagnosis.cause == "check-failed":
         return diagnosis.first.text.rpartition(" -> ")[2]
     hint = table().causes[diagnosis.cause or ""].hint
@@ -87,8 +91,8 @@ def _short(text: str) -> str:
 def _followed(diagnosis: Diagnosis) -> list[str]:
     """Return one line for each cause that followed from the failure, with its ranks."""
     first = diagnosis.first
-    # If the same rank reports the same cause again, that is no consequence. But each failed check
-    # is a finding of its own.
+    # Leave out events in which the same rank reports the same cause again: they are no consequence.
+    # But keep all failed checks, because each is another finding.
     groups = group_by_key(
         (event.cause, event)
         for event in diagnosis.followed
@@ -111,7 +115,9 @@ def _set_aside(diagnosis: Diagnosis) -> list[str]:
 
 
 def _whose(events: Sequence[Event]) -> str:
-    """Return the ranks of all events, the text of the first one, and how many more there are."""
+    """Return a text with the ranks of all events, the line of the first event, and how many more
+    events there are.
+    """
     ranks = sorted({event.rank for event in events if event.rank is not None})
     if ranks:
         who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: "
@@ -123,7 +129,7 @@ def _whose(events: Sequence[Event]) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Write ranks as ``0-1, 3``; at most 20 ranges."""
+    """Return ranks as a text such as ``0-1, 3``, with at most 20 ranges."""
     shown = ranges(ranks).split(",")
     return f"{', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
 

@@ -18,16 +18,21 @@ _HOST = re.compile(r"^\s*host\s+: (\S+)")
 
 @dataclass
 class Reports:
-    """The launchers' reports in one file."""
+    """The launchers' reports in one file.
+
+    Attributes:
+        found: The events of the reports, in the order of the file.
+        apart: Whether a report shows that local ranks differ from the ranks of the world.
+    """
 
     found: list[Event] = field(default_factory=list)
-    apart: bool = False  # local ranks differ from the ranks of the world
-    _ending: bool = False  # the launcher has begun to end ranks
-    _root: bool = False
-    _host: str | None = None
+    apart: bool = False
+    _ending: bool = False  # whether the launcher has begun to end ranks
+    _root: bool = False  # whether the next row of torchrun's table is about the first failure
+    _host: str | None = None  # the host in the current row of torchrun's table
 
     def feed(self, file: int, number: int, text: str) -> Event | None:
-        """Read a line.
+        """Read a line, which may begin a report or complete the last one.
 
         Args:
             file: The position of its log in the list of logs.
@@ -35,7 +40,8 @@ class Reports:
             text: The line without its label.
 
         Returns:
-            A new report, which later lines may complete; None if the line starts none.
+            The event of a report that begins with the line, which later lines may complete; None if
+                no report begins.
         """
         if says("ending", text):
             self._ending = True
@@ -67,11 +73,11 @@ class Reports:
         return event
 
     def _row_of_torchrun(self, event: Event, end: End) -> None:
-        """Add a row of torchrun's table, which lists the first failure last."""
+        """Complete the event of a row in torchrun's table, which lists the first failure last."""
         event.node = self._host
         end.root = self._root
-        # If rank and local rank differ, the rank is not on the first node, so there are several
-        # nodes. Then a label that gives only a local rank could mean one rank on each node.
+        # If the rank differs from the local rank, it is not on the first node, so there are several
+        # nodes. Then a label with only a local rank could mean a rank of any node.
         if [int(end.local or 0)] != end.ranks:
             self.apart = True
         if self._root:
@@ -79,11 +85,14 @@ class Reports:
         self._root = False
 
     def _complete_the_logged(self, end: End) -> None:
-        """Add the rank to torchrun's earlier log lines of this failure, which give only the local
-        rank.
+        """Add the rank to the events of torchrun's earlier log lines about the first failure, which
+        give only the local rank.
 
-        If several agents logged the same local rank, leave them alone: they may be on different
-        nodes.
+        If several agents logged the same local rank, the events stay as they are: the agents may be
+        on different nodes.
+
+        Args:
+            end: The end in the row of torchrun's table, which has the rank and the local rank.
         """
         alike = [
             each
@@ -112,7 +121,11 @@ class Reports:
 
 
 def _code(fields: dict[str, str | None]) -> int:
-    """Return the exit code in a report's words; for a signal, minus its number."""
+    """Return the exit code in a report; for a signal, minus its number; 1 if it gives neither.
+
+    Args:
+        fields: The named groups of the pattern that has matched the report.
+    """
     if by_signal := fields.get("signal"):
         return -int(by_signal)
     how = fields.get("how") or ""
@@ -124,7 +137,7 @@ def _code(fields: dict[str, str | None]) -> int:
 
 def _settle(event: Event, end: End) -> None:
     """Set the event's cause and rank from what is known of the end so far."""
-    # A process that aborts has said why before, so SIGABRT is no cause.
+    # SIGABRT is no cause: a process that aborts has written the reason before.
     if end.signal in (0, signal.SIGABRT):
         event.cause = "unknown"
     else:
@@ -133,7 +146,7 @@ def _settle(event: Event, end: End) -> None:
 
 
 def ours(file: int, number: int, text: str) -> Event | None:
-    """Read a line written by srunddp.
+    """Make the event of a line that srunddp has written.
 
     Args:
         file: The position of its log in the list of logs.
@@ -141,7 +154,7 @@ def ours(file: int, number: int, text: str) -> Event | None:
         text: The line without its label.
 
     Returns:
-        None unless the line is about an end or a failed check.
+        None unless the line reports the root cause or a failed check.
     """
     if match := says("own-check", text):
         first, others, node = match.groups()
@@ -165,9 +178,9 @@ def failed_check(
         file: The position of its log in the list of logs.
         number: The number of the line.
         text: The line.
-        rank: The only rank that it is about; None for several.
-        node: The only node that it is about; None for several.
-        reason: The finding, without the name of the check if that is known separately.
+        rank: The only rank that the finding is about; None for several ranks.
+        node: The only node that the finding is about; None for several nodes.
+        reason: The finding in srunddp's words; it may lack the name of the check.
     """
     return Event(
         "check-failed",
@@ -184,10 +197,12 @@ def failed_check(
 
 
 def add_note(event: Event, note: str) -> None:
-    """Add a note of srunddp's summary to its root cause: a rank that had left may be at fault.
+    """Complete srunddp's root cause by a note of its summary. A note counts if the root cause is a
+    stall of no certain rank, and the note names a rank that had left before, which is then at
+    fault. Other notes are ignored.
 
     Args:
-        event: The root cause in srunddp's words; it is changed.
+        event: The event of the root cause; it is changed.
         note: The note, without ``srunddp: ``.
     """
     match = says("own-note", note)
@@ -199,13 +214,15 @@ def add_note(event: Event, note: str) -> None:
 
 
 def of_cause(cause: str, said: str, event: Event) -> Event:
-    """Add srunddp's own diagnosis to an event. The rank is certain; the cause is read from the
-    words.
+    """Set the cause, the kind and the certainty of an event by what srunddp says about a failure.
 
     Args:
         cause: The reason in srunddp's words, without rank and exit code.
-        said: The line that srunddp prints about it.
-        event: The event of a line or of a file; it is changed.
+        said: The line that srunddp prints about the failure.
+        event: The event of a line or of a file, which has the rank; it is changed.
+
+    Returns:
+        The event.
     """
     event.reason = cause
     sign = table().read(cause) or table().read(said)

@@ -1,4 +1,5 @@
-"""Defines the rules by which an event is not the first failure. They are checked in this order.
+"""Defines the rules by which an event is not the first failure. The rules are checked in the order
+of ``RULES``.
 
 The events that a rule sets aside are kept. The output names them with their rule, and some of them
 explain a later failure that says nothing about its cause.
@@ -41,10 +42,10 @@ def _is_handled(event: Event, _: Evidence) -> bool:
 
 def _is_launchers(event: Event, _: Evidence) -> bool:
     if event.raised and not event.raised.top:
-        said = event.raised.previous  # the logger's own line stands before the traceback
+        said = event.raised.previous  # a logger writes its own line before the traceback
     else:
         said = event.text
-    # A logger puts its name at the beginning of a line; a name further on is only mentioned.
+    # A logger puts its name at the beginning of a line. Further on, a line only mentions the name.
     return bool(says("notice", said[:120]))
 
 
@@ -52,7 +53,8 @@ def _is_warning(event: Event, evidence: Evidence) -> bool:
     if event.kind is Kind.HINT:
         return True
     if event.kind is Kind.SECONDARY and evidence.report:
-        # If a launcher reported a rank's end, even a warning shows which ranks noticed it.
+        # Keep the warning: if a launcher reported a rank's end, even a warning shows which ranks
+        # noticed that end.
         return False
     if event.kind not in (Kind.PRIMARY, Kind.SECONDARY) or event.raised:
         return False
@@ -65,43 +67,46 @@ def _is_of_launcher(event: Event, _: Evidence) -> bool:
 
 def _was_survived(event: Event, evidence: Evidence) -> bool:
     if evidence.met and says("own-unreached", event.text):
-        return True  # srunddp's note is of a rank that reached rank 0 later
+        return True  # the line is about a rank that reached rank 0 later
     if event.cause == "ranks-missing":
         if evidence.met and event.text.startswith("srunddp: waiting"):
             return True
-        return event.progress > 0  # one step needs all ranks, so they have met
+        return event.progress > 0  # one step is enough: it needs all ranks, so none was missing
     if event.progress >= GOES_ON:
         return True
     if event.end or not evidence.is_stopped_after(event):
         return False
-    # The run was ended from outside later, so the event probably did not end it: fewer signs are
-    # enough.
+    # Slurm, a launcher or a person ended the run later, so the event probably did not end it: fewer
+    # signs that the run went on are enough.
     return _worked_on(event, evidence) or _others_worked_on(event, evidence)
 
 
 def _worked_on(event: Event, evidence: Evidence) -> bool:
-    """Tell whether the rank went on writing, provided that its lines can be distinguished."""
+    """Tell whether the rank went on writing after an event. False if the lines of the rank cannot
+    be told from those of other ranks.
+    """
     observed = evidence.observed
     is_alone = max(observed.world_size or 0, len(observed.seen)) < 2
     return (event.rank is not None or is_alone) and event.lines >= MANY_LINES
 
 
 def _others_worked_on(event: Event, evidence: Evidence) -> bool:
-    """Tell whether any rank made steps after an exception that somebody may have caught."""
+    """Tell whether any rank made steps after an event, and the event is no uncaught exception."""
     is_uncaught = event.raised is not None and event.raised.top
     return not is_uncaught and event.overall >= GOES_ON
 
 
 def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
-    """Tell whether the event comes before a line that says that the run ended well.
+    """Tell whether the run ended well in spite of an event.
 
-    A job script's words count less than the run's own words. An uncaught exception counts more than
-    either, but less than an exit code.
+    A line of the log which says that the run ended well has to follow the event. Such a line of the
+    job script is not enough: the rank has to report another step after the event. After an uncaught
+    exception, only a line about exit code 0 is enough.
     """
     if evidence.is_outlived(event):
         return True
     if event.cause == "check-failed" and evidence.ended_well:
-        return True  # the check was made before the run, which has ended well in spite of it
+        return True  # the check was made before the run, which ended well in spite of its result
     if evidence.ended_well and _is_of_a_rank(event, evidence):
         return True
     if evidence.report or event.ours or event.kind is Kind.ENDING:
@@ -119,7 +124,8 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
 def _is_of_a_rank(event: Event, evidence: Evidence) -> bool:
     """Tell whether a rank wrote an event, and not another command of the same job.
 
-    The job's output has the lines of a rank's own log, and also those of other commands.
+    The job's output has the lines of the ranks' own logs, and also the lines of other commands. So
+    an uncaught exception or the report of an end counts only if a rank's own log has it too.
     """
     if event.file in evidence.files_of_ranks:
         return True
@@ -157,8 +163,8 @@ RULES = (
     ),
     Rule(
         "survived",
-        "at least three further steps followed; before an end from outside, steps of other ranks or"
-        " ten lines of work",
+        "at least three further steps followed; if Slurm or a person ended the run later, steps of"
+        " other ranks or ten lines of work",
         _was_survived,
     ),
     Rule("shutdown", "the run ended well in spite of it", _is_of_shutdown),
@@ -170,7 +176,7 @@ def set_aside(evidence: Evidence) -> list[Event]:
     """Apply the rules to each event, and write the name of the first that fits into the event.
 
     Returns:
-        The events to which no rule applies, without noise and good ends.
+        The events to which no rule applies, without noise and without reports of exit code 0.
     """
     remaining = []
     for event in evidence.events:

@@ -8,15 +8,15 @@ from importlib import resources
 
 from srunddp.util.xid import XidKind, pattern
 
-# The text before a fault in srunddp's own lines.
+# The text before a fault of a GPU in srunddp's own lines.
 _FAULT = r"GPU \d+ \([^)]*\) of \S+: "
 # The text before the number of an Xid, in the kernel's log and in srunddp's own lines.
 _XID = rf"(?:Xid \(PCI:[^)]*\): |{_FAULT}Xid )"
 
 
 class Kind(StrEnum):
-    """The part that a line plays in the end of a run. All values but the last two are explained in
-    signatures.yaml.
+    """The part that a line plays in the end of a run. signatures.yaml explains all values except
+    WORD and REPORT.
 
     WORD and REPORT come from no sign: WORD is a line about a failure that no sign matches, REPORT
     is a launcher's line on how a rank ended.
@@ -32,7 +32,8 @@ class Kind(StrEnum):
     REPORT = "report"
 
 
-# The kinds in the table. If several signs match one line, the first kind in this order counts.
+# The kinds that signatures.yaml uses. If several signs match one line, the sign whose kind comes
+# first in this order counts.
 KINDS = (Kind.PRIMARY, Kind.SYMPTOM, Kind.ENDING, Kind.HINT, Kind.SECONDARY, Kind.NOISE)
 
 
@@ -54,16 +55,30 @@ class Signature:
 
 @dataclass(frozen=True)
 class Cause:
-    """The explanation of a cause and a hint, for its id."""
+    """What the user is told about a cause.
+
+    Attributes:
+        cause: The explanation.
+        hint: What to do about it.
+        behind: Matches the text of later failures that this cause explains; None if it explains
+            only failures of unknown cause.
+    """
 
     cause: str
     hint: str
-    behind: re.Pattern[str] | None = None  # matches later failures that this cause explains
+    behind: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True)
 class SignatureTable:
-    """The content of signatures.yaml: the signs in order, the causes by id, and other patterns."""
+    """The content of signatures.yaml.
+
+    Attributes:
+        words: Texts in lower case; a line that contains none of them shows no sign.
+        patterns: The patterns for lines that are no signs, by the name that :func:`says` takes.
+        signs: The signs of all causes, in the order of the file.
+        causes: The causes by their ids.
+    """
 
     words: tuple[str, ...]
     patterns: dict[str, list[re.Pattern[str]]]
@@ -71,11 +86,14 @@ class SignatureTable:
     causes: dict[str, Cause]
 
     def read(self, text: str) -> Signature | None:
-        """Find the sign that a line shows. If several match, the weightiest counts; if these are
-        equal, the first in the table.
+        """Find the sign that a line shows; None if it shows none.
+
+        If several signs match, the one with the lowest :func:`weight` counts; of equal ones, the
+        first in the table.
         """
         lower = text.lower()
-        # Most lines contain none of the words, which saves matching some 200 regular expressions.
+        # Look for the words first: most lines contain none, which saves matching some 200 regular
+        # expressions.
         if not any(map(lower.__contains__, self.words)):
             return None
         fitting = [sign for sign in self.signs if sign.fits(text)]
@@ -83,11 +101,11 @@ class SignatureTable:
 
 
 def weight(sign: Signature) -> int:
-    """Return a sign's weight among the signs that match one line: the sign with the lowest number
-    counts.
+    """Return a number by which signs that match the same line are compared: the sign with the
+    lowest number counts.
     """
-    # A line known to be harmless is harmless, whatever else matches. The bare type of an exception
-    # says least about the cause.
+    # Noise comes first: a line known to be harmless is harmless, whatever else matches. The sign
+    # "script-error" comes last, because the type of an exception alone says least about the cause.
     if sign.kind is Kind.NOISE:
         return -1
     if sign.id == "script-error":
@@ -110,7 +128,7 @@ def table() -> SignatureTable:
     import yaml
 
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
-    # If PyYAML was built with libyaml, that parses the table several times faster.
+    # Use libyaml's parser if PyYAML was built with it: it is several times faster.
     words, patterns, entries = yaml.load_all(
         text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
@@ -125,8 +143,8 @@ def table() -> SignatureTable:
 
 @functools.cache
 def _placeholders() -> dict[str, str]:
-    """Return the placeholders in signatures.yaml with the patterns that replace them: for srunddp's
-    lines about GPUs, and for its one list of Xids.
+    """Return the placeholders in signatures.yaml with the patterns that replace them. The numbers
+    of Xids come from util/xid.py.
     """
     return {
         "{XID}": _XID,

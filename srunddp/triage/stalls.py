@@ -22,11 +22,11 @@ _HEADING = "Stack (most recent call last):"
 
 @dataclass
 class PrintedStack:
-    """The stack that a rank printed when somebody asked for it.
+    """The stack that a rank printed on SIGURG.
 
     Attributes:
-        event: The line that names the rank and its place.
-        lines: The frames below it, the outermost first; empty if the rank gave none.
+        event: The event of the line that names the rank and the place where it is.
+        lines: The lines with the stack's frames, the outermost first; empty if the rank gave none.
     """
 
     event: Event
@@ -48,7 +48,7 @@ class StackReader:
             text: The line without its label.
 
         Returns:
-            The stack that the line begins or belongs to; None if it is another line.
+            The stack that the line begins or belongs to; None if the line is part of no stack.
         """
         match = text.startswith("srunddp: rank ") and says("own-stack", text)
         if match:
@@ -57,7 +57,8 @@ class StackReader:
             event.node = match[2]
             event.ours = True
             self._open = PrintedStack(event)
-        elif self._open and text.lstrip().startswith('File "'):  # a label may take its first space
+        # Ignore blanks at the beginning: where a label is removed, one of them may be missing.
+        elif self._open and text.lstrip().startswith('File "'):
             self._open.lines.append(text)
         elif text != _HEADING:
             self._open = None
@@ -65,15 +66,16 @@ class StackReader:
 
 
 def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | None:
-    """Name the rank that the others wait for, or the places if all ranks wait at different ones.
+    """Make the diagnosis of a stall by the stacks of the ranks. It names the rank that the others
+    wait for, or the places at which the ranks wait if they all wait, but not at the same place.
 
     Args:
-        stacks: The last stack of each rank.
-        world_size: The number of ranks.
+        stacks: The last stack of each rank, by the rank.
+        world_size: The number of ranks; 0 if unknown.
 
     Returns:
-        None if the stacks do not show it: the run went on afterwards, all ranks are at the same
-            place, or more than one has given no stack.
+        None if the stacks show no stall: there are none, the run went on afterwards, all ranks are
+            at the same place, or several ranks have given no stack.
     """
     if not stacks or any(_went_on(each.event) for each in stacks.values()):
         return None
@@ -94,7 +96,7 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
         why = f"rank {others[0]} is in {where}"
     else:
         why = f"ranks {ranges(others)} are in {where}"
-    # A rank that has given no stack has no line.
+    # The rank may have given no stack, and so has no line: then the line of another rank is shown.
     told = stacks[rank] if rank in stacks else stacks[others[0]]
     found = Diagnosis("rank-stalled", Certainty.LIKELY, told.event, rank=rank, why=why)
     found.victim = rank not in stacks
@@ -104,17 +106,23 @@ def stalled(stacks: Mapping[int, PrintedStack], world_size: int) -> Diagnosis | 
 
 
 def _is_the_fewest(rank: int, texts: Mapping[int, str]) -> bool:
-    """Tell whether fewer ranks are at this rank's place than at any other."""
+    """Tell whether fewer ranks are at the place of a rank than at any other place.
+
+    Args:
+        rank: The rank.
+        texts: The stack of each rank as text, by the rank; empty for a rank that gave none.
+    """
     sizes = {where: len(ranks) for where, ranks in groups(texts).items()}
     own = sizes.pop(top_frame(main_stack(texts[rank])))
     return bool(sizes) and own < min(sizes.values())
 
 
 def _apart(texts: Mapping[int, str]) -> Diagnosis | None:
-    """Say where the ranks wait if they all do, and nothing tells one of them from the others.
+    """Make the diagnosis that all ranks wait, but not at the same place, and that no rank can be
+    named.
 
     Returns:
-        None if they are all at one place.
+        None if all ranks are at the same place.
     """
     places = groups(texts)
     if len(places) == 1:
@@ -128,14 +136,16 @@ def _apart(texts: Mapping[int, str]) -> Diagnosis | None:
 
 
 def _went_on(look: Event) -> bool:
-    """Tell whether any rank made a step, or the ranks wrote lines of work, after a look."""
+    """Tell whether, after a rank printed its stack, any rank made a step or the ranks wrote many
+    lines.
+    """
     return look.overall > 0 or look.lines >= MANY_LINES
 
 
 def _stands_out(rank: int, places: Mapping[int, Stack]) -> bool:
-    """Tell whether a rank has given a stack, or is the only one without.
+    """Tell whether a rank has given a stack, or is the only rank without a stack.
 
-    If several ranks have no stack, perhaps only some were asked.
+    If several ranks have no stack, perhaps only some of the ranks got SIGURG.
     """
     if places[rank]:
         return True

@@ -21,23 +21,24 @@ from srunddp.triage.rank_labels import RankLabels, named_stepd
 from srunddp.triage.signatures import says
 
 SLACK = 300.0  # seconds by which Slurm's clock and the file system's may differ
-# Folders of one start: torchrun's, and those of --monitor, which end with the number of requeues
-# and that of restarts since.
+# Matches folders that belong to one start: torchrun's, and those of --monitor, whose names end with
+# the number of requeues and the number of restarts since the last requeue.
 _ATTEMPT = re.compile(r"(.*)(?:attempt_|monitor\.)(\d{1,9})(?:\.(\d{1,9}))?/")
 _OF_MONITOR = re.compile(r".*monitor\.[\d.]+/")
 _EARLIER = re.compile(r"failure\.\d+\.json")  # describes a start after which srunddp began another
 _LISTED = 4  # names in a note
-_OPENING_LINES = 20  # of ranks, at the beginning of a log
+_OPENING_LINES = 20  # lines of ranks at the beginning of a log that may come again at a new start
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 _ONE_FAILURE = 5  # the most lines that torchrun writes about one failure
-# The line that announces another start, in a file of --log-dir or elsewhere; and rank 0's line
-# after a rendezvous, see srunddp/run/start.py.
+# Matches the lines that announce another start: the first in a file of --log-dir, the second in
+# other output.
 _AGAIN = re.compile(
     r"srunddp: (?:another start begins here|restart \d+ of \d+: all ranks start anew)"
 )
+# Matches rank 0's line after each rendezvous, see srunddp/run/start.py.
 _PLACED = re.compile(r"srunddp: \d+ ranks? on \d+ nodes?, launcher ")
-# torchrun's number of a start; or how often Slurm has requeued the job, and how often srunddp has
-# restarted the ranks since.
+# The number of a start: for torchrun one number; for srunddp how often Slurm has requeued the job,
+# and how often srunddp has restarted the ranks since the last requeue.
 _Start = tuple[int, ...]
 
 
@@ -46,9 +47,9 @@ class NewestStart:
     """The logs of the newest start.
 
     Attributes:
-        logs: The logs; each ``begin`` is the line at which the start begins.
+        logs: The logs; the ``begin`` of each is the line at which the start begins.
         number: The number of the start, from 0.
-        earlier: Descriptions of the files and lines that are left out.
+        earlier: Names of the files, and descriptions of the lines, that are left out.
     """
 
     logs: list[Log] = field(default_factory=list)
@@ -67,16 +68,16 @@ class NewestStart:
 
 
 def newest_start(found: Collection[Log], started: float) -> NewestStart:
-    """Choose the files of the newest start, and set where each begins.
+    """Choose the logs of the newest start, and set the line at which the start begins in each.
 
     Args:
         found: All logs of a job.
-        started: When its newest start began according to Slurm, in seconds since the epoch; 0.0 if
-            unknown.
+        started: When the job's newest start began according to Slurm, in seconds since the epoch;
+            0.0 if unknown.
 
     Returns:
-        All files if none belongs to the newest start: then the user has named those of an earlier
-            one.
+        The logs of the newest start. If no log belongs to it, all logs: then the user has named
+            the files of an earlier start.
     """
     attempts = _last_attempts(found)
     newest = NewestStart(number=max(map(sum, attempts.values()), default=0))
@@ -98,8 +99,11 @@ def newest_start(found: Collection[Log], started: float) -> NewestStart:
 
 
 def _last_attempts(found: Collection[Log]) -> dict[str, _Start]:
-    """Find the last start for which each torchrun agent or run has a folder, by the folder above
-    it.
+    """Find the last start of each torchrun agent, and of each run with --monitor, by the folders
+    that belong to one start.
+
+    Returns:
+        The starts, by the path above these folders.
     """
     folders = dict[str, dict[_Start, list[Log]]]()
     for log in found:
@@ -109,10 +113,11 @@ def _last_attempts(found: Collection[Log]) -> dict[str, _Start]:
 
 
 def _last(starts: dict[_Start, list[Log]]) -> _Start:
-    """Return the start with the highest number that is not of an earlier run.
+    """Return the start with the highest number that does not belong to an earlier run.
 
-    A run outside Slurm may use the folder of an earlier run that had more restarts. These restarts
-    ended before the processes of the later run began. That is never so for restarts of one run.
+    A run outside Slurm may use the folder of an earlier run that had more restarts. The restarts of
+    the earlier run ended before the processes of the later run began. Within one run, no restart
+    ends before the processes of another start begin, because a restart keeps the processes.
     """
     *lower, last = sorted(starts)
     if not lower:
@@ -125,7 +130,9 @@ def _last(starts: dict[_Start, list[Log]]) -> _Start:
 
 @dataclass(frozen=True)
 class _Span:
-    """When the first process of a start began and its last mark was written; NaN if unknown."""
+    """When the first process of a start began and the last mark of the start was written, in
+    seconds since the epoch; NaN if unknown.
+    """
 
     begin: float
     end: float
@@ -137,13 +144,16 @@ class _Span:
 def _span(logs: Collection[Log]) -> _Span:
     marks = [each for log in logs for each in marks_of(log)]
     began = [each.time for each in marks if each.name == PROCESS]
-    # A restart has the processes of the previous start, so their start says nothing about it.
+    # Leave out when processes began: a restart keeps the processes of the start before, so their
+    # beginning says nothing about the restart.
     later = [each.time for each in marks if each.name != PROCESS]
     return _Span(min(began, default=math.nan), max(later, default=math.nan))
 
 
 def _shown(log: Log) -> str:
-    """Return how a note names a file. The many files of --monitor are named by their folder."""
+    """Return the name of a file in a note. The many files of --monitor are named by their
+    folder.
+    """
     match = _OF_MONITOR.match(log.name)
     return match[0] if match else log.name
 
@@ -161,11 +171,12 @@ def _is_earlier(log: Log, started: float, attempts: dict[str, _Start]) -> bool:
 
 
 def begins_of_starts(log: Log, started: float) -> list[int]:
-    """Find the first line of each start after the first.
+    """Return the numbers of the lines at which the starts after the first one begin.
 
     Args:
         log: The log to read.
-        started: When the newest start began according to Slurm, in seconds since the epoch.
+        started: When the newest start began according to Slurm, in seconds since the epoch; 0.0 if
+            unknown.
     """
     requeued = _Requeued(started)
     torchrun = _Torchrun()
@@ -204,7 +215,7 @@ class _Requeued:
         self._requeued_at = ""
 
     def feed(self, number: int, line: str) -> None:
-        """Read a line."""
+        """Read a line; if another start begins with it, add its number to ``begins``."""
         if match := says("requeued", line):
             self._job = _Job.REQUEUED
             self._requeued_at = match[1]
@@ -216,23 +227,28 @@ class _Requeued:
         """Tell whether the line belongs to the next start of a requeued job."""
         if _PLACED.match(line):
             return True
-        # Without srunddp's line, only count a new start if Slurm knows one after the requeue. Lines
-        # of Slurm's daemons still belong to the old start.
+        # Without srunddp's line after a rendezvous, count a new start only if Slurm says that the
+        # job started again after the requeue. Lines of Slurm's daemons still belong to the old
+        # start.
         is_followed = self._requeued_at < self._started
         return is_followed and not named_stepd(line).startswith(("srun: ", "slurmstepd"))
 
 
 def _stamp(unix: float) -> str:
-    """Write a time as Slurm does; such texts sort in the order of time."""
+    """Return a time as Slurm writes it. Such texts sort in the order of time.
+
+    Args:
+        unix: The time in seconds since the epoch.
+    """
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(unix))
 
 
 class _Ranks(Enum):
-    """States of torchrun's ranks, by the lines that they wrote last.
+    """States of the ranks that torchrun starts, as far as the log shows.
 
     Attributes:
-        RUN: No failure yet, or the ranks have begun again since the last one.
-        ENDED: A failure, and no new beginning since.
+        RUN: torchrun has reported no failure, or the ranks have begun again since the last failure.
+        ENDED: torchrun has reported a failure, and the ranks have not begun again since.
     """
 
     RUN = auto()
@@ -247,7 +263,9 @@ class _Opening:
         self._count = 0
 
     def add(self, line: str) -> None:
-        """Read a line of a rank before its start has ended."""
+        """Read a line that a rank wrote before its start ended. A line after the opening lines
+        shows that lines of its form are not written only at the beginning.
+        """
         self._count += 1
         if self._count > _OPENING_LINES and not self._forms:
             return
@@ -258,7 +276,7 @@ class _Opening:
             self._forms.discard(form)
 
     def begins_with(self, line: str) -> bool:
-        """Tell whether a line is like one of the lines at the beginning."""
+        """Tell whether a line has the form of a line that ranks write only at the beginning."""
         return _form(line) in self._forms
 
 
@@ -269,19 +287,21 @@ def _form(line: str) -> str:
 class _Torchrun:
     """Finds the starts made by torchrun.
 
-    torchrun reports that ranks failed, and only at some levels of its log that it starts them
-    again. Otherwise a new start shows when the ranks begin again, with a line like one of the first
-    start. Another line after a failure may be of the job script or of a rank that ends.
+    torchrun always reports that ranks failed, but only at some log levels that it starts them
+    again. Without this report, a new start is recognised by a line of a rank that is like one of
+    the opening lines of the first start. Any other line after a failure may come from the job
+    script, or from a rank that ends.
     """
 
     def __init__(self) -> None:
         self._opening = _Opening()
         self._ranks = _Ranks.RUN
-        self._failures: dict[str, int] = {}  # the line number of each failure, by its words
-        self._last_failure = 0
-        self._is_announced = False  # the launcher has said that it starts the ranks again
-        self._wrote_again = 0  # the first line of a rank after the last failure
-        # The number of tables of failures: each node writes one when the last start has failed.
+        self._failures: dict[str, int] = {}  # the line number of each failure, by torchrun's words
+        self._last_failure = 0  # the line number of the last failure
+        self._is_announced = False  # whether torchrun has said that it starts the ranks again
+        self._wrote_again = 0  # the line at which the ranks last began again; 0 if they did not
+        # The number of torchrun's tables of failures: each node writes one when the last start has
+        # failed.
         self._tables = 0
 
     def feed(self, number: int, line: str) -> None:
@@ -310,8 +330,11 @@ class _Torchrun:
         self._ranks = _Ranks.ENDED
 
     def begins(self) -> list[int]:
-        """Return the first line of each start after the first, when the whole log is read."""
+        """Return the numbers of the lines at which the starts after the first one begin. Call this
+        after the whole log is read.
+        """
         failures = list(self._failures.values())
-        # Each table belongs to a failure without a new start: torchrun writes it when it gives up.
+        # Leave out one failure for each table: torchrun writes a table when it starts no ranks
+        # again.
         restarted = failures[: max(0, len(failures) - self._tables)]
         return [number + 1 for number in restarted if number < self._wrote_again]

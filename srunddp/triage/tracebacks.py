@@ -1,5 +1,5 @@
-"""Reads Python tracebacks in a stream of lines, of which several may be open at a time: exception
-type, message, the user's last frame, and the chain.
+"""Reads Python tracebacks in a stream of lines: the chain of exceptions with types and messages,
+and the last frame of the user's code. Tracebacks of several ranks may be interleaved.
 """
 
 import re
@@ -12,8 +12,8 @@ _FRAME = re.compile(r'\s*File "([^"]{1,500})", line (\d+)(?:, in (.{1,200}))?')
 # Matches "ValueError: bad", "project.errors.BadConfig", "KeyboardInterrupt".
 _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:: (.*)|:)?$")
 _SURELY = re.compile(r"(?:[Ee]rror|Exception|Interrupt|Exit|[Tt]imeout|Warning|StopIteration)$")
-# In "RuntimeError: Caught KeyError in DataLoader worker process 0." the worker's own traceback
-# follows.
+# Matches "RuntimeError: Caught KeyError in DataLoader worker process 0.", which the traceback of
+# the worker process follows.
 _AROUND = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory)")
 _FOLLOWS = ("During handling of the above exception", "The above exception was the direct cause")
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit")
@@ -23,7 +23,7 @@ _TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
 _LIBRARY = re.compile(
     r"\.(?:pyx|pxd|pxi|cpp|so)$|site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>|importlib"
 )
-_MOST_STRAY = 30
+_MOST_STRAY = 30  # lines in an open traceback that are no part of it; then it counts as over
 
 
 @dataclass
@@ -31,15 +31,18 @@ class PythonException:
     """An exception that ended a script, or may have ended it.
 
     Attributes:
-        chain: Number and text of its line, then of the exceptions that followed from it.
-        began: Number of its traceback's first line.
+        chain: The number and the text of the exception's line, then those of the exceptions that
+            followed from it.
+        began: The number of the traceback's first line.
         previous: The line before the traceback.
-        frame: The last frame in the user's code, for example ``train.py:15 in load``.
-        below: File and code of the last frame of all.
-        inner: Whether the user's own code raised it, not a library.
-        top: Whether nobody caught it: the traceback begins with the program's first frame.
-        aside: Whether it was ignored, was in a thread, or the line before it says that it was
-            handled.
+        frame: The last frame in the user's code, for example ``train.py:15 in load``; a library's
+            frame if there is none of the user's code.
+        below: The file and the code of the last frame of all, each on a line.
+        inner: Whether the user's own code raised the exception, not a library.
+        top: Whether nobody caught the exception: the traceback begins with the program's first
+            frame.
+        aside: Whether the exception was ignored or ended only a thread or a task, or the line
+            before the traceback says that it was handled.
     """
 
     chain: list[tuple[int, str]]
@@ -56,30 +59,36 @@ class PythonException:
 class Tracebacks:
     """The tracebacks in one stream of lines: a whole file, or one rank's lines in it.
 
-    A line for which :meth:`feed` returns True belongs to a traceback and must not be read
-    otherwise.
+    A line for which :meth:`feed` returns True belongs to a traceback. Its text must not be read as
+    an ordinary line.
+
+    Attributes:
+        done: The exceptions of the tracebacks that are read to their end, one for each chain.
+        raised: The number of exceptions read, counting each exception of a chain.
+        previous: The last line outside of tracebacks.
+        open: The number of tracebacks that have begun and not ended.
     """
 
     done: list[PythonException] = field(default_factory=list)
-    raised: int = 0  # the number of exceptions read, counting each one of a chain
-    previous: str = ""  # the last line outside of tracebacks
-    open: int = 0  # the number of tracebacks that have begun and not ended
-    _began: int = 0
-    _stray: int = 0
-    _frame: str = ""
-    _file: str = ""
-    _code: str = ""
-    _just_code: bool = False
-    _ignored: bool = False
-    _follows: bool = False
-    _around: bool = False
-    _first: str = ""
+    raised: int = 0
+    previous: str = ""
+    open: int = 0
+    _began: int = 0  # the number of the first line of the open traceback
+    _stray: int = 0  # lines since the last line that was part of the open traceback
+    _frame: str = ""  # as PythonException.frame
+    _file: str = ""  # the file of the last frame
+    _code: str = ""  # the code of the last frame
+    _just_code: bool = False  # whether the last line was a frame or its code
+    _ignored: bool = False  # whether a line said that Python ignored the next exception
+    _follows: bool = False  # whether the next traceback continues the last chain
+    _around: bool = False  # whether the last exception came from a process whose traceback follows
+    _first: str = ""  # the function of the first frame
 
     def feed(self, number: int, text: str) -> bool:
         """Read a line; return whether it belongs to a traceback."""
         if _HEADER.search(text, 0, 300):
-            # Another rank's traceback may begin inside an open one. Then ``began`` of both is the
-            # first line of the open one.
+            # Another rank's traceback may begin inside an open one. Then both count as begun at the
+            # first line of the open traceback.
             self._began = self._began if self.open else number
             self.open = self.open + 1
             self._stray = 0
@@ -104,7 +113,8 @@ class Tracebacks:
             self._file = match[1]
             self._code = ""
             self._first = self._first or match[3] or "<module>"
-            # Keep the last frame of the user's own code; a library's frame only until there is one.
+            # Keep the last frame of the user's own code. Keep a library's frame only until there is
+            # a frame of the user's code.
             if not _LIBRARY.search(match[1]) or not self._frame:
                 if match[3]:
                     function = f" in {match[3]}"
@@ -112,9 +122,10 @@ class Tracebacks:
                     function = ""
                 self._frame = f"{match[1].rpartition('/')[2]}:{match[2]}{function}"
             return True
-        # The last three are the lines that rich draws around a traceback.
+        # Code is indented. The last three texts begin the lines that rich draws around a traceback.
         if text.startswith(("    ", "  [Previous line", "│", "╭", "╰")):
-            # Below the code may be a line of carets: it strips to nothing, so the code is kept.
+            # A line of carets may follow the code. Nothing of it is left after strip(), so the code
+            # is kept.
             self._code = text.strip(" ~^")[:300] or self._code
             return True
         match = _RAISED.match(text)
@@ -140,7 +151,8 @@ class Tracebacks:
         if self._follows:
             self.done[-1].chain.append((number, text))
         elif self._around:
-            top = self.done[-1].top  # nobody caught it in the process that it was passed on to
+            # Keep whether nobody caught the exception in the process that it was passed on to.
+            top = self.done[-1].top
             self.done[-1] = self._new(number, text)
             self.done[-1].top |= top
         else:
@@ -152,8 +164,8 @@ class Tracebacks:
     def _new(self, number: int, text: str) -> PythonException:
         inner = bool(self._file) and not _LIBRARY.search(self._file)
         top = self._first in _TOP
-        # If the traceback does not begin at the top, the line before it may say that it was
-        # handled.
+        # If the traceback does not begin with the program's first frame, something caught the
+        # exception, and the line before the traceback may say that it was handled.
         aside = self._ignored or bool(
             says("aside", self.previous) or (not top and says("handled", self.previous))
         )

@@ -15,8 +15,8 @@ def tell_whose(
 ) -> None:
     """Add rank and node of the first failure to the diagnosis.
 
-    They come from the failure's line, from a launcher's report, or from the peers that noticed the
-    end.
+    Rank and node come from the failure's line, from a launcher's report, or from the peers that
+    noticed the end of the rank. They stay None if none of these shows them.
 
     Args:
         found: The diagnosis; it is changed.
@@ -58,9 +58,10 @@ def tell_whose(
 def _is_whose(own: Event, first: Event) -> bool:
     """Tell whether the rank and node that srunddp has named are also those of the first failure.
 
-    They are if both are one failure, or if the first failure is the cause of that rank's end. They
-    are not if the first failure is Slurm's line about the whole job or a node: srunddp then names
-    the rank that the end reached first.
+    The answer is True if srunddp and the first failure's line report the same failure, or if the
+    first failure is the cause of that rank's end. It is False if the first failure is Slurm's line
+    about the whole job or a node: then srunddp names the rank that the end of the job reached
+    first.
     """
     if own.rank is None and not own.node:
         return False
@@ -72,8 +73,8 @@ def _is_whose(own: Event, first: Event) -> bool:
 
 
 def _is_of_the_job(first: Event) -> bool:
-    """Tell whether the line is about the whole job or a node. A label before other lines, or the
-    only rank with output, says nothing about it.
+    """Tell whether a failure is of the whole job or of a node, and of no rank. Then neither a label
+    nor the lines of other ranks show whose failure it is.
     """
     return first.kind is Kind.ENDING or first.cause == "node-failure"
 
@@ -88,13 +89,19 @@ def _lost_node(first: Event, remaining: Sequence[Event]) -> str | None:
 
 
 def _missed_by_all(remaining: Sequence[Event], evidence: Evidence) -> int | None:
-    """Find the rank whose end all others report."""
+    """Find the rank whose end all others report; None if there is no such rank."""
     peers = {each.rank for each in remaining if each.kind is Kind.SECONDARY and each.raised}
     return the_only_other(peers, evidence.observed)
 
 
 def _only_one_left(first: Event, remaining: Sequence[Event], evidence: Evidence) -> int | None:
-    """Return the only rank with output; if peers miss a rank, the only rank without output."""
+    """Return the only rank with output, or, if peers miss a rank, the only rank without output.
+
+    Returns:
+        None if there is not exactly one such rank, or if a launcher reported how a rank ended. Also
+            None if peers miss no rank and the failure's line is from Slurm or the kernel, which may
+            mean any rank.
+    """
     if evidence.report:
         return None
     observed = evidence.observed
@@ -102,17 +109,17 @@ def _only_one_left(first: Event, remaining: Sequence[Event], evidence: Evidence)
     if is_missed:
         left = set(range(observed.world_size or 0)) - observed.seen
     elif says("authority", first.text):
-        left = set()  # Slurm or the kernel speaks, and may mean any rank
+        left = set()  # a line of Slurm or the kernel may be about any rank
     else:
         left = observed.seen
     return min(left) if len(left) == 1 else None
 
 
 def _only_report(remaining: Sequence[Event]) -> Event | None:
-    """Find the launcher's report of the one rank that did not end well by itself.
+    """Find the launcher's report of the rank that failed by itself.
 
-    If several ranks are reported, take the first one that did not report a peer's end, provided
-    that others did.
+    If the launcher reported several ranks, take the first report of a rank that did not notice the
+    end of a peer, provided that other ranks did. None if there is no such report.
     """
     reports = [event for event in remaining if event.end and event.rank is not None]
     reported = {rank for event in reports if event.end for rank in event.end.ranks}
