@@ -242,7 +242,7 @@ class Cluster:
         nodes.
 
         Raises:
-            ClusterError: a job does not end.
+            ClusterError: A job does not end.
         """
         deadline = time.monotonic() + timeout
         while jobs := self.run(
@@ -262,7 +262,7 @@ class Cluster:
         node DRAINED.
 
         Raises:
-            ClusterError: a node takes none.
+            ClusterError: A node takes none.
         """
         deadline = time.monotonic() + timeout
         while self._idle_nodes() < len(NODES):

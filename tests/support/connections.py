@@ -67,9 +67,9 @@ class FakeConnection(SupervisorConnection):
     """One without a socket.
 
     Attributes:
-        messages: all that was sent over it, as the other end would read it.
-        ended: whether no more is sent.
-        answers: whether the other end's kernel does.
+        messages: All that was sent over it, as the other end would read it.
+        ended: Whether no more is sent.
+        answers: Whether the other end's kernel does.
     """
 
     def __init__(self) -> None:
@@ -119,8 +119,8 @@ class Scene:
     """A failure monitor, the connections to its peers, and what they say.
 
     Attributes:
-        monitor: of rank 0, or of another rank; connections: by the peer's rank.
-        clock: that of its leases, with spare nodes.
+        monitor: Of rank 0, or of another rank; connections: by the peer's rank.
+        clock: That of its leases, with spare nodes.
     """
 
     def __init__(self, rank: int = 0, size: int = 3, **changes: Any) -> None:
@@ -197,7 +197,7 @@ class Clock:
     """In place of :func:`time.monotonic`.
 
     Attributes:
-        now: what it says.
+        now: What it says.
     """
 
     def __init__(self, now: float = 1000.0) -> None:

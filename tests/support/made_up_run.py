@@ -37,29 +37,29 @@ class MadeUp:
     """A run, healthy unless a knob says otherwise.
 
     Attributes:
-        seconds: for which it trains; interval: between samples; start: Unix time.
-        step_s, own: a step, and which share of it is not the backward pass; data: which share is
+        seconds: For which it trains; interval: between samples; start: Unix time.
+        step_s, own: A step, and which share of it is not the backward pass; data: which share is
             waiting for data.
-        slow: seconds that a rank takes longer for its part of each step; slow_data: the same,
+        slow: Seconds that a rank takes longer for its part of each step; slow_data: the same,
             waiting for data; stall, data_stall: seconds of its own, or for which all wait for
             data, once, in the middle.
-        epoch_s, evaluation_s, checkpoint_s: how long those last; 0 for none.
-        utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are
+        epoch_s, evaluation_s, checkpoint_s: How long those last; 0 for none.
+        utilization: Of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are
             throttled.
-        faults: node, and of a line of its GPUs' faults all but the time, which is after 100 s.
-        other_link: bytes per second on a link that was not chosen; chosen_link: on the one that
+        faults: Node, and of a line of its GPUs' faults all but the time, which is after 100 s.
+        other_link: Bytes per second on a link that was not chosen; chosen_link: on the one that
             was.
-        busy: share of the CPUs used; delay: seconds per second that a worker's main thread waits
+        busy: Share of the CPUs used; delay: seconds per second that a worker's main thread waits
             for a CPU.
-        memory: bytes used of memory_limit on each node.
-        code: all ranks' exit code; None for a run that was killed after `seconds`.
-        codes: of single ranks, before that.
-        ahead: seconds by which a node's clock is ahead.
+        memory: Bytes used of memory_limit on each node.
+        code: All ranks' exit code; None for a run that was killed after `seconds`.
+        codes: Of single ranks, before that.
+        ahead: Seconds by which a node's clock is ahead.
         trainer: False for a script that only calls heartbeat().
-        resumed: the step of the checkpoint that it went on from; None for none.
-        nan_after: seconds after which the loss is NaN; None for a run without metrics.jsonl.
-        workers: loader processes of each rank; None for a run of a version that did not note them.
-        renewed: counters of tasks and nodes begin anew in the middle.
+        resumed: The step of the checkpoint that it went on from; None for none.
+        nan_after: Seconds after which the loss is NaN; None for a run without metrics.jsonl.
+        workers: Loader processes of each rank; None for a run of a version that did not note them.
+        renewed: Counters of tasks and nodes begin anew in the middle.
     """
 
     nodes: int = 3

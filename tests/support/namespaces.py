@@ -116,8 +116,8 @@ def coordinator_of(
     """A session whose rank 1 is west and whose rank 2 is east.
 
     Args:
-        names: the namespaces.
-        handle: makes for a node what its process does for a question, within that node.
+        names: The namespaces.
+        handle: Makes for a node what its process does for a question, within that node.
     """
     fork = multiprocessing.get_context("fork")
     session = CheckSession({}, _answers_nothing)

@@ -28,7 +28,7 @@ def build(folder: Path) -> None:
     """Build strictly; what Zensical finds wrong is printed.
 
     Raises:
-        subprocess.CalledProcessError: a link or an anchor leads nowhere, or a name of the Python
+        subprocess.CalledProcessError: A link or an anchor leads nowhere, or a name of the Python
             API does not exist.
     """
     shutil.rmtree(folder, ignore_errors=True)

@@ -77,8 +77,8 @@ class Ended:
     """A world that is over.
 
     Attributes:
-        codes: of the ranks; errors, printed: what each wrote on standard error and standard output.
-        verdicts: all that were said, by whichever rank.
+        codes: Of the ranks; errors, printed: what each wrote on standard error and standard output.
+        verdicts: All that were said, by whichever rank.
     """
 
     codes: list[int]
@@ -171,9 +171,9 @@ def world(
     """Start one; whatever of it is still there at the end is killed.
 
     Args:
-        variables: for all ranks; below: for a rank the command that is to start it.
-        limit: seconds until their end.
-        limits: the supervisors', where they are not the usual ones.
+        variables: For all ranks; below: for a rank the command that is to start it.
+        limit: Seconds until their end.
+        limits: The supervisors', where they are not the usual ones.
     """
     write(folder / "train.py", TOGETHER + script)
     # The port follows from it: worlds that run at once do not see each other.
