@@ -45,7 +45,7 @@ class _ScanOptions:
     Attributes:
         output: The file to write. If it is None, the entries go into the file ``merge``, or to
             standard output without ``merge``.
-        merge: The file to whose entries the new ones are added; None for a draft from nothing.
+        merge: The file to which entries for further nodes are added; None for a complete draft.
         channel: The channel by which ranks find rank 0; None for the first that is available.
         port: The ports, as ``N-M``, on which rank 0 may listen; None for any port.
         timeout: Seconds that rank 0 waits for all ranks.
@@ -95,8 +95,8 @@ def _scan(options: _ScanOptions) -> int:
     ports = None
     if options.port:
         ports = port_range(options.port, where="--port")
-    # The scan must not depend on the interface that an existing ifaces.conf chooses. The file is
-    # read all the same, because its other settings may help to find rank 0.
+    # For a scan no interface is chosen. An existing ifaces.conf is read all the same, because it
+    # may help to find rank 0.
     context = replace(context_of(environment, None, os.environ), interface=None)
     answer = partial(handle, environment.node, Prober())
     if environment.rank:
@@ -238,7 +238,7 @@ def check(file: str | None, *, as_json: bool, timeout: float) -> None:
     srunddp ifaces check etc/ifaces.conf
     srun --ntasks-per-node=1 srunddp ifaces check etc/ifaces.conf
 
-    Exit code 0, 78 when it is wrong, or 69 when rank 0 is lost meanwhile.
+    Exit code 0, 78 when the file is wrong, or 69 when rank 0 is lost meanwhile.
     """
     environment = detect(os.environ)
     if environment.world_size == 1:

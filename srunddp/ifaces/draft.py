@@ -87,7 +87,8 @@ def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
     interfaces of one network may never have been tried with each other.
 
     Args:
-        near: For each interface that reaches another one or is reached, those interfaces.
+        near: By interface, the other interfaces with which a connection worked in at least one
+            direction. Interfaces without such a connection are missing.
     """
     groups = []
     seen = set[End]()
@@ -136,8 +137,8 @@ def draft(
             matches gets no new entry. If this is true of all nodes, the text is empty.
 
     Returns:
-        The text, and the nodes without an entry, because no interface of theirs is in the best
-        network.
+        The text, and the nodes for which it has no entry, because they have no interface in the
+        best network.
     """
     nodes = sorted({node for node, _ in scan.ends})
     new = {node for node in nodes if not any(entry.matches(node) for entry in entries)}
@@ -188,8 +189,8 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
     Args:
         best: The network that the node uses.
         node: The node's name.
-        leads: Tells of a template, such as ``{node}-ib``, whether it gives a name of this network
-            on all nodes.
+        leads: Returns whether a template such as ``{node}-ib`` gives a name of this network on all
+            nodes.
     """
     links = best.links[node]
     count = len(best.links)

@@ -160,8 +160,9 @@ def nodes_of(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> list[Ent
 def _overlaps(entry: IfacesEntry, taken: Mapping[str, IfacesEntry]) -> Iterator[Finding]:
     """Report an entry if earlier entries match all of its nodes, or match some of them by mistake.
 
-    An earlier entry counts as an intended exception, and not as a mistake, if this entry matches
-    all of its nodes: for example an entry for one node before the entry for its rack.
+    An earlier entry counts as an intended exception, and not as a mistake, if the entry to check
+    matches all nodes of the earlier one: for example an entry for one node before the entry for its
+    rack.
 
     Args:
         entry: The entry to check.

@@ -214,7 +214,7 @@ def _reached(session: CheckSession, known: Mapping[End, Endpoint]) -> dict[tuple
     # Bind each connection to its interface. Otherwise the kernel would use any interface that has a
     # route, and all interfaces would seem to reach each other.
     failing = attempt(session, ends, pairs, bound=True)
-    # A rank that was lost has reported no failures. Without this its connections would seem to
+    # A rank that was lost has reported no failures, so its connections would otherwise seem to
     # work.
     lost = {end for end, each in ends.items() if each.rank in session.errors}
     return {pair: pair not in failing and lost.isdisjoint(pair) for pair in pairs}

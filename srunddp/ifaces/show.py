@@ -44,8 +44,8 @@ class NodeReport:
         note.
         """
         width = max(len(row.name) for row in self.rows) + 2
-        # A value longer than _COLUMN moves only the reason on its own line to the right, not those
-        # on all lines.
+        # A value longer than _COLUMN moves the reason to the right only on its own line, not on all
+        # lines.
         values = max(len(row.value) for row in self.rows if len(row.value) <= _COLUMN) + 2
         lines = []
         for row in self.rows:

@@ -6,8 +6,8 @@ delays neither the script nor the end of the run. This module is imported only i
 ``metrics:``.
 
 The text is Prometheus' text format 0.0.4. node_exporter drops a file that has timestamps or a type
-which only OpenMetrics has. If two files have the same metric with another HELP or TYPE, it drops
-the second file. So HELP and TYPE of a metric stay the same in all versions of srunddp.
+which only OpenMetrics has. If two files have the same metric with a different HELP or TYPE, it
+drops the second file. So HELP and TYPE of a metric stay the same in all versions of srunddp.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunLabels:
         return f"srunddp-{name[:_NAME_LETTERS]}.prom"
 
     def text(self) -> str:
-        """Return the labels in braces, as they stand behind a metric's name in the text format."""
+        """Return the labels in braces, as they follow a metric's name in the text format."""
         pairs = (f'{name}="{escaped(value)}"' for name, value in vars(self).items())
         return f"{{{','.join(pairs)}}}"
 
@@ -77,8 +77,9 @@ class RunState:
         restarts: How often Slurm or ``--restarts`` has restarted the run.
         stalls: How many starts of the run have ended with a stall.
         started: Unix time at which the rendezvous of this start ended.
-        stepped: Unix time at which the last step was seen; None before the first.
-        checkpointed: Unix time at which the last checkpoint was complete; None before the first.
+        stepped: Unix time at which the last step was seen; None before the first step.
+        checkpointed: Unix time at which the last checkpoint was complete; None before the first
+            checkpoint.
     """
 
     ranks: int

@@ -67,7 +67,7 @@ class Monitor:
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> int | None:
         """Fork the node's sampler if this rank is the one that samples its node.
 
-        Call it in the supervisor, before the worker is forked.
+        Call this in the supervisor, before the worker is forked.
 
         Args:
             interface: Name of the network interface that the run uses.
@@ -76,7 +76,7 @@ class Monitor:
                 unknown.
 
         Returns:
-            The sampler's process id; None without one.
+            The sampler's process id; None if this rank starts no sampler.
         """
         if not self._config or not self._config.samples:
             return None

@@ -76,9 +76,9 @@ def choose_nodes(
     """Choose the nodes of the next start from the tasks that have connected.
 
     The places keep their order, except that the place of the new rank 0 is the first. The nodes
-    that were just given up take ranks only if there are too few other nodes. This may happen
-    because rank 0 may give up a node that still works when it expects a spare node to replace it,
-    and the tasks of the spare node may then not connect.
+    that were just given up take ranks only if there are too few other nodes. That can happen: rank
+    0 gives up a node that still works if it expects a spare node to replace it, but the tasks of
+    the spare node may then fail to connect.
 
     Args:
         sizes: How many ranks each node had in the last start.

@@ -174,8 +174,8 @@ class RankZeroSpareNodes:
         return f"{nodes} left, and --min-nodes is {self._min_nodes}"
 
     def _waiting_nodes(self) -> int:
-        """Return how many nodes that were given up can take ranks again, from the number of their
-        tasks that wait, as if each node had as many tasks as the largest node.
+        """Return how many of the nodes that were given up can take ranks again. Their waiting tasks
+        are counted as if each node had as many tasks as the largest one.
         """
         largest = max(Counter(self._nodes.values()).values())
         return self._waiting() // largest
@@ -208,7 +208,8 @@ class RankZeroSpareNodes:
         if not self.shortage(left | without_way):
             left |= without_way
         is_suspect = bool(suspect) and root_cause.suspect == suspect and not root_cause.without_way
-        # If no other node has ranks, that the suspect was the first to fail proves nothing.
+        # If only the suspect has ranks, no other node could fail first, so its failure proves
+        # nothing.
         others = self._nodes_with_ranks - {suspect}
         if is_suspect and others and not self.shortage(left | {suspect}):
             left.add(suspect)

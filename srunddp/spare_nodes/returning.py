@@ -4,8 +4,8 @@ task of a spare node.
 The task's worker has ended before, as for any restart. While a start runs, rank 0 has a listening
 socket for the tasks that come back, but does not read from it. So a task connects and says hello,
 and the kernel of rank 0's node keeps the connection and the hello. The rendezvous server of the
-next start answers and gives the task a number, with which the task repeats the rendezvous of this
-start. If no start follows, rank 0 answers that the run is over.
+next start answers and gives the task a number. With this number the task repeats the rendezvous of
+the same start. If no start follows, rank 0 answers that the run is over.
 """
 
 import signal
@@ -128,7 +128,7 @@ class Search:
     clock: Clock = time.monotonic
     is_awaited: bool = False
     _began: float | None = None  # None until the first round
-    _since: float = 0.0  # from when the time counts
+    _since: float = 0.0  # the time from which `within` counts
     _closed: int = 0  # rounds in a row in which no process listened
     # Whether the task has reached srun, while its node was still in the job, since the last
     # connection to rank 0. If so, the task does not try srun again, because srun prints a line for

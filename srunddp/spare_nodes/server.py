@@ -1,5 +1,5 @@
-"""Rank 0's side of the rendezvous after a restart, at which nodes may change: a rank that does not
-connect is lost, and its node is replaced or left out.
+"""Rank 0's side of the rendezvous after a restart, in a run whose nodes may change: a rank that
+does not connect is lost, and its node is replaced or left out.
 """
 
 import socket
@@ -238,7 +238,7 @@ class SpareNodeServer(RendezvousServer):
         connection.close()
 
     def _move(self, choice: NodeChoice) -> bool:
-        """Tell each task whose number changes its new number, under which it connects again.
+        """Tell each task whose number changes the new number, so that it connects again under it.
 
         Returns:
             Whether the number of any task changes.

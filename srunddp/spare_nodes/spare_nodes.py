@@ -1,4 +1,4 @@
-"""The additional work of one task in a run with ``--spare-nodes``."""
+"""What a task does only in a run with ``--spare-nodes``."""
 
 from __future__ import annotations
 
@@ -85,8 +85,7 @@ def spare_nodes_of_start(
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodes:
-    """The additional work of a task in a run with ``--spare-nodes``, whether the task is a rank or
-    waits.
+    """What a task does only in a run with ``--spare-nodes``, whether the task is a rank or waits.
 
     Attributes:
         setup: The facts about itself that this task knows before the rendezvous.
@@ -127,7 +126,7 @@ class SpareNodes:
 
     def _can_come_back(self, meeting: RendezvousInfo) -> bool:
         """Return whether tasks that are given up in this start come back. If the next start is the
-        last start of the run, no task comes back, because it could not replace another one there.
+        last start of the run, no task comes back, because no node is replaced after that start.
         """
         options = self.setup.options
         return bool(meeting.returns_at) and options.generation + 1 < options.max_restarts

@@ -65,7 +65,7 @@ def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
     size = 0
     files = 0
     links = {}
-    # PAX headers hold paths of any length, and names that are not UTF-8.
+    # Use the PAX format: its headers hold paths of any length, and names that are not UTF-8.
     with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
         for info, status in _entries(folder, leave_out):
             if info.linkname.startswith("/"):
@@ -221,7 +221,7 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
             file.seek(0)
             os.mkdir(new, 0o700)
             with tarfile.open(fileobj=file, encoding="utf-8") as tar:
-                # Python has this filter from 3.11.4 on.
+                # Python older than 3.11.4 has no such filter, and unpacks without one.
                 tar.extraction_filter = getattr(tarfile, "data_filter", None)
                 tar.extractall(new)
         # Make the links last, so that nothing from the archive can be written through them.

@@ -49,7 +49,7 @@ class Look(StageMessage, kind="look"):
     answer.
 
     Attributes:
-        places: The folders that the node may see or not.
+        places: The folders to look for.
         python: The path of the interpreter to look for.
     """
 
@@ -136,7 +136,8 @@ class Looked(Answer, kind="looked"):
 
     Attributes:
         sees: One character for each folder, in the order of the request: ``1`` if the node sees the
-            same folder, else ``0``. More would make the answer too long for one line of srun.
+            same folder, else ``0``. It is so short because an answer has to fit into one line of
+            srun's output.
         python: Whether the node has the interpreter, and may execute it.
     """
 

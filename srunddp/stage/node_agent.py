@@ -244,8 +244,8 @@ class _Node:
         return Cleaned(NODE, kept=kept)
 
     def keep(self) -> None:
-        """As the keeper, wait for `stage clean`, or for SIGTERM, which Slurm sends to steps at the
-        end of a job before it kills them. Other tasks return at once.
+        """As the keeper, wait for `stage clean`, or for SIGTERM, which Slurm sends to the job steps
+        at the end of a job before it kills them. Other tasks return at once.
         """
         self._let_go()
         while self._keeps():
@@ -274,7 +274,8 @@ def _make_own(folder: str) -> None:
     """Make a folder that only this user can change or replace.
 
     Raises:
-        ConfigError: The folder above it is not safe, or the folder is not this user's alone.
+        ConfigError: Other users may rename what is in the folder above, or have access to the
+            folder itself.
     """
     above = os.path.dirname(folder)
     base = os.stat(above)
@@ -384,7 +385,8 @@ def _remove_copy(folder: str) -> int:
     whole = os.stat(mark).st_mtime_ns if os.path.exists(mark) else 0
     kept = 0
     for here, folders, files in os.walk(folder, topdown=False):
-        # os.walk() lists links to folders among the folders, and does not enter them.
+        # os.walk() lists a link to a folder among the folders, but does not enter it. So remove
+        # such a link like a file.
         links = [name for name in folders if os.path.islink(os.path.join(here, name))]
         for name in (*files, *links):
             if not _remove_unless_newer(os.path.join(here, name), whole):

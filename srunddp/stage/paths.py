@@ -22,8 +22,8 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.stage.offline import caches
 
 VARIABLE = "SRUNDDP_STAGED"
-# Names of two files in a job's folder on a node: PLACES says where each staged folder is, and LOCK
-# keeps the folder from being removed while a process has locked it.
+# Names of two files in a job's folder on a node: PLACES says where each staged folder is, and a
+# process that has locked LOCK keeps the job's folder from being removed.
 PLACES = "places.json"
 LOCK = "lock"
 # Variables that may name staged paths: each of _LISTS holds paths separated by colons, each of
@@ -326,7 +326,7 @@ def activate(staged: StagedPaths) -> str:
             os.chdir(folder)
         # chdir() does not change PWD, which a shell that the script starts would believe.
         os.environ["PWD"] = folder
-    # Change sys.path before the variables, because it was made from the present PYTHONPATH.
+    # Change sys.path before the variables, because sys.path was made from the present PYTHONPATH.
     sys.path[:] = staged.search_path(sys.path, os.environ, before, folder)
     os.environ.update(staged.variables(os.environ))
     return intended

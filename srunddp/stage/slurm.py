@@ -92,7 +92,8 @@ class Job:
             base: A folder that each node has for itself; the job's folder is made in it.
 
         Raises:
-            ConfigError: There is no job, or it has several components, each with nodes of its own.
+            ConfigError: There is no job, or it is a heterogeneous job, whose components have
+                separate nodes.
         """
         number = environ.get("SLURM_JOB_ID", "")
         nnodes = environ.get("SLURM_JOB_NUM_NODES", "")
@@ -164,8 +165,8 @@ def _there(command: str) -> Iterator[None]:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line of a command's output, which is the most specific, without the command's
-    name.
+    """Return the last line of a command's output, without the command's name. The last line is the
+    most specific one.
     """
     lines = [line for line in output.splitlines() if line.strip()]
     if lines:
@@ -267,7 +268,7 @@ class RemoteStep:
                 errors[answer.node] = answer
             elif isinstance(answer, wanted):
                 answers[answer.node] = answer
-            # Other lines, such as the messages of a login script, are no answers.
+            # Skip other lines, such as the messages of a login script, which are no answers.
         self._nodes = {*answers, *errors}
         for name, error in sorted(errors.items()):
             raise UnavailableError(

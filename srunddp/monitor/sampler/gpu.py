@@ -204,7 +204,7 @@ class Gpm:
             parent: For a MIG instance, the handle of its GPU; None for a GPU.
 
         Returns:
-            None if the GPU does not support GPM.
+            The object; None if the GPU does not support GPM.
         """
         gpu = parent or handle
         with contextlib.suppress(nvml.NVMLError):

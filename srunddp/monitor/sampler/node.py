@@ -53,9 +53,9 @@ class Node:
         """Count the CPUs that the tasks may use. The number rarely changes, so this need not be
         called for each reading.
 
-        The number comes from the affinity masks and the CPU quota. Slurm's variables are no help:
-        if Slurm does not bind tasks to CPUs, they may also run on CPUs that other jobs have
-        requested.
+        The number comes from the affinity masks and the CPU quota. It cannot come from Slurm's
+        variables: if Slurm does not bind tasks to CPUs, they may also run on CPUs that other jobs
+        have requested.
         """
         allowed = self._tasks.cpus()
         if allowed:

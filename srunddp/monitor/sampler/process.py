@@ -94,7 +94,7 @@ class Sampler:
             limit: How many seconds the sampler may take.
 
         Returns:
-            Why the sampler had to end early, in one line, as it says itself; empty if it did not.
+            The line in which the sampler said why it ended early; empty if it did not end early.
         """
         until = time.monotonic() + limit
         message = b""
@@ -113,7 +113,7 @@ class Sampler:
             os.kill(self.pid, signal.SIGKILL)
             wait_for_child(self.pid, _GONE_WITHIN)
         # Drop lines about slow ranks, each of which ends with a newline: now only the report can
-        # name these ranks. A text behind the last newline says why the sampler has ended.
+        # name these ranks. Text after the last newline says why the sampler has ended.
         return message.decode(errors="replace").rpartition("\n")[2]
 
 
@@ -183,8 +183,8 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
         # The sampler keeps four files open for each process of the tasks, and there may be hundreds
         # of processes.
         raise_open_files_limit()
-    # gc.freeze() takes all present objects out of garbage collection, which need not look at these
-    # samples because they exist until the sampler ends.
+    # Create the samples before gc.freeze(), which takes all present objects out of garbage
+    # collection: the samples exist until the sampler ends.
     samples = Samples(config)
     gc.freeze()
     looks = SlowRankLooks(config.run, end)

@@ -31,8 +31,11 @@ class MonotonicCounter:
     process has counted, unless the count of its parent now includes it.
 
     Args:
-        rounding: A fall of the sum by at most this much is put down to rounding: no count is kept
-            for it.
+        rounding: If the sum falls by at most this much, the cause is rounding, and not a process
+            that has ended.
+
+    Attributes:
+        value: The sum of all counts.
     """
 
     def __init__(self, rounding: int = 0) -> None:
@@ -40,7 +43,7 @@ class MonotonicCounter:
         self._rounding = rounding
 
     def update(self, total: int) -> None:
-        """Update ``value``.
+        """Update ``value`` from the present counts.
 
         Args:
             total: The sum over the processes that exist now.
@@ -180,8 +183,8 @@ class Process:
         anything, and reading the clock costs a tenth of reading the files.
 
         Args:
-            thorough: Whether to read the files even if the process has not run: its memory may
-                change without it, for example if the kernel takes pages from it.
+            thorough: Whether to read the files even if the process has not run. Its memory may have
+                changed all the same, for example because the kernel has taken pages from it.
 
         Returns:
             Whether the process still exists. If not, the attributes keep their values.
