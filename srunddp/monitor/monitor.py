@@ -175,7 +175,8 @@ class Monitor:
         return ""
 
     def finish(self, code: int, limit: float = _WITHIN) -> None:
-        """Write what is still pending, then the ``end`` event, and stop the threads.
+        """Write what is still pending, then the ``end`` event, and stop the thread. Wait for
+        run.json, too.
 
         Args:
             code: The exit code with which the supervisor will end.

@@ -195,7 +195,7 @@ def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = ""
         file.write(f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}")
     if done.returncode:
         # uv prints `error: …`, then causes and hints on several lines. Drop uv's hints, because
-        # they name options of uv that the user has not called.
+        # they name options of uv, and the user has called srunddp. The message gets another hint.
         reason = re.sub(
             r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL
         )

@@ -201,7 +201,7 @@ class _Node:
 
     def finish(self, request: Finish) -> Answer:
         """Write down where each staged folder is on this node, and write the program that srun
-        starts for each rank. Then release the locks that only a push holds.
+        starts for each rank. Then release the locks of `push` and `lock`.
         """
         here = {place.path: self._mapping(place) for place in request.places}
         if os.path.exists(self._path(PLACES)):
