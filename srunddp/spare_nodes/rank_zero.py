@@ -298,7 +298,8 @@ class RankZeroSpareNodes:
         Args:
             rank: The number of the task that sent the ping: its rank, if it has one.
             ping: The ping. Its times extend rank 0's lease.
-            asked_by: The name of the signal that asks for an end of the run; empty for none.
+            asked_by: The text that says which signal asks for an end of the run; empty if none has
+                come.
         """
         lease = self._leases[rank]
         lease.note(ping.sent_at, ping.echo)
