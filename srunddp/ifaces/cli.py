@@ -29,9 +29,8 @@ from srunddp.ifaces.show import show as show_node
 from srunddp.util.click_types import FILE, ifaces_option, json_option, json_text
 from srunddp.util.console import write_stderr
 
-# Exit codes: that of UnavailableError, for a missing node or interface, and that of ConfigError.
-_INCOMPLETE = 69
-_WRONG = 78
+_INCOMPLETE = 69  # exit code if a node or an interface is missing, as of UnavailableError
+_WRONG = 78  # exit code if the file is wrong, as of ConfigError
 
 _UNTRIED = (
     "no interface was looked at, as this is a single process: start the command as ranks,"
@@ -44,10 +43,11 @@ class _ScanOptions:
     """The options of ``srunddp ifaces scan``.
 
     Attributes:
-        output: The file to write; None for standard output, or for ``merge``.
-        merge: The file to which entries are added; None to write a new file.
-        channel: How ranks find rank 0; None for the first available way.
-        port: The ports, as ``N-M``, on which rank 0 may listen; None for any.
+        output: The file to write. If it is None, the entries go into the file ``merge``, or to
+            standard output without ``merge``.
+        merge: The file to which entries for further nodes are added; None for a complete draft.
+        channel: The channel by which ranks find rank 0; None for the first that is available.
+        port: The ports, as ``N-M``, on which rank 0 may listen; None for any port.
         timeout: Seconds that rank 0 waits for all ranks.
     """
 
@@ -95,29 +95,36 @@ def _scan(options: _ScanOptions) -> int:
     ports = None
     if options.port:
         ports = port_range(options.port, where="--port")
-    # No interface is chosen yet. An existing ifaces.conf is read, because it may help to find rank
-    # 0.
+    # For a scan no interface is chosen. An existing ifaces.conf is read all the same, because it
+    # may help to find rank 0.
     context = replace(context_of(environment, None, os.environ), interface=None)
     answer = partial(handle, environment.node, Prober())
     if environment.rank:
         code, *_ = join("scan", context, answer, options.timeout, ports)
         return code
     session = open_session(context, answer, options.timeout, ports)
-    # The exit code of the other ranks, if an error ends this one before the result is known.
+    # With this exit code the other ranks end if an error ends rank 0 before the result is known.
     code = _INCOMPLETE
     try:
         code = _write_draft(session, options, environment.world_size)
     finally:
-        # Do this after an error too: the other ranks wait for rank 0's next question.
+        # Do this after an error too, because the other ranks wait for the next question of rank 0.
         session.shutdown(code)
     return code
 
 
 def _write_draft(session: CheckSession, options: _ScanOptions, world_size: int) -> int:
-    """Ask the nodes, write the file, and print the result; return the exit code."""
+    """Have the nodes try to reach each other, write the draft, and print a line about the result.
+
+    Returns:
+        The exit code: 0 if all ranks answered, and each node has an interface that reaches others.
+
+    Raises:
+        ConfigError: All ranks are on one node, or the file cannot be written.
+    """
     nodes = set(session.nodes.values())
     absent = world_size - len(session.here)
-    # Refuse before the nodes try to reach each other, which takes a while.
+    # Refuse before the nodes try to reach each other, because that takes a while.
     _refuse(options.output, options.merge, nodes, absent)
     entries: Sequence[IfacesEntry] = ()
     if options.merge:
@@ -146,10 +153,17 @@ def _write_draft(session: CheckSession, options: _ScanOptions, world_size: int) 
 
 
 def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int) -> None:
-    """Check that ranks on two nodes have come, and that the result can be written.
+    """Check that ranks on two nodes have connected, and that the result can be written.
+
+    Args:
+        output: The new file; None for none.
+        merged: The file to which entries are added; None for none.
+        nodes: The nodes of the ranks that have connected.
+        absent: How many ranks have not connected.
 
     Raises:
-        ConfigError: All ranks are on one node, or the output file is not usable.
+        ConfigError: All ranks are on one node, ``output`` exists, or ``merged`` cannot be read or
+            written.
     """
     if merged and not (os.path.isfile(merged) and os.access(merged, os.R_OK | os.W_OK)):
         raise ConfigError(
@@ -167,8 +181,8 @@ def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int
             expected="ranks on two nodes or more",
             hint="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
         )
-    # Do not overwrite the file: all jobs of the cluster may depend on it. lexists() also finds a
-    # broken link.
+    # Do not overwrite an existing file, because all jobs of the cluster may depend on it. lexists()
+    # also finds a broken link.
     if output and os.path.lexists(output):
         raise ConfigError(
             f"{output} exists", expected="a new file", hint="remove it, or name another with -o"
@@ -176,7 +190,7 @@ def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int
 
 
 def add_entries(text: str, merged: str) -> None:
-    """Append entries to a file. Its content, also the comments, stays as it is.
+    """Append entries to an ifaces.conf. What the file contains, comments included, stays as it is.
 
     Args:
         text: The entries; empty if there are none to add.
@@ -188,11 +202,11 @@ def add_entries(text: str, merged: str) -> None:
     before = Path(merged).read_text()
     added = text
     if text:
-        # Separate the entries by an empty line; first end the file's last line if it has no line
-        # end.
+        # Put an empty line before the new entries, after a newline if the file's last line has
+        # none.
         added = f"\n{text}" if before.endswith("\n") else f"\n\n{text}"
-    # Parse the new text before writing it: after `[{nodes: a}, {nodes: b}]` no line `- nodes:` may
-    # follow, and a file that YAML cannot read would stop every job.
+    # Parse the file's future text before writing it, because a file that YAML cannot read would
+    # stop every job: no line `- nodes:` may follow on entries such as `[{nodes: a}, {nodes: b}]`.
     try:
         parse(f"{before}{added}".encode(), merged)
     except ConfigError:
@@ -217,14 +231,14 @@ def _write(text: str, output: str | None, mode: str = "w") -> None:
 @json_option
 @come_within
 def check(file: str | None, *, as_json: bool, timeout: float) -> None:
-    """Validate FILE, or the ifaces.conf in effect: on a login node the file itself, under srun on
-    every node too.
+    """Validate FILE, or the ifaces.conf in effect. On a login node this checks the file itself, and
+    under srun also what the file gives each node.
 
     \b
     srunddp ifaces check etc/ifaces.conf
     srun --ntasks-per-node=1 srunddp ifaces check etc/ifaces.conf
 
-    Exit code 0, 78 when it is wrong, or 69 when rank 0 is lost meanwhile.
+    Exit code 0, 78 when the file is wrong, or 69 when rank 0 is lost meanwhile.
     """
     environment = detect(os.environ)
     if environment.world_size == 1:
@@ -270,7 +284,8 @@ def _on_every_node(
         report = preflight.look(session, environment, timeout, [interface.CHECK])
         preflight.reached(session, report)
         report.add(launch.NAME, preflight.lost(session))
-        # Rank 0's node may have no file although other nodes have one: their findings say so.
+        # Rank 0's node may have no file although other nodes have one. Then the findings of the
+        # other nodes say so, and there is no file to check here.
         judged = None
         if own.context.loaded.path:
             judged = check_file(file, os.environ)
@@ -281,14 +296,23 @@ def _on_every_node(
 
 
 def _print_report(report: render.Report, judged: LintReport | None, *, as_json: bool) -> int:
-    """Print the table and the notes, as text or as JSON; return the exit code."""
+    """Print the results of a check, as text or as JSON.
+
+    Args:
+        report: What the ranks have found. The findings about the file are added to it.
+        judged: The findings about the file; None if this node has no file.
+        as_json: Whether to print JSON.
+
+    Returns:
+        The exit code, which says whether a check has failed.
+    """
     notes: Sequence[str] = ()
     entries: Sequence[EntryNodes] = ()
     if judged:
         report.add(NAME, judged.findings, judged.summary)
         notes = judged.notes
         entries = judged.entries
-    # Notes and warnings are about what may be intended, so they do not fail the check.
+    # Notes and warnings are about what may be intended, so the check does not fail because of them.
     code = _WRONG if report.failed else 0
     record = {
         **render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code),

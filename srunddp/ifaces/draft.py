@@ -15,11 +15,12 @@ from srunddp.util.hostlist import fold, group_by_key
 
 @dataclass(frozen=True)
 class ReachableGroup:
-    """Interfaces that reach each other, directly or through others of the group.
+    """Interfaces that reach each other, directly or through other interfaces of the group.
 
     Attributes:
-        links: The fastest interfaces of each node, by node.
-        broken: How many of the tried ways between these interfaces did not work.
+        links: By node, the node's interfaces in the group; only the fastest, if they differ in
+            speed.
+        broken: How many connections that were tried between these interfaces failed.
     """
 
     links: Mapping[str, tuple[ScannedInterface, ...]]
@@ -34,11 +35,13 @@ class ReachableGroup:
     def rank(self) -> tuple[object, ...]:
         """A sort key that puts the best group first.
 
-        The best group has the most nodes; then the fewest broken ways, InfiniBand or RoCE, the
-        highest speed, IPv4, and addresses to which the nodes' own names resolve.
+        The best group has the most nodes. Among groups with equally many nodes, these properties
+        decide, in this order: the fewest failed connections, InfiniBand or RoCE, the highest speed,
+        IPv4, and addresses to which the nodes' own names resolve.
         """
-        # The slowest interface counts, because it limits the speed of an all-reduce in a ring.
-        # Names come last, so that two scans of the same network give the same file.
+        # The speed of a group is that of its slowest interface, which limits the speed of an
+        # all-reduce in a ring. The names of the interfaces come last, so that two scans of the same
+        # network give the same file.
         return (
             -len(self.links),
             self.broken,
@@ -67,8 +70,8 @@ def networks(scan: ScanResult) -> list[ReachableGroup]:
     Args:
         scan: The results of the scan.
     """
-    # A way that works in one direction is enough to be in a group. A firewall may block the other
-    # direction, which `broken` counts.
+    # Two interfaces are in the same group even if a connection works in only one direction. A
+    # firewall may block the other direction; `ReachableGroup.broken` counts such failures.
     near = group_by_key(
         way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a))
     )
@@ -78,10 +81,14 @@ def networks(scan: ScanResult) -> list[ReachableGroup]:
 
 
 def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
-    """Group the interfaces that are connected, directly or through others.
+    """Return the groups of interfaces that are connected, directly or through other interfaces.
 
-    With many nodes, not all pairs are tried, so two interfaces of one network may not have been
-    tried with each other.
+    Connections through others count because with many nodes not all pairs are tried, so that two
+    interfaces of one network may never have been tried with each other.
+
+    Args:
+        near: By interface, the other interfaces with which a connection worked in at least one
+            direction. Interfaces without such a connection are missing.
     """
     groups = []
     seen = set[End]()
@@ -90,7 +97,8 @@ def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
             continue
         seen.add(start)
         group = [start]
-        # The list grows while the loop reads it, so that each new end is visited in turn.
+        # The list grows while the loop reads it, so that the loop also visits each interface that
+        # it adds.
         for end in group:
             new = [other for other in dict.fromkeys(near[end]) if other not in seen]
             seen.update(new)
@@ -101,8 +109,9 @@ def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
 
 def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
     by_node = group_by_key((end[0], scan.ends[end]) for end in sorted(ends))
-    # A node's slow interface may reach the fast network through a router. The training has to use
-    # the fast one. Several interfaces of one speed are rails of one network.
+    # A slow interface of a node may reach the fast network through a router. The training has to
+    # use the fast interfaces. If a node has several of the same speed, they are rails of one
+    # network.
     links = {
         node: tuple(link for link in theirs if link.speed == max(each.speed for each in theirs))
         for node, theirs in by_node.items()
@@ -119,16 +128,17 @@ def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
 def draft(
     scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry] = ()
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a file with entries for the best network.
+    """Return the text of an ifaces.conf with entries for the best network.
 
     Args:
         scan: The results of the scan.
         today: The date to write into the file.
-        entries: The entries of the file to which the text will be added. Nodes that one of these
-            matches get no further entry; if that is so for all nodes, the text is empty.
+        entries: The entries of the file to which the text will be added. A node that one of them
+            matches gets no new entry. If this is true of all nodes, the text is empty.
 
     Returns:
-        The text, and the nodes for which it has no entry, because they reach no other node.
+        The text, and the nodes for which it has no entry, because they have no interface in the
+        best network.
     """
     nodes = sorted({node for node, _ in scan.ends})
     new = {node for node in nodes if not any(entry.matches(node) for entry in entries)}
@@ -150,14 +160,14 @@ def draft(
         lines.append(
             f"# {fold(missing)}: no interface reaches the others; there is no entry for it."
         )
-    # Cache the answers: the entries of all nodes ask about the same few templates.
+    # Cache the results, because the entries of all nodes ask about the same few templates.
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
     entries_of = group_by_key(
         (_entry(best, node, leads), node) for node in sorted(new & {*best.links})
     )
     for entry, theirs in entries_of.items():
         folded = fold(theirs)
-        # Nodes with the names 1, 2 and 3 fold to [1-3], which YAML would read as a list.
+        # Nodes with the names 1, 2 and 3 fold to [1-3]. Without quotes YAML would read a list.
         folded = f'"{folded}"' if folded.startswith("[") else folded
         lines += ["", f"- nodes: {folded}", *entry]
     return "\n".join(lines) + "\n", missing
@@ -174,7 +184,14 @@ def _passed_over(scan: ScanResult) -> list[str]:
 
 
 def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tuple[str, ...]:
-    """Return the lines of a node's entry that follow the line `nodes:`."""
+    """Return the lines of a node's entry that follow the line ``nodes:``.
+
+    Args:
+        best: The network that the node uses.
+        node: The node's name.
+        leads: Returns whether a template such as ``{node}-ib`` gives a name of this network on all
+            nodes.
+    """
     links = best.links[node]
     count = len(best.links)
     if len(links) == 1:
@@ -196,9 +213,9 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
     devices = {device for link in links for device in link.devices}
     others = sorted({device for link in links for device in link.others} - devices)
     if devices:
-        # Devices without an address of their own may be other rails of this network, or another
-        # network. A wrong choice costs half of the bandwidth, or makes jobs hang. So the line is a
-        # comment, and a person has to decide.
+        # The devices in `others` may be further rails of this network, or belong to a different
+        # network. A wrong choice costs half of the bandwidth, or makes jobs hang. So the line is
+        # written as a comment, and a person has to decide.
         if others:
             doubt = "# "
             why = (
@@ -208,28 +225,28 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
         else:
             doubt = ""
             why = "active InfiniBand or RoCE"
-        # With "=" NCCL takes the names as they are. Without it, mlx5_1 would also match mlx5_10.
+        # With "=" NCCL takes the names as they are. Without "=", mlx5_1 would also match mlx5_10.
         lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(sorted(devices))}"}}  # {why}')
     return tuple(lines)
 
 
 def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) -> str:
-    """Return the `address` of a node's entry; empty if the node's own name resolves to its
-    interface.
+    """Return the value of ``address:`` in a node's entry; empty if the node's own name resolves to
+    the interface.
 
-    The result is a template with the node's name that resolves to the interface on all nodes, or
-    else the numeric address.
+    The result is a template such as ``{node}-ib`` if one gives a name of this network on all nodes,
+    or else the numeric address.
     """
     if link.named:
         return ""
-    # From node7-ib make {node}-ib, so that one entry serves all nodes.
+    # Make {node}-ib from node7-ib, so that all nodes can have the same entry.
     templates = [name.replace(node, "{node}") for name in link.names if node in name]
     return next(filter(leads, templates), link.address)
 
 
 def _leads(scan: ScanResult, best: ReachableGroup, template: str, node: str) -> bool:
-    """Return whether the name that a template gives for a node resolves to the node's interface, on
-    all nodes.
+    """Return whether a template such as ``{node}-ib`` gives a name that all nodes resolve to the
+    interface of ``node`` in the best network.
     """
     seen = scan.resolved.get(template.replace("{node}", node), ())
     own = {link.address for link in best.links[node]}

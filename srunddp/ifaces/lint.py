@@ -21,7 +21,8 @@ NAME = "ifaces"
 SINFO = ("sinfo", "--noheader", "--Node", "--format=%N")
 _WITHIN = 10.0
 _HCA = "NCCL_IB_HCA"
-# Leave out names such as ibp65s0, which a device may have too.
+# Names that only an interface has. Names such as ibp65s0 are left out, because a device may have
+# them too.
 _INTERFACE = re.compile(r"(ib|eth|bond|hsn)\d+|en[op]\w+")
 
 
@@ -32,8 +33,8 @@ class EntryNodes:
     Attributes:
         where: File, line and column of the entry.
         rule: The part of the entry that decides the interface.
-        nodes: The names of these nodes. If Slurm's nodes are not known, those names and patterns of
-            the entry that no earlier entry has.
+        nodes: The names of the nodes. If Slurm's nodes are not known, the names and patterns in the
+            entry, without those that an earlier entry matches.
     """
 
     where: str
@@ -54,9 +55,9 @@ class LintReport:
     """The result of a check.
 
     Attributes:
-        summary: A line for people.
-        findings: What is wrong.
-        notes: Lines about what may be intended.
+        summary: One line for the user: how many entries the file has, and how many nodes Slurm has.
+        findings: What is wrong, or likely a mistake.
+        notes: Lines for the user about what may be intended.
         entries: The entries of the file, with their nodes.
     """
 
@@ -70,8 +71,8 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
     """Check the ifaces.conf in effect.
 
     Args:
-        named: A file that the user names; None for the one that the environment or the cluster
-            gives.
+        named: The file that the user names; None for the file that the environment or the cluster
+            names.
         variables: The environment variables, which may name a file too.
 
     Raises:
@@ -101,9 +102,11 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
 
 
 def slurm_nodes(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Ask Slurm for its nodes; empty if there is no sinfo, or if it lists none."""
-    # sinfo takes options from variables too: with SINFO_PARTITION it would leave out nodes, which
-    # would then count as misspelt in the file.
+    """Ask sinfo for the names of Slurm's nodes. The result is empty if sinfo is missing or lists no
+    nodes.
+    """
+    # sinfo also takes options from variables. With SINFO_PARTITION it would leave out nodes, and
+    # their names in the file would then count as misspelt.
     plain = {name: value for name, value in variables.items() if not name.startswith("SINFO_")}
     # sinfo lists a node once for each of its partitions.
     return tuple(dict.fromkeys(output(*SINFO, environ=plain, timeout=_WITHIN).split()))
@@ -155,15 +158,16 @@ def nodes_of(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> list[Ent
 
 
 def _overlaps(entry: IfacesEntry, taken: Mapping[str, IfacesEntry]) -> Iterator[Finding]:
-    """Report an entry if earlier entries take all of its nodes, or take some of them by mistake.
+    """Report an entry if earlier entries match all of its nodes, or match some of them by mistake.
 
-    An earlier entry whose nodes all belong to this one too, such as one node of a rack, is an
-    intended exception.
+    An earlier entry counts as an intended exception, and not as a mistake, if the entry to check
+    matches all nodes of the earlier one: for example an entry for one node before the entry for its
+    rack.
 
     Args:
         entry: The entry to check.
-        taken: The names and patterns of the entry that an earlier entry matches, with the first
-            such entry for each.
+        taken: For each name or pattern of the entry that earlier entries match, the first of these
+            entries.
     """
     whole = len(taken) == len(entry.items)
     if whole:
@@ -189,14 +193,16 @@ def _overlaps(entry: IfacesEntry, taken: Mapping[str, IfacesEntry]) -> Iterator[
 
 
 def _devices(entry: IfacesEntry) -> Iterator[Finding]:
-    """Report interfaces that look like devices, and devices that look like interfaces. These are
-    warnings, because each name is allowed, and only the node itself could confirm it.
+    """Yield a finding for each name of an interface that looks like a device, and for each name of
+    a device that looks like an interface. The findings are warnings, because any name is allowed,
+    and only the node itself could tell what has this name.
     """
     for name in entry.interfaces:
         if hint := no_interface(name):
             found = f"{entry.where}: interface {name}, which looks like the name of a device"
             yield Finding(WARN, found, "a name as `ip link` shows it", hint)
-    # NCCL finds no device with such a name, and would silently go on without InfiniBand.
+    # If NCCL_IB_HCA names an interface, NCCL finds no device of this name, and goes on without
+    # InfiniBand and without a message.
     for part in re.split("[,:=^]+", entry.env.get(_HCA, "")):
         if _INTERFACE.fullmatch(part):
             found = f"{entry.where}: env {_HCA}: {part}, which looks like the name of an interface"
@@ -205,7 +211,7 @@ def _devices(entry: IfacesEntry) -> Iterator[Finding]:
 
 
 def _unknown(entries: Sequence[IfacesEntry], nodes: set[str]) -> Iterator[Finding]:
-    # An entry for node7 also covers node7.cluster.local.
+    # An entry for node7 also matches node7.cluster.local.
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
     hint = "correct it, or leave it if it is not one of Slurm's nodes"
     for one in entries:
@@ -230,10 +236,8 @@ def _without(
 
 
 def _remarks(entry: IfacesEntry) -> Iterator[str]:
-    """Yield a note for each misspelt variable, and for an interface that only the node itself can
-    choose.
-
-    There is none for ``auto``, which is common.
+    """Yield a note for each variable or keyword that seems misspelt, and one for an interface that
+    only the node itself can choose. The choice by ``auto`` gets no note, because it is common.
     """
     for name in entry.env:
         if meant := misspelt(name):

@@ -13,10 +13,10 @@ from srunddp.check.messages import CheckMessage
 from srunddp.check.session import CheckSession
 from srunddp.util import infiniband
 
-# Seconds to look up the name of an address. If the DNS server is down, the look-up fails only after
-# about ten seconds, for each of a node's addresses.
+# Seconds to look up the name of an address. If the DNS server is down, each look-up would fail only
+# after about ten seconds, and a node may have several addresses.
 _WITHIN = 2.0
-# Extra seconds for an answer, because a node may be busy.
+# Seconds to wait for the answer of a node, which may be busy.
 _SLACK = 15.0
 
 
@@ -29,12 +29,13 @@ class ScannedInterface:
         address: The first address, IPv4 before IPv6; empty if there is none.
         speed: The speed in Mbit/s; 0 if it is not known.
         passed_over: Why a training cannot use the interface; empty if it can.
-        names: Other names of the node that resolve to the address.
-        named: Whether the node's own name resolves to it.
+        names: The names to which the address resolves; empty if it has no name, or if a training
+            cannot use the interface.
+        named: Whether the node's own name resolves to the address.
         devices: The active InfiniBand and RoCE devices that NCCL should use with the interface.
-        layer: The kind of the interface's own devices: ``InfiniBand``, or ``Ethernet`` for RoCE;
-            empty if it has none.
-        others: Devices that may belong to the same network.
+        layer: The kind of device that the interface belongs to: ``InfiniBand``, or ``Ethernet`` for
+            RoCE; empty for an interface without such a device.
+        others: Other active devices, which may belong to the same network.
     """
 
     name: str
@@ -55,21 +56,33 @@ class ListInterfaces(CheckMessage, kind="list_interfaces"):
 
 @dataclass(frozen=True)
 class Interfaces(CheckMessage, kind="interfaces"):
-    """The interfaces of the rank's node."""
+    """A rank answers with the interfaces of its node.
+
+    Attributes:
+        interfaces: All interfaces, even those that a training cannot use.
+    """
 
     interfaces: tuple[ScannedInterface, ...]
 
 
 @dataclass(frozen=True)
 class ResolveNames(CheckMessage, kind="resolve_names"):
-    """Rank 0 asks for the addresses of names. :class:`ResolvedNames` is the answer."""
+    """Rank 0 asks for the addresses of names. :class:`ResolvedNames` is the answer.
+
+    Attributes:
+        names: The names to look up.
+    """
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ResolvedNames(CheckMessage, kind="resolved_names"):
-    """The addresses that the rank's node finds, by name."""
+    """A rank answers with the addresses that its node finds for names.
+
+    Attributes:
+        addresses: The addresses of each name; none for a name that the node cannot resolve.
+    """
 
     addresses: dict[str, tuple[str, ...]]
 
@@ -95,7 +108,8 @@ def links(node: str) -> list[ScannedInterface]:
             ScannedInterface(
                 name=link.name,
                 address=address,
-                # For IP over InfiniBand the kernel may not know the speed, but the device does.
+                # For IP over InfiniBand the kernel may not know the speed of the interface, but it
+                # knows the rate of the device.
                 speed=max([link.speed, *(device.rate for device in theirs)]),
                 passed_over=why,
                 names=() if why else _names(address),
@@ -109,9 +123,9 @@ def links(node: str) -> list[ScannedInterface]:
 
 
 def _names(address: str) -> tuple[str, ...]:
-    """Return the names of an address; none if the look-up does not answer in time."""
-    # Look it up in a thread that may be left behind: gethostbyaddr() has no time limit, and cannot
-    # be interrupted.
+    """Return the names of an address; empty if it has none, or the look-up takes too long."""
+    # gethostbyaddr() has no time limit and cannot be interrupted, so call it in a thread that is
+    # left behind if it takes too long.
     try:
         name, aliases, _ = call_in_daemon_thread(lambda: socket.gethostbyaddr(address)).result(
             _WITHIN
@@ -126,8 +140,8 @@ def handle(node: str, prober: Prober, question: CheckMessage) -> CheckMessage:
 
     Args:
         node: This node's name.
-        prober: Connects to other nodes, and listens for them.
-        question: The question of rank 0.
+        prober: Connects to other nodes, and listens for connections from them.
+        question: Rank 0's question: one of this module, or one about connections.
     """
     match question:
         case ListInterfaces():
@@ -146,9 +160,11 @@ class ScanResult:
     """The results of a scan.
 
     Attributes:
-        ends: Every interface, by the names of node and interface.
-        reached: For each pair of interfaces that was tried, whether the first reached the second.
-        resolved: For each name, the addresses that each of the nodes finds for it.
+        ends: Every interface, by the names of its node and of the interface.
+        reached: For each pair of interfaces that was tried, whether the first interface could
+            connect to the second.
+        resolved: For each name of an interface's address, a sequence of addresses from each node
+            that answered: what the node finds for the name.
     """
 
     ends: Mapping[End, ScannedInterface]
@@ -157,10 +173,11 @@ class ScanResult:
 
 
 def survey(session: CheckSession) -> ScanResult:
-    """Ask one rank of each node for its interfaces, and have it connect to those of other nodes.
+    """Ask one rank of each node for the node's interfaces, and have the interfaces of all nodes
+    connect to each other.
 
     Args:
-        session: Connects rank 0 with all ranks that came.
+        session: Rank 0's connections to all ranks that have joined.
     """
     leaders = session.node_leaders
     nodes = {rank: node for node, rank in leaders.items()}
@@ -177,22 +194,27 @@ def survey(session: CheckSession) -> ScanResult:
     }
     reached = _reached(session, known)
     names = tuple(sorted({name for link in usable.values() for name in link.names}))
-    # Give twice the time, because each node looks up all names one after the other.
+    # Wait twice as long for these answers, because each node looks up the names one by one.
     found = session.broadcast(ResolveNames(names), 2 * _SLACK, ResolvedNames, nodes)
     resolved = {name: [one.addresses.get(name, ()) for one in found.values()] for name in names}
     return ScanResult(ends, reached, resolved)
 
 
 def _reached(session: CheckSession, known: Mapping[End, Endpoint]) -> dict[tuple[End, End], bool]:
-    """Have each interface connect to those of other nodes whose addresses have the same family."""
+    """Have each interface connect to interfaces of other nodes with an address of the same family.
+
+    Returns:
+        For each pair that was tried, whether the first interface could connect to the second.
+    """
     ends = listening(session, known)
-    # With few interfaces, plan() returns all pairs. With many, each tries only the next few,
-    # because the number of pairs grows with the square.
+    # With few interfaces, plan() returns all pairs. With many, each interface tries only a few
+    # others, because the number of pairs grows with the square of the number of interfaces.
     ways = plan({end: end[0] for end in ends})
     pairs = [(a, b) for a, b in ways if (":" in ends[a].host) == (":" in ends[b].host)]
     # Bind each connection to its interface. Otherwise the kernel would use any interface that has a
-    # route, and all would seem to reach all.
+    # route, and all interfaces would seem to reach each other.
     failing = attempt(session, ends, pairs, bound=True)
-    # A rank that was lost has reported no failures, so its ways would otherwise seem to work.
+    # A rank that was lost has reported no failures, so its connections would otherwise seem to
+    # work.
     lost = {end for end, each in ends.items() if each.rank in session.errors}
     return {pair: pair not in failing and lost.isdisjoint(pair) for pair in pairs}

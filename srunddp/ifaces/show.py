@@ -30,8 +30,8 @@ class NodeReport:
 
     Attributes:
         node: The name of the node.
-        rows: The values, each with the reason for it.
-        notes: Lines about what may be a mistake.
+        rows: The settings, each with its value and the reason for the value.
+        notes: Lines for the user about what may be a mistake.
     """
 
     node: str
@@ -40,11 +40,12 @@ class NodeReport:
 
     @property
     def text(self) -> str:
-        """The report for people: a line for each value, and for each alternative that was not
-        chosen.
+        """The report as text: a line for each value, each alternative that was not chosen, and each
+        note.
         """
         width = max(len(row.name) for row in self.rows) + 2
-        # A value longer than _COLUMN moves only its own reason to the right, not the whole column.
+        # A value longer than _COLUMN moves the reason to the right only on its own line, not on all
+        # lines.
         values = max(len(row.value) for row in self.rows if len(row.value) <= _COLUMN) + 2
         lines = []
         for row in self.rows:
@@ -63,8 +64,8 @@ def show(
     Args:
         node: The name of the node.
         named: The file that ``--ifaces`` names; None without the option.
-        variables: The environment variables of the job, as far as they are known; an interface that
-            they name wins.
+        variables: The environment variables of the job, as far as they are known. If they name an
+            interface, it takes precedence over the file.
         cluster: Slurm's nodes; empty if they are not known.
 
     Raises:
@@ -97,8 +98,8 @@ def show(
 
 
 def _interfaces(entry: IfacesEntry, node: str, variables: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the interface of each local rank with its exports, until the interfaces of the entry
-    repeat.
+    """Yield rows for the interface of each local rank, and for the variables that are exported with
+    it. Further local ranks, for which the interfaces of the entry repeat, get no rows.
     """
     count = max(1, len(entry.interfaces), len(entry.networks))
     for local_rank in range(count):
@@ -123,13 +124,16 @@ def _chosen(chosen: SelectedInterface, entry: IfacesEntry, before: str) -> Itera
     why = f"{chosen.source}; {_UNSEEN}"
     yield Row(f"{before}interface", chosen.name, why, chosen.passed_over)
     for name, value in chosen.exports.items():
-        # The entry's own variables are the same for all local ranks.
+        # The variables under env: in the entry are the same for all local ranks, so `_env` shows
+        # them once.
         if name not in entry.env:
             yield Row(f"{before}{name}", value, chosen.export_sources[name])
 
 
 def _rank(node: str, local_rank: int, count: int) -> Environment:
-    """Return a rank of the node, in a job of two nodes with ``count`` ranks on each."""
+    """Return the environment of a rank on the node, in an assumed job of two nodes with ``count``
+    ranks on each.
+    """
     return Environment(
         launcher="",
         rank=local_rank,

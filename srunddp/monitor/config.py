@@ -15,7 +15,7 @@ class MonitorConfig:
         rank: The rank of this process.
         samples: Whether this rank starts the node's sampler.
         seconds: The interval between readings, in seconds.
-        script: The user's command, for the report.
+        script: The words that would follow ``python`` on the user's command line, for the report.
     """
 
     folder: Path

@@ -1,13 +1,13 @@
-"""Writes the files of ``metrics:`` in ifaces.conf: one for each run on a node. The textfile
-collector of node_exporter reads them.
+"""Writes the metrics files that a site asks for by ``metrics:`` in ifaces.conf: one for each run on
+a node. The textfile collector of node_exporter reads them.
 
 The supervisor of a node's first rank writes the file in a thread, so a folder that does not answer
 delays neither the script nor the end of the run. This module is imported only if ifaces.conf has
 ``metrics:``.
 
 The text is Prometheus' text format 0.0.4. node_exporter drops a file that has timestamps or a type
-which only OpenMetrics has. If two files have the same metric with another HELP or TYPE, it drops
-the second file. So HELP and TYPE of a metric stay the same in all versions of srunddp.
+which only OpenMetrics has. If two files have the same metric with a different HELP or TYPE, it
+drops the second file. So HELP and TYPE of a metric stay the same in all versions of srunddp.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from srunddp.util.atomic_file import plain
 from srunddp.util.kernel_file import STARTED, stat_fields
 
 _WITHIN = 0.5  # seconds to remove the file: the end of a run must not wait for a file system
-_MODE = 0o644  # the exporter is another user
-_CLEANS_EVERY = 6  # writes
+_MODE = 0o644  # the exporter runs as another user, and has to read the file
+_CLEANS_EVERY = 6  # left-over files are removed after the first write, and then at each sixth
 _OLD = 300.0  # seconds; a file that was not written for so long belongs to no running process
 _NAME_LETTERS = 200
 _ENDED = "ZX"  # states in /proc/PID/stat: zombie and dead
@@ -62,7 +62,7 @@ class RunLabels:
         return f"srunddp-{name[:_NAME_LETTERS]}.prom"
 
     def text(self) -> str:
-        """Return the labels as the text format has them in each line, with the braces."""
+        """Return the labels in braces, as they follow a metric's name in the text format."""
         pairs = (f'{name}="{escaped(value)}"' for name, value in vars(self).items())
         return f"{{{','.join(pairs)}}}"
 
@@ -74,11 +74,12 @@ class RunState:
     Attributes:
         ranks: The number of ranks on this node.
         steps: How many steps the node's first rank has made in this start.
-        restarts: How often the run was restarted, by Slurm or by ``--restarts``.
+        restarts: How often Slurm or ``--restarts`` has restarted the run.
         stalls: How many starts of the run have ended with a stall.
         started: Unix time at which the rendezvous of this start ended.
-        stepped: Unix time at which the last step was seen; None before the first.
-        checkpointed: Unix time at which the last checkpoint was complete; None before the first.
+        stepped: Unix time at which the last step was seen; None before the first step.
+        checkpointed: Unix time at which the last checkpoint was complete; None before the first
+            checkpoint.
     """
 
     ranks: int
@@ -142,8 +143,8 @@ _METRICS = (
 
 
 def escaped(value: str) -> str:
-    """Escape a label's value for the text format, which has it between quotes. Bytes that are not
-    UTF-8 become question marks.
+    """Escape a label's value, so that the text format can have it between quotes. Bytes that are
+    not UTF-8 become question marks.
     """
     text = value.encode(errors="replace").decode()
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
@@ -194,7 +195,7 @@ class MetricsFile:
             labels: Returns the run's labels. It may take long, so the thread calls it.
             state: Returns the values of the metrics. The thread calls it before each write.
             every: Seconds between two writes.
-            warn: Prints a line for the user. It is called once at most, if the file cannot be
+            warn: Prints a line for the user. It is called at most once, if the file cannot be
                 written.
         """
         self._folder = folder
@@ -209,18 +210,20 @@ class MetricsFile:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Start the thread that writes the file at once and then at regular intervals."""
+        """Start the thread that writes the file at once and then at regular intervals. If no thread
+        can be started, warn the user and go on without the file.
+        """
         try:
             self._thread.start()
         except RuntimeError as error:  # at the limit of processes, which includes threads
             self._warn(f"no metrics of this run: {error}")
 
     def finish(self, *, stays: bool) -> None:
-        """Stop the thread, which removes the file. Wait for this for half a second at most.
+        """Make the thread remove the file and end. Wait for that for half a second at most.
 
         Args:
-            stays: Keep the file, because this process becomes the next start of the run, which
-                writes to the same file.
+            stays: Whether the file stays, because this process begins the next start of the run,
+                which writes to the same file.
         """
         self._stays = stays
         self._over.set()
@@ -240,8 +243,8 @@ class MetricsFile:
         writes = 0
         while True:
             self._write(path, first_line + exposition(labels, self._state()))
-            # Clean up after the write: until then the file's first line may be that of an earlier
-            # process, and the file would be removed.
+            # Remove left-over files only after the write. Until then the first line of this run's
+            # own file may name an earlier process, so the file would be removed.
             if writes % _CLEANS_EVERY == 0:
                 with suppress(OSError):
                     remove_left_over(self._folder)
@@ -267,7 +270,7 @@ class MetricsFile:
 def _replace(path: Path, content: bytes) -> None:
     """Replace a file by a rename in its folder, so that the exporter never reads half a file.
 
-    There is no fsync: a power cut ends the run too, and then nobody needs the file.
+    There is no fsync(): a power failure ends the run too, and then nobody needs the file.
 
     Raises:
         OSError: The file cannot be written; an existing one stays as it was.
@@ -288,10 +291,11 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Remove the files of runs that were killed, as far as this user has the permission.
+    """Remove the metrics files of runs that were killed, as far as this user has the permission.
 
-    This process cannot see whether a process of another user, container or node still runs. Files
-    of such processes are removed once they have not been written for five minutes.
+    The file of a process of this user, on this node and in this container, is removed once the
+    process has ended. Whether any other process still runs cannot be seen from here, so its file is
+    removed once it has not been written for five minutes.
 
     Args:
         folder: The folder of the textfile collector.
@@ -315,7 +319,7 @@ def _is_left_over(entry: os.DirEntry[str]) -> bool:
         return True
     if status.st_uid != os.geteuid() or not entry.name.endswith(".prom"):
         return False
-    # O_NOFOLLOW, because the file may have been replaced by a symbolic link since the stat.
+    # O_NOFOLLOW, because another process may just have replaced the file by a symbolic link.
     descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, errors="replace") as file:
         written = _WRITER.match(file.readline(_NAME_LETTERS))
@@ -334,7 +338,7 @@ def _first_line() -> str:
 
 
 def _start_of(pid: str) -> str:
-    """Return when a process started, in clock ticks since boot; empty if it has ended."""
+    """Return when a process started, in clock ticks since boot; empty if the process has ended."""
     try:
         fields = stat_fields(pid)
     except OSError:

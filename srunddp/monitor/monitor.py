@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from srunddp.monitor.sampler.process import Sampler
 
 RUN = "run.json"
-_WITHIN = 0.5  # seconds to write the rest: the end of a run must not wait for a file system
+_WITHIN = 0.5  # seconds to write what is pending: the end of a run must not wait for a file system
 
 
 class Monitor:
     """Records one rank and, if the config says so, samples its node.
 
-    Call the methods in the order in which they are defined. The worker uses only ``page``.
+    Call the methods in the order in which they are defined. The worker uses only :attr:`page` and
+    :meth:`in_worker`.
 
     Attributes:
         page: The shared page of this rank's supervisor and worker.
@@ -66,7 +67,7 @@ class Monitor:
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> int | None:
         """Fork the node's sampler if this rank is the one that samples its node.
 
-        Call it in the supervisor, before the worker is forked.
+        Call this in the supervisor, before the worker is forked.
 
         Args:
             interface: Name of the network interface that the run uses.
@@ -75,11 +76,11 @@ class Monitor:
                 unknown.
 
         Returns:
-            The sampler's process id; None without one.
+            The sampler's process id; None if this rank starts no sampler.
         """
         if not self._config or not self._config.samples:
             return None
-        # Only one rank of each node needs the module.
+        # Imported here, because only one rank of each node needs the sampler's module.
         from srunddp.monitor.sampler.process import SamplerConfig, start
 
         self._sampler = start(
@@ -89,13 +90,17 @@ class Monitor:
 
     @property
     def gpu_faults(self) -> Path | None:
-        """The file for the faults of this node's GPUs; None if this rank does not write it."""
+        """The path of the file for the faults of this node's GPUs; None if another rank of the node
+        writes it, or the run is not monitored.
+        """
         if not self._config or not self._config.samples:
             return None
         return self._config.folder / f"{self._config.node}.gpu_faults.csv"
 
     def export(self) -> None:
-        """Set the variable that tells rank 0's script the monitoring folder, before the fork."""
+        """On rank 0, set the environment variable that names the monitoring folder for the script;
+        on other ranks, remove it. Call this before the worker is forked.
+        """
         os.environ.pop(MONITOR_FOLDER, None)  # set if a process of another run started this run
         if self._config and self._config.rank == 0:
             # Absolute, because the script may change its working directory.
@@ -118,7 +123,7 @@ class Monitor:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(
             stat_fields("self")[STARTED]
         ) / os.sysconf("SC_CLK_TCK")
-        self._event(time.time() - age, "process", math.nan)  # when the kernel started this one
+        self._event(time.time() - age, "process", math.nan)  # when the kernel started this process
         if self._config and self._files:
             # A daemon thread, so that a write that hangs in the file system cannot keep this
             # process from ending.
@@ -131,7 +136,7 @@ class Monitor:
         """Write an event of the supervisor to the marks file, with the present time.
 
         Args:
-            name: One of the names listed for the marks file in the reference.
+            name: One of the names that docs/reference/files.md lists for the marks file.
             value: A number that belongs to the event; nan if there is none.
         """
         self._event(time.time(), name, value)
@@ -139,17 +144,18 @@ class Monitor:
     def describe(
         self, run: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] | None = None
     ) -> None:
-        """Write run.json, which describes the run; called on rank 0 after the rendezvous.
+        """Write run.json, which describes the run, in a thread. Call this on rank 0 after the
+        rendezvous.
 
         Args:
-            run: The facts that are known now; each key is one of run.json's.
-            more: Returns further facts, which take longer to find out. It is called in a thread,
-                and run.json is then written again with these facts added.
+            run: The facts that are known now, by their keys in run.json.
+            more: Returns further facts, which take longer to find out; None if there are none. The
+                thread calls it, and writes run.json again with these facts added.
         """
         if self._config:
             own = {"script": self._config.script, "seconds": self._config.seconds}
-            # A separate thread: if the recorder had to wait for the script's folder or the disk, it
-            # would lose its last rows at the end of a short run.
+            # Not in the recorder's thread: if it had to wait for the script's folder or the disk,
+            # it would lose its last rows at the end of a short run.
             self._describing = threading.Thread(
                 target=_describe,
                 args=(self._config.folder / RUN, {"version": 1, **run, **own}, more),
@@ -158,8 +164,8 @@ class Monitor:
             self._describing.start()
 
     def stop_sampler(self) -> str:
-        """End the sampler; call it when the worker has ended, before its leftover processes are
-        killed.
+        """End the sampler. Call this when the worker has ended, but before the processes that the
+        worker has left behind are killed.
 
         Returns:
             Why the sampler ended too early; empty if it did not.
@@ -169,16 +175,17 @@ class Monitor:
         return ""
 
     def finish(self, code: int, limit: float = _WITHIN) -> None:
-        """Write what is still pending, then the ``end`` event, and stop the thread.
+        """Write what is still pending, then the ``end`` event, and stop the thread. Wait for
+        run.json, too.
 
         Args:
-            code: The exit code that the supervisor will leave with.
-            limit: How many seconds to wait; what is not written by then is lost.
+            code: The exit code with which the supervisor will end.
+            limit: How many seconds to wait. What is not written by then is lost.
         """
         if self._files and self._thread:
             until = time.monotonic() + limit
-            # The order matters: the worker's last events, the ``end`` event, then None, which stops
-            # the thread.
+            # Keep this order: the worker's last events, then the ``end`` event, then None, which
+            # stops the thread.
             self._tasks.put(partial(self._look, *self._files))
             self.mark("end", code)
             self._tasks.put(None)
@@ -197,8 +204,7 @@ class Monitor:
                 task = self._tasks.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
                 self._look(steps, events)
-                # If a write took longer than the interval, skip the rows missed instead of
-                # catching up.
+                # If a write took longer than the interval, skip the rows that were due meanwhile.
                 due = max(due + seconds, time.monotonic())
                 continue
             if task is None:
@@ -213,20 +219,21 @@ class Monitor:
         if new:
             _write(events, "".join(_line(*event) for event in new))
         sums = self.page.snapshot()
-        # srunddp.Trainer fills in these sums. A script with its own loop only counts steps, by
-        # srunddp.heartbeat().
+        # srunddp.Trainer fills in these sums. A script with its own loop calls srunddp.heartbeat(),
+        # which counts only the steps.
         if sums.steps or sums.epoch:
             figures = (
                 f"{sums.steps},{sums.samples},{sums.step_s:.6f},{sums.data_s:.6f},{sums.own_s:.6f}"
             )
             row = f"{figures},{sums.longest_step_s:.6f},{sums.epoch}"
         else:
-            row = f"{self.page.steps_made()},,,,,,"  # the script has a loop of its own
+            row = f"{self.page.steps_made()},,,,,,"  # a script with its own loop
         _write(steps, f"{time.time():.3f},{row}\n")
 
 
 def _open_files(config: MonitorConfig) -> tuple[int, int]:
-    """Make the folder, and open the files for this rank's steps and marks.
+    """Make the monitoring folder, and open the files for this rank's steps and marks, emptied. On
+    rank 0, also remove what an earlier run has left.
 
     Returns:
         The file descriptors of the steps and of the marks.
@@ -237,7 +244,7 @@ def _open_files(config: MonitorConfig) -> tuple[int, int]:
     name = str(config.folder / f"{config.node}.rank{config.rank}")
     steps = open_to_append(Path(name + ".steps.csv"), "--monitor-dir", STEPS.header)
     marks = open_to_append(Path(name + ".marks.csv"), "--monitor-dir", MARKS.header)
-    if config.rank == 0:  # an earlier run may have used the same folder outside Slurm
+    if config.rank == 0:  # outside Slurm, an earlier run may have used the same folder
         with contextlib.suppress(OSError):
             (config.folder / RUN).unlink()
         with contextlib.suppress(OSError):
@@ -247,11 +254,11 @@ def _open_files(config: MonitorConfig) -> tuple[int, int]:
 
 
 def _set_restarts_aside(folder: Path) -> None:
-    """Rename the folders of an earlier run's restarts: ``monitor.0.1`` beside ``monitor.0`` becomes
-    ``earlier.K.monitor.0.1``, K from 1.
+    """Rename the folders that belong to restarts of an earlier run: ``monitor.0.1`` beside
+    ``monitor.0`` becomes ``earlier.K.monitor.0.1``, with the first free K from 1.
 
-    Otherwise the report would take them for the last start of this run. At a restart of this run
-    there are none left, because its first start has renamed them.
+    Otherwise the report would take such a folder for the last start of this run. When this run
+    restarts, there is nothing to rename, because its first start has renamed all of them.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(folder.parent):

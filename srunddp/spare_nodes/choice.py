@@ -1,11 +1,12 @@
-"""Chooses the nodes of the next start. They are chosen nowhere else.
+"""Chooses the nodes of the next start. Only this module chooses nodes.
 
-Of the nodes that had ranks in the last start, those that are whole stay. A spare node takes the
-place of one that is not. If no spare node is left, the place is left out, down to ``--min-nodes``,
-and the ranks are renumbered. A run without that option needs all places.
+A node that had ranks in the last start keeps its place if none of its ranks is missing. Otherwise a
+spare node takes the place. If no spare node is left, the place is left out and the ranks are
+renumbered, unless fewer places than ``--min-nodes`` would remain. Without this option the run needs
+all places.
 
-The tasks of a node that was given up may come back. Their node is then a spare node, the last of
-all. In the start that follows the one in which it was given up, it takes ranks only if the run
+The tasks of a node that was given up may come back. The node is then a spare node, and the last
+spare node to be used. In the start right after it was given up, it takes ranks only if the run
 could not go on otherwise.
 """
 
@@ -29,12 +30,12 @@ def fewest_nodes(places: int, min_nodes: int) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """A node of the next start.
+    """A node's part of the next start.
 
     Attributes:
-        ranks: The ranks of the last start that the node has in the next one.
-        node: The node's name.
-        tasks: The tasks on the node that have these ranks, by their numbers in the last start.
+        ranks: The place's ranks, by their numbers in the last start.
+        node: The name of the node that has this place in the next start.
+        tasks: The tasks on the node that get these ranks, by their numbers in the last start.
     """
 
     ranks: range
@@ -47,10 +48,10 @@ class NodeChoice:
     """The nodes of the next start.
 
     Attributes:
-        places: The nodes, in the order of their ranks.
-        left_out: The ranks of the last start that no node has in the next one.
-        numbers: The number of each task in the next start, by its number in the last one. A task
-            that is missing here is given up.
+        places: The places, in the order of their ranks in the next start.
+        left_out: The ranks of the last start that the next start does without.
+        numbers: The number of each task in the next start, by the task's number in the last start.
+            A task that is missing here is given up.
     """
 
     places: tuple[Place, ...]
@@ -59,7 +60,7 @@ class NodeChoice:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many ranks each node has."""
+        """How many ranks each place has, in the order of :attr:`places`."""
         return _sizes(self.places)
 
 
@@ -72,24 +73,25 @@ def choose_nodes(
     tasks: int,
     left: Collection[str] = (),
 ) -> NodeChoice:
-    """Choose the nodes of the next start from the tasks that are there.
+    """Choose the nodes of the next start from the tasks that have connected.
 
-    The nodes keep their order, but rank 0's is the first. The nodes that were just given up take
-    ranks only if there are too few others: rank 0 gives up a node that can still run because it
-    expects another one, which may not come.
+    The places keep their order, except that the place of the new rank 0 is the first. The nodes
+    that were just given up take ranks only if there are too few other nodes. That can happen: rank
+    0 gives up a node that still works if it expects a spare node to replace it, but the tasks of
+    the spare node may then fail to connect.
 
     Args:
         sizes: How many ranks each node had in the last start.
-        nodes: The node of each task that is there, by the task's number in the last start. A task
-            that comes back has a number above these.
-        own: The number of the task that is rank 0 in the next start. It is not 0 if the task takes
-            over from rank 0.
+        nodes: The node of each task that has connected, by the task's number in the last start. A
+            task that comes back has a number from ``tasks`` on.
+        own: The number, in the last start, of the task that is rank 0 in the next start. It is not
+            0 if the task takes over from rank 0.
         min_nodes: The number of ``--min-nodes``; 0 without the option.
-        tasks: How many numbers there are for ranks and tasks of spare nodes.
+        tasks: How many tasks a start has, ranks and waiting tasks together.
         left: The nodes that the last start has given up.
 
     Raises:
-        RendezvousError: There are too few nodes, or that of ``own`` is not whole.
+        RendezvousError: There are too few nodes, or too few tasks on the node of ``own``.
     """
     spare = _spare_nodes(sum(sizes), nodes)
     are_back = {each for each in left if spare.pop(each, None)}
@@ -102,7 +104,7 @@ def choose_nodes(
         if nodes.keys() >= {*ranks}:
             place = Place(ranks, nodes[ranks[0]], tuple(ranks))
         elif 0 in ranks and own >= sum(sizes):
-            # A task of a spare node takes over: its node takes the place of rank 0's.
+            # A task of a spare node takes over, so its node takes the place of rank 0's node.
             place = _place(ranks, nodes[own], [own, *beside_own])
         elif own not in ranks:
             place = _take_spare_node(ranks, spare)
@@ -127,7 +129,9 @@ def _sizes(places: Sequence[Place]) -> tuple[int, ...]:
 
 
 def _spare_nodes(ranks: int, nodes: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the tasks that have no rank by their nodes, in the order of their numbers."""
+    """Return the tasks without a rank, grouped by node. The nodes, and the tasks of each node, are
+    in the order of the tasks' numbers.
+    """
     found = dict[str, list[int]]()
     for number in sorted(nodes):
         if number >= ranks:
@@ -136,8 +140,8 @@ def _spare_nodes(ranks: int, nodes: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _take_spare_node(ranks: range, spare: dict[str, list[int]]) -> Place | None:
-    """Return the first spare node that has enough tasks, and remove it from those that are left;
-    None if there is none.
+    """Return the place of these ranks on the first spare node that has enough tasks, and remove the
+    node from ``spare``; None if no spare node has enough.
     """
     for node, tasks in spare.items():
         if place := _place(ranks, node, tasks):
@@ -147,9 +151,9 @@ def _take_spare_node(ranks: range, spare: dict[str, list[int]]) -> Place | None:
 
 
 def _place(ranks: range, node: str, tasks: Sequence[int]) -> Place | None:
-    """Return the place of these ranks on a spare node; None if it has too few tasks.
+    """Return the place of these ranks on a spare node; None if the node has too few tasks.
 
-    A spare node may have more tasks than ranks; the other tasks go on waiting.
+    A spare node may have more tasks than there are ranks. Then the other tasks go on waiting.
     """
     if len(tasks) < len(ranks):
         return None
@@ -159,14 +163,15 @@ def _place(ranks: range, node: str, tasks: Sequence[int]) -> Place | None:
 def _numbers(
     places: Sequence[Place], nodes: Mapping[int, str], sizes: tuple[int, ...], tasks: int
 ) -> dict[int, int]:
-    """Return the new number of each task that stays, by its present number."""
+    """Return the new number of each task that is not given up, by the task's present number."""
     ranks = [task for place in places for task in place.tasks]
     waiting = sorted(nodes.keys() - {*ranks} - {*range(sum(sizes))})
     numbers = {task: rank for rank, task in enumerate(ranks)}
     if _sizes(places) == sizes and all(task < tasks for task in nodes):
         return numbers | {task: task for task in waiting}
-    # The numbers of the waiting tasks may be those of ranks now, or too far behind the last rank's.
-    # Tasks that come back get the last numbers, because their nodes are to be used last.
+    # The present numbers of the waiting tasks may be numbers of ranks in the next start, or leave a
+    # gap behind the last rank. So number these tasks anew, behind the ranks. The tasks that come
+    # back get the last numbers, because their nodes are to be used last.
     return numbers | {task: len(ranks) + index for index, task in enumerate(waiting)}
 
 

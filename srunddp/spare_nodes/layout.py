@@ -1,4 +1,4 @@
-"""Which tasks of a step are ranks, and which wait on spare nodes."""
+"""Decides which tasks of a job step are ranks, and which wait on spare nodes."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -17,16 +17,16 @@ def set_spare_nodes(environment: Environment, count: int, min_nodes: int = 0) ->
     which ranks may move to other nodes at a restart.
 
     Args:
-        environment: The environment from the launcher's variables, in which every task of the step
-            is a rank.
+        environment: The environment from the launcher's variables, in which every task of the job
+            step is a rank.
         count: How many nodes are spare; 0 only with ``min_nodes``.
         min_nodes: The smallest number of nodes with which the run goes on when no spare node is
-            left; 0 if it goes on only with all of them.
+            left; 0 if it needs as many nodes as at its start.
 
     Raises:
-        ConfigError: The processes are not a Slurm step, the tasks are not numbered in the order of
-            the nodes, fewer than 2 ranks would be left, there are fewer nodes than ``min_nodes``,
-            or a spare node has fewer tasks than another node.
+        ConfigError: The processes are not the tasks of a job step, the tasks are not numbered in
+            the order of the nodes, fewer than 2 ranks would be left, fewer nodes than ``min_nodes``
+            have ranks, or a spare node has fewer tasks than another node.
     """
     option = _SPARE_NODES if count else _MIN_NODES
     step = environment.step
@@ -78,10 +78,14 @@ def set_spare_nodes(environment: Environment, count: int, min_nodes: int = 0) ->
 
 
 def _check_min_nodes(min_nodes: int, sizes: tuple[int, ...]) -> None:
-    """Check that a run may go on with only ``min_nodes`` of the nodes that have ranks.
+    """Check that a run can go on with any ``min_nodes`` of the nodes that have ranks.
+
+    Args:
+        min_nodes: The number of ``--min-nodes``.
+        sizes: How many ranks each node has.
 
     Raises:
-        ConfigError: There are fewer nodes, or there might be fewer than 2 ranks.
+        ConfigError: There are fewer nodes, or so many nodes may have fewer than 2 ranks.
     """
     if min_nodes > len(sizes):
         raise ConfigError(
@@ -101,11 +105,12 @@ def _check_min_nodes(min_nodes: int, sizes: tuple[int, ...]) -> None:
 
 
 def in_next_start(environment: Environment, terms: SpareNodeTerms) -> Environment:
-    """Return the environment of a task after a restart, in which it may have another number.
+    """Return the environment of a task after a restart, which may have given the task a different
+    number.
 
     Args:
         environment: The task's environment in the first start, from :func:`set_spare_nodes`.
-        terms: The terms that the start before has handed on.
+        terms: The terms that the previous start has handed on.
     """
     sizes = environment.node_sizes
     if terms.ranks_per_node:
@@ -122,7 +127,7 @@ def in_next_start(environment: Environment, terms: SpareNodeTerms) -> Environmen
 
 
 def ranks_of_nodes(sizes: tuple[int, ...]) -> list[range]:
-    """Return the ranks of each node; the ranks of one node move to a spare node together.
+    """Return the ranks of each node, all of which move together if the node is replaced.
 
     Args:
         sizes: How many ranks each node has, in the order of the nodes.

@@ -1,5 +1,5 @@
-"""The leases of a run with spare nodes: how long a worker may run without an answer from rank 0,
-and rank 0's worker without answers from the others.
+"""The leases of a run with spare nodes: for how long a worker may run without an answer from rank
+0, and rank 0's worker without answers from the other tasks.
 """
 
 import time
@@ -13,11 +13,11 @@ class Lease:
     """One side's lease on a connection, computed without comparing the clocks of two nodes.
 
     Each message carries the sender's time and, as an echo, the last time that the sender has
-    received from the other side. An echo tells a side that the other side has heard from it since
-    that time, so the lease lasts a fixed number of seconds from the last echo.
+    received from the other side. An echo proves that the message which this side sent at that time
+    has arrived. So the lease lasts a fixed number of seconds from the last echo.
 
     Attributes:
-        ends: When this side's lease ends, by its own clock.
+        ends: When this side's lease ends, by this side's clock.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Lease:
         Args:
             seconds: How long the lease lasts, from now and then from each echo.
             clock: The clock of the lease, which must go on while this process is suspended.
-            limits: How long a worker takes to end after its lease.
+            limits: The supervisor's times, such as how long a worker takes to end after its lease.
         """
         self._seconds = seconds
         self._clock = clock
@@ -40,9 +40,10 @@ class Lease:
     @property
     def other_ended(self) -> float:
         """The time, by this side's clock, by which the other side's worker has ended if no further
-        message arrives from it.
+        message arrives from the other side.
         """
-        # Before the first message this side does not know when the other side's lease began.
+        # Before the first message this side does not know when the other side's lease began, so the
+        # lease counts as if it began now.
         since = self._received if self._theirs else self._clock()
         return since + self._seconds + self._limits.lease_ends_within
 

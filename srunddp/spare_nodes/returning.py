@@ -1,11 +1,11 @@
-"""Brings back a task whose node was given up: the task waits for the next start, to be a task of a
-spare node.
+"""Brings back a task whose node was given up: the task waits for the next start, in which it is a
+task of a spare node.
 
-The task's worker has ended before, as for any restart. While a start runs, rank 0 listens on a
-socket for the next start and reads nothing there. The task connects and says hello; the kernel of
-rank 0's node keeps the connection and the hello. The server of the next start answers, gives the
-task a number, and the task begins that start again with this number. If no start follows, rank 0
-says that the run is over.
+The task's worker has ended before, as for any restart. While a start runs, rank 0 has a listening
+socket for the tasks that come back, but does not read from it. So a task connects and says hello,
+and the kernel of rank 0's node keeps the connection and the hello. The rendezvous server of the
+next start answers and gives the task a number. With this number the task repeats the rendezvous of
+the same start. If no start follows, rank 0 answers that the run is over.
 """
 
 import signal
@@ -31,10 +31,10 @@ from srunddp.util.messages import send
 from srunddp.util.tcp import waiting_at
 
 _LINK_LOOK = 1.0
-# Rank 0 says goodbye within this time, in seconds.
+# Seconds that rank 0 takes at most to tell the waiting tasks that the run is over.
 _GOODBYE = 3.0
-# A successor of rank 0 listens all the time, so there is none if no process has listened in this
-# number of rounds.
+# After this number of rounds in which no process has listened, the run is over: a task that takes
+# over from rank 0 would be listening all the time.
 _ROUNDS = 3
 
 
@@ -45,25 +45,26 @@ def wait_for_next_start(
     lost_after: float,
     limits: Limits,
 ) -> NoReturn:
-    """Wait until the run takes this task back.
+    """Wait until the run takes this task back. This function never returns: the result is an
+    exception.
 
     Args:
         setup: What this task knows of itself.
         introduction: What this task says of itself, and where rank 0 may be.
         interrupt: Ends the wait when this task fails.
-        lost_after: Seconds without an answer of rank 0's node after which the task looks for rank 0
-            again.
+        lost_after: Seconds without an answer from rank 0's node after which the task looks for rank
+            0 again.
         limits: How long the task looks for rank 0.
 
     Raises:
-        ReassignedError: The run takes the task back, with this number.
+        ReassignedError: The run takes the task back, with the number in the exception.
         NotNeededError: The run is over.
         RendezvousError: Rank 0 is not found, or Slurm has taken the node out of the job.
     """
     own = setup.interface.address
     search = Search(setup.environment.node, limits.returns_within, is_awaited=is_awaited(setup))
     client.come_back(
-        # No task on this node has gone on.
+        # Do not look for rank 0 on this node: the run has given up all tasks of the node.
         [each for each in introduction.addresses if each.host != own],
         introduction.hello,
         introduction.trust,
@@ -74,21 +75,27 @@ def wait_for_next_start(
 
 
 def is_awaited(setup: RankSetup) -> bool:
-    """Return whether this task was told to come back in this very start."""
+    """Return whether rank 0 told this task to come back when it gave up the task's node, so that
+    the start that begins now waits for the task.
+    """
     rejoin = setup.options.rejoin
     return rejoin is not None and rejoin.spare_nodes is not None and rejoin.spare_nodes.is_awaited
 
 
 def wait_for_link(prepare: Callable[[], RankSetup], node: str, within: float) -> RankSetup:
-    """Wait until this node has an interface again: its link may be down.
+    """Wait until this node has a usable interface again, because its link may be down for a while.
 
     Args:
-        prepare: Chooses the interface, and raises a ConfigError if it cannot.
+        prepare: Chooses the interface, and raises a ConfigError if there is none.
         node: The node's name in Slurm.
         within: For how many seconds to wait once srun can be reached.
 
+    Returns:
+        What ``prepare`` has returned.
+
     Raises:
-        ConfigError: The node has no interface in time, or a signal asks for an end.
+        ConfigError: The node has no interface in time, the run is over, or a signal asks for an
+            end.
     """
     search = Search(node, within)
     while True:
@@ -103,16 +110,17 @@ def wait_for_link(prepare: Callable[[], RankSetup], node: str, within: float) ->
 
 @dataclass
 class Search:
-    """Decides how long a task looks for the others.
+    """Decides how long a task looks for the other tasks of the run.
 
-    As long as srun cannot be reached, the node is likely cut off, and the time does not count.
+    While srun cannot be reached, the task's node is likely cut off, so this time does not count.
 
     Attributes:
-        node: The node of the task.
+        node: The name of the task's node in Slurm.
         within: For how many seconds the task looks once srun can be reached.
         clock: Measures the time.
-        is_awaited: Whether the task was told to come back at this restart. Then the first round
-            begins at once: the node was not cut off, and Slurm may take seconds to answer.
+        is_awaited: Whether the task was told to come back at this restart. Then the node was not
+            cut off, so the first round begins at once, without asking Slurm, which may take
+            seconds to answer.
     """
 
     node: str
@@ -120,17 +128,18 @@ class Search:
     clock: Clock = time.monotonic
     is_awaited: bool = False
     _began: float | None = None  # None until the first round
-    _since: float = 0.0  # from when the time counts
+    _since: float = 0.0  # the time from which `within` counts
     _closed: int = 0  # rounds in a row in which no process listened
-    # Whether srun has been found there, and the node in the job, since the node was cut off. srun
-    # prints a line each time that a process connects to it.
+    # Whether the task has reached srun, while its node was still in the job, since the last
+    # connection to rank 0. If so, the task does not try srun again, because srun prints a line for
+    # each process that connects to it.
     _is_in_reach: bool = False
 
     def why_over(self, found: client.Round) -> str:
-        """Return why the task no longer looks for the others; empty if it does.
+        """Return why the task gives up looking for the other tasks; empty if it goes on looking.
 
         Args:
-            found: The result of the last round.
+            found: The result of the last round; a new ``Round`` before the first.
         """
         now = self.clock()
         skips_srun = self._began is None and self.is_awaited
@@ -150,7 +159,9 @@ class Search:
         return ""
 
     def _look_for_srun(self, now: float) -> str:
-        """Return why the run is over for this node; empty if that is not known."""
+        """Ask for the states of srun and of this node in the job. Return why the run is over for
+        this node; empty if it may still go on.
+        """
         match srun.state():
             case SrunState.ENDED:
                 return "srun has ended"
@@ -168,7 +179,7 @@ def dismiss(setup: RankSetup, standing: socket.socket) -> None:
 
     Args:
         setup: What rank 0 knows of itself.
-        standing: The socket at which they wait.
+        standing: The listening socket to which the waiting tasks have connected.
     """
     introduction = discovery.introduce(setup.environment, setup.returns_at)
     deadline = time.monotonic() + _GOODBYE
@@ -178,7 +189,8 @@ def dismiss(setup: RankSetup, standing: socket.socket) -> None:
         trust=introduction.trust,
         say=lambda _: None,
     ) as listener:
-        # The tasks that wait include some that have ended meanwhile, and those prove nothing.
+        # Some of the tasks that have connected may have ended since. They never send a proof, so
+        # there is a deadline.
         while waiting_at(standing) or listener.has_unproven:
             if time.monotonic() > deadline:
                 break

@@ -1,5 +1,5 @@
-"""Rank 0's side of the rendezvous after a restart in which nodes may change: a rank that does not
-come is lost, and its node is replaced or left out.
+"""Rank 0's side of the rendezvous after a restart, in a run whose nodes may change: a rank that
+does not connect is lost, and its node is replaced or left out.
 """
 
 import socket
@@ -28,39 +28,41 @@ from srunddp.util.hostlist import fold_ranks
 from srunddp.util.messages import send
 from srunddp.util.tcp import limit_silence
 
-# Seconds for which a task that has connected may still prove itself when no other task is missing.
+# Seconds for which the server, when all expected tasks are known, still waits for the proofs of
+# tasks that have connected.
 _PROVEN_WITHIN = 2.0
 
 
 @dataclass(kw_only=True)
 class SpareNodeServer(RendezvousServer):
     """Waits for the expected tasks. If a rank is missing, all ranks of its node move to a spare
-    node, or are left out; :mod:`srunddp.spare_nodes.choice` chooses.
+    node or are left out, as :mod:`srunddp.spare_nodes.choice` decides.
 
-    The ranks of the other nodes stay where they are. A task that gets another number is told so and
-    connects again with the new number, so it is then expected under that number. If nodes are left
-    out, the ranks are renumbered: then all tasks, including rank 0's, begin the start again,
-    because everything that they have opened so far belongs to another rank.
+    The ranks of the other nodes stay where they are. A task whose number changes is told the new
+    number, and then connects again under it. If nodes are left out, the ranks are renumbered. Then
+    all tasks, including rank 0, repeat the start, because what they have opened so far belongs to
+    their old ranks.
 
-    A task whose node was given up comes back with a number above all others. It does not count for
-    the quorum, because it had no part in the last start. It gets the number of a spare node's task,
-    and connects again with this number.
+    A task whose node was given up comes back with a number above the numbers of all other tasks. It
+    does not count for the quorum, because it had no part in the last start. It gets the number of a
+    spare node's task, and connects again under this number.
 
     Attributes:
         sizes: How many ranks each node has.
-        number: The number of this task in the start before; not 0 if it takes over from rank 0.
-        min_nodes: The smallest number of nodes with which the run goes on; 0 if it needs all.
-        expected: The numbers of the tasks that have come or may still come. A task that is given
-            up is removed, and a rank is added when a task of a spare node gets it.
-        within: Seconds after which a task that has not come counts as lost. By then it has ended
-            its worker.
+        number: The number of this task in the previous start; not 0 if it takes over from rank 0.
+        min_nodes: The smallest number of nodes with which the run goes on; 0 if it needs as many
+            nodes as before.
+        expected: The numbers of the tasks that have connected or may still connect. A task that is
+            given up is removed, and a rank is added when a task of a spare node gets it.
+        within: Seconds after which a task that has not connected counts as lost. By then it has
+            ended its worker.
         not_before: The time of :func:`time.monotonic` until which the workers of a lost node may
             still run.
-        quorum: How many tasks must come, rank 0 included. If fewer come, the others may have a
-            rank 0 of their own.
-        lost_after: Seconds without an answer after which a task that has come counts as lost.
-        left: The nodes that the start before has given up.
-        on_quorum: Called when the quorum has come. It may raise.
+        quorum: How many tasks must connect, rank 0 included. If fewer connect, the missing tasks
+            may have gone on with a different rank 0.
+        lost_after: Seconds without an answer after which a task that has connected counts as lost.
+        left: The nodes that the previous start has given up.
+        on_quorum: Called when the quorum is reached. If it raises, the rendezvous fails.
     """
 
     sizes: tuple[int, ...]
@@ -77,37 +79,40 @@ class SpareNodeServer(RendezvousServer):
     _moved: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # If this rank 0 is new, ranks of the old rank 0's node may still connect. Their ranks now
-        # belong to this node.
+        # The ranks of rank 0's place belong to this node. If this task is a new rank 0, a task of
+        # the old rank 0's node may still connect with such a rank, and is then sent away.
         self._moved |= dict.fromkeys(range(self.sizes[0]), self.own.node)
 
     def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:
-        # `deadline` is not used: it is meant for the first start, whose ranks may come late. After
-        # a restart a rank that does not come within `within` is lost.
+        # `deadline` is not used: it is meant for the first start, whose ranks may connect late.
+        # After a restart, a rank that does not connect within `self.within` seconds is lost.
         self._await_expected(listener)
-        # Before any rank moves: the smaller side of a split network must not start anything.
+        # Check this before any rank moves: on the smaller side of a split network, nothing must
+        # start.
         self._check_quorum()
-        # Each turn gives the vacant ranks to spare nodes, or raises. A rank that has moved may not
-        # come, or may be lost again: only a turn that finds nothing to do ends the loop.
+        # Each pass of the loop gives the vacant ranks to spare nodes, or raises. The new task of a
+        # rank may fail to connect, or may be lost again, so only a pass with nothing to do ends the
+        # loop.
         while True:
-            self.expected &= {*self._here}  # tasks that have not come are given up
+            self.expected &= {*self._here}  # tasks that have not connected are given up
             choice = self._choose()
             if choice.sizes != self.sizes:
                 self._number_anew(choice)
             if self._move(choice):
-                self._await_expected(listener)  # the tasks that have got a rank connect again
+                self._await_expected(listener)  # the tasks with a new number connect again
             elif time.monotonic() < self.not_before:
-                # A task that has come may be lost while we wait; then its rank is vacant again.
+                # A connected task may be lost during this wait. Then its rank is vacant again.
                 self._take_what_comes(listener, self.not_before)
             else:
                 return
 
     def _await_expected(self, listener: AuthenticatedListener) -> None:
-        """Wait until all expected tasks have come, for ``within`` seconds at most."""
+        """Wait until all expected tasks have connected, for ``within`` seconds at most."""
         give_up = time.monotonic() + self.within
         while self.expected - {*self._here} and time.monotonic() < give_up:
             self._take_what_comes(listener, give_up)
-        # A task that comes back, and has waited for this start, may still have to prove itself.
+        # A task that comes back may have connected during the last start. It is not among the
+        # expected tasks, so give it time to send its proof.
         give_up = time.monotonic() + _PROVEN_WITHIN
         while listener.is_proving and time.monotonic() < give_up:
             self._take_what_comes(listener, give_up)
@@ -116,8 +121,8 @@ class SpareNodeServer(RendezvousServer):
         self, hello: Hello, connection: socket.socket, message: RendezvousMessage | None
     ) -> None:
         if message is None:  # the connection has ended
-            # A rank that stopped waiting may have connected again; only the end of its newest
-            # connection counts.
+            # A task may have given up an older connection and connected again, so only the end of
+            # its newest connection counts.
             if self.connections.get(hello.rank) is connection:
                 del self.connections[hello.rank], self._here[hello.rank]
                 self.expected.discard(hello.rank)
@@ -129,17 +134,17 @@ class SpareNodeServer(RendezvousServer):
             return
         is_failure = isinstance(message, AbortReason | CannotCome)
         if is_failure and hello.rank >= sum(self.sizes):
-            # The failure of a rank would end the rendezvous. This is a task of a spare node, which
-            # has no rank yet and can be missed.
+            # Do without this task of a spare node, which has no rank yet. Only the failure of a
+            # rank ends the rendezvous.
             self.expected.discard(hello.rank)
             send(connection, Told())
             return
         if self._returns(hello):
-            # The task's former connection may have ended unseen.
+            # An earlier connection of this task may have ended without notice. Forget its hello.
             self._here.pop(hello.rank, None)
         super()._take(hello, connection, message)
-        # If this task's node is lost while the others are still coming, the kernel then ends the
-        # connection.
+        # Make the kernel end this connection if the task's node is lost while the server still
+        # waits for other tasks.
         limit_silence(connection, self.lost_after)
 
     def _returns(self, hello: Hello) -> bool:
@@ -147,8 +152,8 @@ class SpareNodeServer(RendezvousServer):
         return hello.rank >= self.own.world_size
 
     def _has_stale_number(self, hello: Hello) -> bool:
-        """Return whether a task's number is from an earlier start, and may be another task's by
-        now.
+        """Return whether a task's number is from before the ranks were moved or renumbered, so that
+        a different task may have the number by now.
         """
         if self._returns(hello):
             return False
@@ -173,14 +178,16 @@ class SpareNodeServer(RendezvousServer):
         self.on_quorum()
 
     def _choose(self) -> NodeChoice:
-        """Choose the nodes of the next start, and dismiss the tasks that have no place on them.
+        """Choose the nodes of the start that this rendezvous begins. Dismiss the tasks that get no
+        number in it, and tell the user which ranks move.
 
         Raises:
             RendezvousError: There are too few nodes.
         """
         self._dismiss_incomplete_nodes()
         here = {number: hello.node for number, hello in self._here.items()}
-        # This task came as rank 0, which is not its number if it takes over.
+        # This task has connected as rank 0. If it takes over from rank 0, it had a different number
+        # in the last start.
         here[self.number] = here.pop(0)
         choice = choose_nodes(
             self.sizes,
@@ -210,8 +217,8 @@ class SpareNodeServer(RendezvousServer):
             self.say(f"{node} is a spare node from now on")
 
     def _dismiss_incomplete_nodes(self) -> None:
-        """Send away the tasks that come back without all other tasks of their node: the node could
-        take no ranks.
+        """Send away each task that comes back while other tasks of its node are missing, because
+        the node could take no ranks.
         """
         back = [hello for hello in self._here.values() if self._returns(hello)]
         tasks = Counter(hello.node for hello in back)
@@ -220,8 +227,9 @@ class SpareNodeServer(RendezvousServer):
                 self._send_back(hello.rank)
 
     def _send_back(self, number: int) -> None:
-        """Close the connection of a task that comes back in vain: it connects again, and waits for
-        the next start. If none can follow, the task is not needed.
+        """Close the connection of a task that cannot come back in this start, so that it connects
+        again and waits for the next start. If no start can follow, tell the task that the run has
+        ended for it.
         """
         del self._here[number]
         connection = self.connections.pop(number)
@@ -230,9 +238,10 @@ class SpareNodeServer(RendezvousServer):
         connection.close()
 
     def _move(self, choice: NodeChoice) -> bool:
-        """Tell the tasks that have another number from now on; return whether there are any.
+        """Tell each task whose number changes the new number, so that it connects again under it.
 
-        A spare node may have more tasks than the lost one had ranks; the others go on waiting.
+        Returns:
+            Whether the number of any task changes.
         """
         self._say_who_is_back(choice)
         told = {task: new for task, new in choice.numbers.items() if task not in (new, self.number)}
@@ -246,14 +255,15 @@ class SpareNodeServer(RendezvousServer):
     def _number_anew(self, choice: NodeChoice) -> NoReturn:
         """Tell all tasks that the ranks are renumbered, and end this rendezvous.
 
-        All tasks, including rank 0's, begin the start again as other ranks, and meet here again.
+        All tasks, including rank 0, repeat the start under their new numbers, with a second
+        rendezvous on the same socket.
 
         Raises:
             ReassignedError: Always.
         """
         sizes = choice.sizes
-        # No rank is left out if the rank that takes over is on a node of another size than rank
-        # 0's.
+        # Ranks are also renumbered without one being left out: if the task that takes over from
+        # rank 0 is on a node with a different number of ranks, which becomes the first node.
         why = "the ranks are numbered anew"
         if choice.left_out:
             why = f"no spare node is left for {fold_ranks(choice.left_out, {})}"

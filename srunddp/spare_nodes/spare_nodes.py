@@ -1,4 +1,4 @@
-"""The additional work of one task in a run with ``--spare-nodes``."""
+"""What a task does only in a run with ``--spare-nodes``."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def spare_nodes_of_start(
     Args:
         nodes: The node of each task that this task knows, by the task's number.
         world_size: The number of ranks; the tasks from this number on wait on spare nodes.
-        takeover: The text that says where the deputies listen, which the ranks use when rank 0 is
-            gone; empty if no rank can move.
+        takeover: The text that says where the deputies listen. The ranks use it when rank 0 is
+            gone. Empty if no rank can move.
         lost_after: How long a lease lasts, in seconds.
         limits: The supervisor's times.
-        clock: The clock of the leases, which must also be the failure monitor's. It has to go on
-            while this process is suspended.
+        clock: The clock of the leases, which must also be the clock of the failure monitor. It has
+            to go on while this process is suspended.
         min_nodes: The smallest number of nodes with which the run goes on when no spare node is
-            left; 0 if it needs all.
+            left; 0 if it needs as many nodes as before.
         returning_numbers: By node, the numbers with which its tasks come back after the node was
             given up; None if they do not come back.
         waiting: Returns how many tasks of given-up nodes wait for the next start.
@@ -85,8 +85,7 @@ def spare_nodes_of_start(
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodes:
-    """The additional work of a task in a run with ``--spare-nodes``, whether the task is a rank or
-    waits.
+    """What a task does only in a run with ``--spare-nodes``, whether the task is a rank or waits.
 
     Attributes:
         setup: The facts about itself that this task knows before the rendezvous.
@@ -127,7 +126,7 @@ class SpareNodes:
 
     def _can_come_back(self, meeting: RendezvousInfo) -> bool:
         """Return whether tasks that are given up in this start come back. If the next start is the
-        last one, none does, because nobody would need another spare node.
+        last start of the run, no task comes back, because no node is replaced after that start.
         """
         options = self.setup.options
         return bool(meeting.returns_at) and options.generation + 1 < options.max_restarts
@@ -175,14 +174,18 @@ class SpareNodes:
             quorum=terms.quorum,
             lost_after=terms.lost_after,
             left=terms.left,
-            # Only a new rank 0 has to report that the old one is lost, and to look for srun.
+            # Only a new rank 0 has to report that the old rank 0 is lost, and to check that srun's
+            # node answers.
             on_quorum=self._on_quorum if terms.takes_over else lambda: None,
         )
 
     def _on_quorum(self) -> None:
-        """Report the loss of the old rank 0, and check that srun is there.
+        """Report that the old rank 0 is lost, and check that srun's node answers.
 
-        Runs on a new rank 0 when the quorum has come.
+        A new rank 0 calls this when it has a quorum: when enough tasks have connected.
+
+        Raises:
+            UnavailableError: The node of srun does not answer.
         """
         options = self.setup.options
         terms = options.rejoin.spare_nodes if options.rejoin else None
@@ -197,10 +200,11 @@ class SpareNodes:
     def rejoin(
         self, rejoin: Rejoin, failure_monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
-        """Return how this process meets the others again, with the terms for replacing ranks.
+        """Return how this process meets the others at the next start, with the terms for replacing
+        ranks.
 
         Args:
-            rejoin: How this process would meet them without spare nodes.
+            rejoin: How this process would meet the others without spare nodes.
             failure_monitor: The failure monitor of the start that is over.
             meeting: The answer that this task got at the rendezvous of that start.
         """
@@ -211,8 +215,8 @@ class SpareNodes:
             ranks_per_node=fold_counts(environment.node_sizes),
             layout=environment.layout,
             lost_after=self.lost_after,
-            # By then the lease of a rank that does not come is over, so its worker has ended. A
-            # rank that does come has had the time that its script may take to end.
+            # After this time the lease of a rank that has not connected is over, so its worker has
+            # ended. Any other rank has had the time that its script may take to end.
             within=self.lost_after + self.limits.lease_ends_within + self.restart_grace,
             expected=known.expected,
             not_before=known.not_before,
@@ -222,8 +226,8 @@ class SpareNodes:
         )
         if failure_monitor.returns:
             return self._rejoin_to_return(rejoin, replace(terms, is_awaited=True))
-        # For each restart rank 0 publishes where it listens. If the text is the deputies' places
-        # instead, which all ranks were told at the rendezvous, rank 0 is gone.
+        # At each restart rank 0 publishes where it listens. If the text says instead where the
+        # deputies listen, which all ranks were told at the rendezvous, rank 0 is gone.
         is_without_rank_zero = rejoin.published == meeting.takeover
         can_take_over = environment.is_spare or environment.may_shrink
         if is_without_rank_zero and can_take_over and failure_monitor.is_first_deputy():
@@ -231,12 +235,11 @@ class SpareNodes:
         return replace(rejoin, spare_nodes=terms)
 
     def rejoin_as(self, reassigned: ReassignedError) -> Rejoin:
-        """Return how this task meets the others again after it was given another number.
-
-        It does so in the same start, which follows a restart.
+        """Return how this task meets the others after it was given a different number. It meets
+        them in the same start, by a second rendezvous.
 
         Args:
-            reassigned: What the task was told; rank 0 has told it itself.
+            reassigned: The new number and layout. Rank 0 has told them to all other tasks.
         """
         rejoin = self.setup.options.rejoin
         assert rejoin
@@ -251,16 +254,18 @@ class SpareNodes:
         rejoin = replace(rejoin, generation=reassigned.generation)
         if not self.setup.held:
             return replace(rejoin, spare_nodes=terms)
-        # What was due when rank 0 took over has been done; and some may have connected already.
+        # Here this task is rank 0. If it has taken over from an old rank 0, it has done so by now.
+        # It keeps its socket, because some of the other tasks may already have connected to it.
         terms = replace(terms, takes_over=False, number=0, lost=None, expected=reassigned.expected)
         descriptor = self.setup.held.rendezvous.detach()
         return replace(rejoin, descriptor=descriptor, spare_nodes=terms)
 
     def rejoin_after(self, error: SrunddpError) -> Rejoin | None:
-        """Return how this task comes back after it has not met the others; None if it does not.
+        """Return how this task comes back after a rendezvous that it could not complete; None if it
+        does not come back.
 
         Args:
-            error: Why it has not met them.
+            error: Why the task could not complete the rendezvous.
         """
         rejoin = self.setup.options.rejoin
         environment = self.setup.environment
@@ -268,7 +273,7 @@ class SpareNodes:
             return None
         if rejoin.generation >= self.setup.options.max_restarts:
             return None  # no start follows
-        # After an error of the whole run there is no run to come back to.
+        # After an error of the whole job there is no run to which the task could come back.
         is_alone = isinstance(error, RendezvousError) and error.scope is not Scope.JOB
         if not (is_alone or isinstance(error, CutOffError)) or not rejoin.spare_nodes.returns_at:
             return None
@@ -278,8 +283,8 @@ class SpareNodes:
         """Return how this task comes back after its node was given up.
 
         Args:
-            rejoin: How this process would meet the others if it were not given up.
-            terms: The terms with which this process would meet them.
+            rejoin: How this process would meet the others if its node were not given up.
+            terms: The terms with which this process would then meet the others.
         """
         return replace(
             rejoin,
@@ -296,7 +301,8 @@ class SpareNodes:
         )
 
     def return_to_run(self, introduction: Introduction, interrupt: CancelToken | None) -> NoReturn:
-        """Wait until the run takes this task back after its node was given up.
+        """Wait until the run takes this task back after its node was given up. This method never
+        returns: the result is an exception.
 
         Args:
             introduction: What this task says of itself, and where rank 0 may be.
@@ -313,9 +319,7 @@ class SpareNodes:
         wait_for_next_start(self.setup, introduction, interrupt, self.lost_after, self.limits)
 
     def dismiss_returning(self) -> None:
-        """Tell the tasks that have come back, and are waiting, that the run is over. Call this on
-        rank 0.
-        """
+        """Tell the tasks that wait to come back that the run is over. Call this on rank 0."""
         if self.setup.standing is None or not waiting_at(self.setup.standing):
             return
         from srunddp.spare_nodes.returning import dismiss
@@ -332,8 +336,8 @@ class SpareNodes:
         """Return how this task meets the others again when it takes over from rank 0.
 
         Args:
-            rejoin: How this task would meet them without spare nodes.
-            terms: The terms if rank 0 were still there.
+            rejoin: How this task would meet the others without spare nodes.
+            terms: The terms with which this task would meet the others if rank 0 were not gone.
             cause: Why the previous start has ended.
             meeting: The answer that this task got at the rendezvous of that start.
         """
@@ -361,7 +365,7 @@ class SpareNodes:
         )
 
     def await_srun(self) -> None:
-        """Wait until srun's node can be reached, before this process ends on a node that was cut
-        off. Otherwise srun would not learn of the end.
+        """Wait until srun's node can be reached. Call this before a process ends on a node that was
+        cut off, because otherwise srun would not learn that the process has ended.
         """
         srun.await_srun()

@@ -1,5 +1,5 @@
-"""Finds out whether this step's srun is still there. It may be lost with its node, or be out of
-reach while this node is cut off.
+"""Finds out whether the srun of this job step still runs. It may have been lost with its node, or
+be out of reach while this node is cut off.
 """
 
 import os
@@ -18,38 +18,40 @@ _ANSWERS_WITHIN = 5.0
 _TRIES = 3
 _LOOK_EVERY = 2.0
 AWAITED = 3600.0
-"""The number of seconds that a node that is cut off waits, which is longer than Slurm waits for the
-node.
+"""For how many seconds a task on a node that is cut off waits at most: longer than Slurm waits for
+an answer of the node.
 """
 
 
 class SrunState(Enum):
-    """The state of this step's srun, as far as it is known."""
+    """The state of the srun of this job step, as far as it is known."""
 
-    THERE = auto()  # or there is none
-    ENDED = auto()
-    CUT_OFF = auto()  # its node does not answer
+    THERE = auto()  # srun runs, or the launcher is not srun
+    ENDED = auto()  # the node of srun answers, but srun no longer listens
+    CUT_OFF = auto()  # the node of srun does not answer
 
 
 def require_srun(say: Callable[[str], None]) -> None:
-    """Check on a new rank 0 that srun's node answers. If it does not, requeue the job, or cancel
-    the job if Slurm refuses to requeue it.
+    """Check on a new rank 0 that the node of srun answers. If it does not, requeue the job, or
+    cancel the job if Slurm refuses to requeue it.
 
-    In a batch job srun runs on the first node. If that node is lost, the output of the tasks goes
-    nowhere, and the step never ends.
+    In a batch job srun runs on the first node. If that node is lost, the output of the tasks is
+    lost too, and the job step never ends.
 
     Args:
         say: Prints a line for the user.
 
     Raises:
-        UnavailableError: srun is gone. The message says what has happened to the job.
+        UnavailableError: The node of srun does not answer. The message says what has happened to
+            the job.
     """
     if any(state() is not SrunState.CUT_OFF for _ in range(_TRIES)):
         return
     host = os.environ["SLURM_SRUN_COMM_HOST"]
     job = os.environ.get("SLURM_JOB_ID", "")
     done = "the job is requeued"
-    # The output of this step goes nowhere, so the user can read the reason only in the comment.
+    # The output of this job step is lost, so the user can read the reason only in the comment of
+    # the job.
     _refusal(
         "scontrol",
         "update",
@@ -67,9 +69,11 @@ def require_srun(say: Callable[[str], None]) -> None:
 
 
 def await_srun() -> None:
-    """Wait until srun's node can be reached, or a signal asks for an end; for one hour at most.
+    """Wait until the node of srun can be reached, or a signal asks for an end; for one hour at
+    most.
 
-    When a process ends on a node that was cut off, Slurm tries to tell srun for only a few seconds.
+    Call this before a process ends on a node that was cut off: when it ends, Slurm tries only for a
+    few seconds to tell srun.
     """
     end = time.monotonic() + AWAITED
     while (
@@ -81,9 +85,9 @@ def await_srun() -> None:
 
 
 def is_in_job(node: str) -> bool | None:
-    """Return whether a node still belongs to this job; None if Slurm does not say.
+    """Return whether a node still belongs to this job; None if Slurm does not answer.
 
-    Slurm removes a node that it has set DOWN from the job for good.
+    When Slurm sets a node DOWN, it removes the node from the job for good.
 
     Args:
         node: The node's name in Slurm.
@@ -97,7 +101,9 @@ def is_in_job(node: str) -> bool | None:
 
 
 def state() -> SrunState:
-    """Return the state of srun: whether its node can be reached, and whether srun listens there."""
+    """Connect to srun, and return its state. This takes several seconds if its node does not
+    answer.
+    """
     host = os.environ.get("SLURM_SRUN_COMM_HOST", "")
     port = os.environ.get("SLURM_SRUN_COMM_PORT", "")
     if not host or not port.isdecimal():
@@ -105,7 +111,7 @@ def state() -> SrunState:
     try:
         socket.create_connection((host, int(port)), _ANSWERS_WITHIN).close()
     except ConnectionRefusedError:
-        return SrunState.ENDED  # the node answers
+        return SrunState.ENDED  # a refusal is an answer of srun's node
     except OSError:
         return SrunState.CUT_OFF
     return SrunState.THERE

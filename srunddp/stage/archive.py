@@ -17,15 +17,15 @@ from srunddp.errors import ConfigError
 
 
 class ArchiveInfo(NamedTuple):
-    """The contents of an archive.
+    """What an archive contains.
 
     Attributes:
-        sha256: the archive's hash, in hex. It is the same for the same names and links, and files
-            with the same content, time and execute permission.
-        size: the sum of the files' sizes in bytes.
-        files: the number of files, folders and links in the archive.
-        links: an environment's links to its interpreter, which are not in the archive: the absolute
-            target of each, by the link's name ``bin/NAME``.
+        sha256: The archive's hash, in hex. Two folders give the same hash if they contain the same
+            names and links, and their files have the same content, time and execute permission.
+        size: The sum of the files' sizes in bytes.
+        files: The number of files, folders and links in the archive.
+        links: The links of an environment to its interpreter, which are not in the archive: the
+            absolute target of each link, by the link's name ``bin/NAME``.
     """
 
     sha256: str
@@ -39,15 +39,15 @@ def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> Archive
     devices are left out.
 
     Args:
-        folder: the folder; the names in the archive are relative to it.
-        archive: the path of the archive, which must not exist.
-        leave_out: patterns as in a shell. A pattern without a slash matches a name at any depth;
+        folder: The folder; the names in the archive are relative to it.
+        archive: The path of the archive, which must not exist.
+        leave_out: Patterns as in a shell. A pattern without a slash matches a name at any depth;
             one with a slash, other than at its end, matches a path relative to ``folder``.
 
     Raises:
-        ConfigError: a link leads out of the folder, or a file cannot be read or changes while it is
+        ConfigError: A link leads out of the folder, or a file cannot be read or changes while it is
             packed.
-        OSError: the archive cannot be written.
+        OSError: The archive cannot be written.
     """
     try:
         return _packed(folder, archive, leave_out)
@@ -65,11 +65,11 @@ def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
     size = 0
     files = 0
     links = {}
-    # PAX headers hold paths of any length, and names that are not UTF-8.
+    # Use the PAX format: its headers hold paths of any length, and names that are not UTF-8.
     with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
         for info, status in _entries(folder, leave_out):
             if info.linkname.startswith("/"):
-                # The link leads out of the folder, which tarfile's filter would refuse. `unpack`
+                # This link leads out of the folder, so tarfile's filter would refuse it. `unpack`
                 # makes such links itself.
                 links[info.name] = info.linkname
                 continue
@@ -87,7 +87,17 @@ def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
 def _entries(
     folder: str, leave_out: Sequence[str], below: str = ""
 ) -> Iterator[tuple[tarfile.TarInfo, os.stat_result]]:
-    """Yield the entries to pack in a fixed order, each folder before its contents."""
+    """Yield the entries to pack, in a fixed order, each folder before its contents.
+
+    Args:
+        folder: The folder to pack.
+        leave_out: The patterns of :func:`pack`.
+        below: A folder in ``folder``, with a slash at its end, whose entries are yielded; empty
+            for ``folder`` itself.
+
+    Yields:
+        The header and the status of each entry.
+    """
     here = os.path.join(folder, below).rstrip("/")
     names = sorted(os.listdir(here), key=os.fsencode)
     patterns = [each.rstrip("/") for each in leave_out]
@@ -132,21 +142,21 @@ def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | N
 def _add_file(
     tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result
 ) -> None:
-    """Pack a regular file with the size that it had when it was found. A file such as the job's own
-    log may have grown since.
+    """Pack a regular file with the size in its header, even if the file has grown since, as the log
+    of the running job does.
 
     Raises:
-        ConfigError: the file has changed in another way since ``before``.
+        ConfigError: The file has changed in another way since its status was ``before``.
     """
-    # Since its lstat(), the file may have been replaced: by a link, which would lead elsewhere, or
-    # by a FIFO, on which open() would wait for a writer.
+    # After its lstat(), the file may have been replaced by a link, which O_NOFOLLOW refuses, or by
+    # a FIFO, where open() would wait for a writer without O_NONBLOCK.
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(source, "rb") as file:
         try:
             tar.addfile(info, file)
         finally:
-            # Check after an error too: addfile() fails for a file that has become shorter, and "has
-            # changed" is the better message.
+            # Check after an error, too: addfile() fails for a file that has become shorter, and the
+            # message below explains this better.
             if not _is_same(before, os.fstat(source)):
                 raise ConfigError(
                     f"{path} has changed while it was packed",
@@ -156,18 +166,19 @@ def _add_file(
 
 
 def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
-    """Whether both describe the same file, and its content is unchanged or has only grown."""
+    """Return whether both statuses are of the same file, which is unchanged or has only grown."""
     file = (before.st_dev, before.st_ino, before.st_mode) == (now.st_dev, now.st_ino, now.st_mode)
     content = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
     return file and (content or now.st_size > before.st_size)
 
 
 def _target(folder: str, name: str) -> str:
-    """Return the target for a link: a relative path if it leads into the folder, or an absolute
-    path if it is an environment's link to its interpreter.
+    """Return the target that a link gets in the archive: a relative path for a link into the
+    folder, an absolute path for the link of an environment to its interpreter.
 
     Raises:
-        ConfigError: the link leads out of the folder and is not such a link.
+        ConfigError: The link leads out of the folder, and not from an environment to its
+            interpreter.
     """
     path = os.path.join(folder, name)
     root = os.path.realpath(folder)
@@ -188,13 +199,13 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
     """Unpack an archive made by :func:`pack` into a new folder: completely or not at all.
 
     Args:
-        archive: the archive. Like ``folder``, it is in a folder that no other user may change.
-        folder: the new folder.
-        sha256: the expected hash of the archive, in hex.
-        links: further links to make; see :class:`ArchiveInfo`.
+        archive: The archive. Like ``folder``, it is in a folder that no other user may change.
+        folder: The new folder.
+        sha256: The expected hash of the archive, in hex.
+        links: Further links to make; see :class:`ArchiveInfo`.
 
     Raises:
-        ConfigError: the hash is another one, or the folder cannot be written.
+        ConfigError: The archive has a different hash, or the folder cannot be written.
     """
     above, name = os.path.split(folder)
     new = os.path.join(above, f".{name}")
@@ -210,10 +221,10 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
             file.seek(0)
             os.mkdir(new, 0o700)
             with tarfile.open(fileobj=file, encoding="utf-8") as tar:
-                # Python has this filter from 3.11.4 on.
+                # Python older than 3.11.4 has no such filter, and unpacks without one.
                 tar.extraction_filter = getattr(tarfile, "data_filter", None)
                 tar.extractall(new)
-        # Make these links last, so that nothing from the archive can be written through them.
+        # Make the links last, so that nothing from the archive can be written through them.
         for link, target in links.items():
             os.symlink(target, os.path.join(new, link))
         # rename() replaces at most an empty folder; anything else with this name stays.

@@ -1,8 +1,8 @@
 """Builds an environment that can be moved: uv installs srunddp and the packages of a lock file, and
 compiles them to bytecode.
 
-The environment is built beside its place and gets its name only when it is complete, so that an
-incomplete environment is never used.
+The environment is built under a temporary name in the same folder. It gets its name only when it is
+complete, so that an incomplete environment is never used.
 """
 
 import os
@@ -24,7 +24,8 @@ from srunddp.errors import ConfigError, file_errors
 LOCK = "srunddp-lock.txt"
 # Matches lines of uv's lock file such as `numpy==2.4.0 \` and `mine @ file:///home/u/mine`.
 _PIN = re.compile(r"^([\w.-]+)(?:==| @ )([^\s;]+)", re.MULTILINE)
-# Copy and compile all files, because an environment has to be complete before it is packed.
+# Options of `uv pip install`. All files are copied and compiled, because an environment has to be
+# complete before it is packed.
 _INSTALL = ("--no-deps", "--no-editable", "--link-mode=copy", "--compile-bytecode")
 _WHEEL = "Wheel-Version: 1.0\nGenerator: srunddp\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -40,20 +41,20 @@ def build(
     """Build a relocatable environment.
 
     Args:
-        requirements: a requirements file as for pip. If it has hashes, the packages must match
+        requirements: A requirements file as for pip. If it has hashes, the packages must match
             them, so a lock file always gives the same environment.
-        output: the folder of the environment, which must not exist.
-        wheels: a folder with wheels; None for none.
-        online: whether uv asks an index, by the user's settings. If not, all packages come from
-            ``wheels``, or without it from uv's cache.
-        say: called with a line at each step.
+        output: The folder of the environment, which must not exist.
+        wheels: A folder with wheels; None for none.
+        online: Whether uv asks a package index, by the user's settings. If not, all packages come
+            from ``wheels`` or, if that is None, from uv's cache.
+        say: Takes lines for the user about the progress.
 
     Returns:
-        The version of each package, by name.
+        The version of each package, or the URL it came from, by the package's name.
 
     Raises:
-        ConfigError: uv, a file or a package is missing, or versions do not fit; ``output`` is not
-            created.
+        ConfigError: uv, a file or a package is missing, or the required versions contradict each
+            other. ``output`` is not created then.
     """
     output = output.absolute()
     if not requirements.is_file():
@@ -133,12 +134,13 @@ def _fill(
     )
     packages = dict(_PIN.findall(lock.read_text()))
     say(f"installing {len(packages)} packages")
-    # If the user's file has a package's hash, the package must match it.
+    # uv installs from the lock file, so it has to be told to check the hashes in the user's file.
     locked: tuple[str | Path, ...] = ()
     if "--hash" in requirements.read_text(errors="replace"):
         locked = ("--constraint", requirements)
     uv("pip", "install", *source, *_INSTALL, python, "--requirement", lock, *locked)
-    # No index has this srunddp, so make a wheel of the running one and install that.
+    # The environment gets the srunddp that is running now, which no index has. So make a wheel of
+    # it and install this wheel.
     own = _own_wheel(place)
     uv(
         "pip",
@@ -171,8 +173,17 @@ def _installed() -> Distribution:
 
 
 def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = "") -> None:
-    """Run one of uv's commands. Its output goes to ``log``; if it fails, ``hint`` tells the user
-    what to do.
+    """Run one of uv's commands, and append its output to a file.
+
+    Args:
+        program: The path of uv.
+        log: The file for the command and its output.
+        hint: What the user can do if the command fails, with a blank at its end; may be empty.
+        words: The arguments of uv.
+        given: The standard input.
+
+    Raises:
+        ConfigError: The command has failed.
     """
     command = [program, *map(str, words), "--color=never", "--no-progress"]
     # UNCHECKED_HASH: Python never compares the bytecode with the source.
@@ -183,8 +194,8 @@ def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = ""
     with log.open("a") as file:
         file.write(f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}")
     if done.returncode:
-        # uv prints `error: …`, then causes and hints on several lines. Drop its hints, which name
-        # options of uv; the message gets another hint.
+        # uv prints `error: …`, then causes and hints on several lines. Drop uv's hints, because
+        # they name options of uv, and the user has called srunddp. The message gets another hint.
         reason = re.sub(
             r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL
         )
@@ -209,8 +220,10 @@ def _find_uv() -> str:
 
 
 def _own_wheel(folder: Path) -> Path:
-    """Make a wheel of the running srunddp, with its command and, if there is one, its ifaces.conf;
-    return its path.
+    """Make a wheel of the running srunddp, with its command and, if there is one, its ifaces.conf.
+
+    Returns:
+        The path of the wheel in ``folder``.
     """
     found = _installed()
     package = Path(__file__).resolve().parents[1]
@@ -222,7 +235,7 @@ def _own_wheel(folder: Path) -> Path:
         "entry_points.txt": "[console_scripts]\nsrunddp = srunddp.cli:main\n",
         "RECORD": "",
     }
-    # The last default file is /etc/srunddp/ifaces.conf, which each node may have of its own.
+    # Leave out the last default file, /etc/srunddp/ifaces.conf: each node may have its own.
     own = [path for path in ifaces_conf.default_files()[:-1] if path.is_file()]
     with zipfile.ZipFile(archive, "w") as wheel:
         for path in package.rglob("*"):

@@ -53,12 +53,12 @@ def stage() -> None:
 )
 @click.option("--online", is_flag=True, help="Ask an index too, by your settings for uv.")
 def build_command(requirement: Path, output: Path, **given: Any) -> None:
-    """Build an environment with srunddp that runs wherever it is copied to. This needs uv, from
-    srunddp[stage].
+    """Build an environment that contains srunddp and runs wherever it is copied to. This needs uv,
+    from srunddp[stage].
 
     \b
     srunddp stage build -r requirements.txt --online  # with internet; uv's cache keeps the files
-    srunddp stage build -r requirements.txt           # without: from that cache
+    srunddp stage build -r requirements.txt           # without internet: from uv's cache
     srunddp stage build -r staged-env/srunddp-lock.txt --wheels=DIR -o again
 
     The file srunddp-lock.txt in the environment names each version and its hash.
@@ -86,7 +86,7 @@ _base = click.option(
 _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
 
-@stage.command(short_help="Copy it to the nodes of this job.")
+@stage.command(short_help="Copy folders to the nodes of this job.")
 @click.option(
     "--env",
     type=DIR,
@@ -109,15 +109,16 @@ _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.
 @_base
 @_timeout
 def push(**given: Any) -> None:
-    """In a job: bring folders to those of its nodes that do not see them, and print the program for
-    srun to start.
+    """In a job: copy folders to the nodes that do not see them, and print the path of the program
+    that srun has to start.
 
     \b
     srunddp=$(srunddp stage push --env ENV --project "$PWD")
     srun --chdir=/ "$srunddp" run --staged train.py
     srunddp stage clean
     """
-    # Exit by an exception, so that the archive on this node is removed too.
+    # On SIGTERM, end this process by an exception, because otherwise the archive that it has packed
+    # would stay on this node.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     job = Job.of(os.environ, given["base"])
     wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
@@ -132,5 +133,7 @@ def push(**given: Any) -> None:
 @_base
 @_timeout
 def clean(base: str, timeout: float) -> None:
-    """In a job: remove what was staged for it, before the end of the job does so."""
+    """In a job: remove what was staged for it. Without this command, that happens when the job
+    ends.
+    """
     pushing.clean(Job.of(os.environ, base), timeout, say)

@@ -26,7 +26,7 @@ class Answer(StageMessage, kind="answer"):
     node: str
 
 
-# Requests. One that names no other answer gets a plain Answer.
+# Requests. A request whose docstring names no class of answer gets a plain Answer.
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MarkedPlace:
     """A folder to stage, as seen from the node that runs the push.
 
     Attributes:
-        path: Its path on the shared file system.
+        path: The folder's absolute path.
         mark: The result of :func:`srunddp.util.filesystem.mark`, by which a node recognizes the
             folder.
     """
@@ -45,11 +45,12 @@ class MarkedPlace:
 
 @dataclass(frozen=True)
 class Look(StageMessage, kind="look"):
-    """Make the job's folder, and compare what this node sees. :class:`Looked` is the answer.
+    """Make the job's folder, and find out which folders this node sees. :class:`Looked` is the
+    answer.
 
     Attributes:
-        places: The folders to compare.
-        python: The interpreter to look for.
+        places: The folders to look for.
+        python: The path of the interpreter to look for.
     """
 
     places: tuple[MarkedPlace, ...]
@@ -58,7 +59,8 @@ class Look(StageMessage, kind="look"):
 
 @dataclass(frozen=True)
 class LookForCopy(StageMessage, kind="look_for_copy"):
-    """Find out whether an earlier push made this copy. :class:`CopyLookedFor` is the answer.
+    """Find out whether the node has this copy from an earlier push. :class:`CopyLookedFor` is the
+    answer.
 
     Attributes:
         name: The copy's name in the job's folder.
@@ -86,8 +88,8 @@ class StagedPlace:
     """A staged folder, and the nodes that have a copy of it.
 
     Attributes:
-        role: ``env``, ``project`` or ``data``.
-        path: The shared path.
+        role: What the folder contains: ``env``, ``project`` or ``data``.
+        path: The folder's absolute path on the node that runs the push.
         name: The name of the copies in the job's folder; empty if no node has a copy.
         nodes: The names of the nodes with a copy.
     """
@@ -100,7 +102,7 @@ class StagedPlace:
 
 @dataclass(frozen=True)
 class Finish(StageMessage, kind="finish"):
-    """Save where each staged folder is, for the ranks that start later.
+    """Write down where each staged folder is, and write the program that srun starts for each rank.
 
     Attributes:
         places: All folders of this push.
@@ -120,20 +122,23 @@ class Clean(StageMessage, kind="clean"):
 
 @dataclass(frozen=True)
 class Leave(StageMessage, kind="leave"):
-    """Remove everything, because the push has failed. There is no answer."""
+    """End, because the push has failed. There is no answer. The node's agent removes the job's
+    folder first, unless the agent of an earlier push keeps the folder.
+    """
 
 
-# Answers.
+# Answers to the requests above.
 
 
 @dataclass(frozen=True)
 class Looked(Answer, kind="looked"):
-    """Which places the node sees.
+    """Which folders the node sees.
 
     Attributes:
-        sees: For each place ``1`` if the node sees the same folder, else ``0``; one letter each,
-            because an answer has to be short.
-        python: Whether the node has the interpreter.
+        sees: One character for each folder, in the order of the request: ``1`` if the node sees the
+            same folder, else ``0``. It is so short because an answer has to fit into one line of
+            srun's output.
+        python: Whether the node has the interpreter, and may execute it.
     """
 
     sees: str
@@ -142,11 +147,11 @@ class Looked(Answer, kind="looked"):
 
 @dataclass(frozen=True)
 class CopyLookedFor(Answer, kind="copy_looked_for"):
-    """Whether the node has the copy.
+    """Whether the node has the copy, and room for one.
 
     Attributes:
         found: Whether the copy exists.
-        free: Free bytes in the file system of the job's folder.
+        free: The number of free bytes in the file system of the job's folder.
     """
 
     found: bool
@@ -169,7 +174,7 @@ class Cleaned(Answer, kind="cleaned"):
     """The node has removed the job's folder, except files that were written in a copy.
 
     Attributes:
-        kept: How many such files there are; None if there was no folder.
+        kept: The number of files that stay; None if the node had no folder of the job.
     """
 
     kept: int | None
@@ -180,7 +185,8 @@ class CannotDo(Answer, kind="cannot_do"):
     """The node could not carry out the request.
 
     Attributes:
-        found, expected, hint: The parts of an error's message; the last two may be empty.
+        found, expected, hint: The parts of the error message; ``expected`` and ``hint`` may be
+            empty.
     """
 
     found: str

@@ -45,33 +45,38 @@ from srunddp.stage.paths import LOCK, PLACES, PathMapping, StagedPaths, lock_fil
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.filesystem import mark, same
 
-# Three files in the job's folder exist only to be locked. `push` is locked by the one push that may
-# stage at a time. `lock` is shared by a push and all ranks that work in the copies, and locked
-# exclusively by a process that removes them. `keeper` is locked by the one task that removes the
-# folder at the job's end.
+# Three files in the job's folder exist only to be locked. A push locks `push`, so that only one
+# push stages at a time. A push, and all ranks that work in the copies, hold a shared lock of
+# `lock`; a process that removes the copies holds an exclusive one. The one task that removes the
+# folder at the job's end locks `keeper`.
 _PUSH = "push"
 _KEEPER = "keeper"
-_UNPACKED = ".unpacked"  # beside a complete copy: a file whose time says since when
+# The file COPY.unpacked is made when the copy COPY is complete, so its time tells which files in
+# the copy were written later.
+_UNPACKED = ".unpacked"
 _WAIT = 10.0  # seconds to wait for ranks, or for another push, to release a folder
-_OLD = 600.0  # seconds; an older folder without a keeper is left by a killed job
-_LONGEST = 250  # letters of each text of an error: the line has to stay below 1 KiB
-# Signals that warn all steps of the job's end, or come from a terminal. They are meant for the
-# ranks.
+_OLD = 600.0  # seconds; an older folder without a keeper is left over from a job that was killed
+_LONGEST = 250  # characters of each text of an error: the line has to stay below 1 KiB
+# Signals by which Slurm warns all job steps before the job ends, or which come from a terminal.
+# They are meant for the ranks, so the agent ignores them.
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-# A BaseException, so that the handlers of errors below `main` do not catch it.
+# _Ended is a BaseException, so that no function below `main` takes it for an error and goes on.
 class _Ended(BaseException):
     """Ends the agent, because the job ends (SIGTERM) or the push has failed (:class:`Leave`)."""
 
 
 def main(folder: str) -> None:
-    """Answer requests until standard input ends. Then keep the folder until the job ends, unless
-    the task of another push keeps it.
+    """Answer requests until standard input ends. Then keep the job's folder until the job ends,
+    unless the task of an earlier push keeps it.
+
+    Args:
+        folder: The path of the job's folder, which may not exist yet.
     """
-    # The copies are in a folder such as /tmp, where no other user may read them.
+    # Other users can enter the folder above the copies, such as /tmp, but must not read the copies.
     os.umask(0o077)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -133,8 +138,8 @@ class _Node:
         return os.path.join(self._folder, name)
 
     def look(self, request: Look) -> Looked:
-        """Make the job's folder, and answer for each place whether this node sees the same folder
-        as the node of the push.
+        """Make and lock the job's folder, remove the folders that earlier jobs have left, and
+        answer which of the requested folders this node sees.
         """
         _make_own(self._folder)
         self._hold()
@@ -144,12 +149,12 @@ class _Node:
         return Looked(NODE, sees=sees, python=os.access(request.python, os.X_OK))
 
     def _hold(self) -> None:
-        """Take the locks of the job's folder: ``push``, which only one push of this job may hold at
-        a time, ``lock``, which keeps the folder from being removed, and ``keeper``, unless the task
-        of an earlier push holds it.
+        """Lock three files in the job's folder: ``push``, which only one push of this job may lock
+        at a time, ``lock``, which keeps the folder from being removed, and ``keeper``, unless the
+        task of an earlier push has locked it.
 
         Raises:
-            ConfigError: another push of this job is at work, or the folder is being removed.
+            ConfigError: Another push of this job is at work, or the folder is being removed.
         """
         held = _touch(self._path(_PUSH))
         if not lock_file(held):
@@ -172,13 +177,15 @@ class _Node:
             os.close(keeper)
 
     def look_for_copy(self, request: LookForCopy) -> CopyLookedFor:
-        """Answer whether an earlier push made this copy, and how many bytes are free."""
+        """Answer whether this node has the copy from an earlier push, and how many bytes are
+        free.
+        """
         # Unpacking ends with a rename, so a copy with this name is complete.
         found = os.path.exists(self._path(request.name))
         return CopyLookedFor(NODE, found=found, free=shutil.disk_usage(self._folder).free)
 
     def unpack(self, request: Unpack) -> Unpacked:
-        """Unpack the archive, if this node was sent one, and remove it."""
+        """Unpack the archive, if this node was sent one, and remove the archive."""
         archive = self._path(request.name + ".tar")
         folder = self._path(request.name)
         # Every node gets this request, but only nodes without a copy were sent the archive.
@@ -193,7 +200,9 @@ class _Node:
         return Unpacked(NODE, seconds=time.monotonic() - began)
 
     def finish(self, request: Finish) -> Answer:
-        """Save where each staged folder is on this node, and write the program for the ranks."""
+        """Write down where each staged folder is on this node, and write the program that srun
+        starts for each rank. Then release the locks of `push` and `lock`.
+        """
         here = {place.path: self._mapping(place) for place in request.places}
         if os.path.exists(self._path(PLACES)):
             before = StagedPaths.load(self._folder).places
@@ -207,8 +216,8 @@ class _Node:
         launcher = Path(self._path("srunddp.new"))
         replace_file(launcher, _launcher(staged, request.start).encode(errors="surrogateescape"))
         launcher.chmod(0o700)
-        # Ranks of an earlier push may be starting its program. The new one takes that name only
-        # once it is executable.
+        # Ranks may be starting the program that an earlier push wrote. So the new program takes
+        # its name only once it is executable.
         launcher.rename(self._path("srunddp"))
         self._let_go()
         return Answer(NODE)
@@ -226,31 +235,32 @@ class _Node:
         """
         if not os.path.isdir(self._folder):
             return Cleaned(NODE, kept=None)
-        # Open the file before its name is removed: the keeper's lock is on the open file.
+        # Open the keeper's file before `_remove` deletes its name. The keeper's lock is on the open
+        # file, not on the name.
         keeper = _touch(self._path(_KEEPER))
         kept = _remove(self._folder, _WAIT)
-        # The lock becomes free when the keeper ends.
+        # The keeper ends when the name of its file is gone, and then this call gets the lock.
         lock_file(keeper, _WAIT)
         return Cleaned(NODE, kept=kept)
 
     def keep(self) -> None:
-        """As the keeper, wait for `stage clean`, or for SIGTERM, which Slurm sends to steps at the
-        end of a job before it kills them. Other tasks return at once.
+        """As the keeper, wait for `stage clean`, or for SIGTERM, which Slurm sends to the job steps
+        at the end of a job before it kills them. Other tasks return at once.
         """
         self._let_go()
         while self._keeps():
             time.sleep(0.5)
 
     def remove_at_end(self) -> None:
-        """As the keeper, remove the folder once no rank uses it."""
-        # `_remove` opens the lock file again. For flock() that is another open file, which would
-        # wait for this process's own shared lock forever.
+        """As the keeper, remove the folder once no rank uses it. Other tasks remove nothing."""
+        # `_remove` opens the lock file again. flock() treats that as a different open file, and
+        # would wait forever for the shared lock that this process holds.
         self._let_go()
         if self._keeps():
             _remove(self._folder, math.inf)
 
     def _keeps(self) -> bool:
-        # `stage clean` removes this name, which tells the keeper to end.
+        # `stage clean` removes the keeper's file, which tells the keeper to end.
         return self._keeper >= 0 and os.path.exists(self._path(_KEEPER))
 
     def _let_go(self) -> None:
@@ -264,7 +274,8 @@ def _make_own(folder: str) -> None:
     """Make a folder that only this user can change or replace.
 
     Raises:
-        ConfigError: the folder above it is not safe, or the folder is not this user's alone.
+        ConfigError: Other users may rename what is in the folder above, or have access to the
+            folder itself.
     """
     above = os.path.dirname(folder)
     base = os.stat(above)
@@ -276,7 +287,8 @@ def _make_own(folder: str) -> None:
             expected="a folder such as /tmp",
             hint="name another with --dir",
         )
-    # Make it first and check it afterwards. After a check, another user could still make it.
+    # Make the folder first and check it afterwards: another user could make it between a check and
+    # mkdir().
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     found = os.lstat(folder)
@@ -300,8 +312,9 @@ def _touch(path: str) -> int:
 
 
 def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
-    """Write the shell script that ranks start. It runs srunddp of the staged environment, or
-    without one ``start``: an interpreter and a program.
+    """Return the text of the shell script that srun starts for each rank. The script runs srunddp
+    of the staged environment. If no environment was staged, it runs ``start``, an interpreter and a
+    program.
     """
     env = next((place.here for place in staged.places if place.role == "env"), None)
     lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(staged.folder)}"]
@@ -325,15 +338,15 @@ def _remove(folder: str, wait: float) -> int:
     """Remove a job's folder once no rank uses it.
 
     Args:
-        folder: the job's folder.
-        wait: how many seconds to wait for the ranks that use it; infinity for no limit.
+        folder: The job's folder.
+        wait: How many seconds to wait for the ranks that use it; infinity for no limit.
 
     Returns:
         How many files stay because they were written in a copy. If there are any, the folder stays
         too.
 
     Raises:
-        ConfigError: ranks still use the folder.
+        ConfigError: Ranks still use the folder.
     """
     held = _touch(os.path.join(folder, LOCK))
     try:
@@ -345,12 +358,13 @@ def _remove(folder: str, wait: float) -> int:
             )
         kept = 0
         for entry in list(os.scandir(folder)):
-            # A name with a dot is a copy whose unpacking was killed, so no rank has ever used it.
+            # A folder whose name begins with a dot is left over from an unpacking that was killed.
+            # No rank has ever used it, so none of its files has to be kept.
             if entry.is_dir(follow_symlinks=False) and entry.name[0] != ".":
                 kept += _remove_copy(entry.path)
             elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(_UNPACKED):
-                # This removes the lock file too. A rank that opened it before and locks it
-                # afterwards sees that its link count is 0.
+                # This removes the lock file too. A rank that has opened the lock file before, and
+                # locks it afterwards, sees that the file's link count is 0.
                 os.unlink(entry)
         if not kept:
             shutil.rmtree(folder)
@@ -360,18 +374,19 @@ def _remove(folder: str, wait: float) -> int:
 
 
 def _remove_copy(folder: str) -> int:
-    """Remove the unpacked files of a copy. Files that are newer than the copy stay, and the folder
-    gets another name.
+    """Remove the unpacked files of a copy. Files that were written after the copy was complete
+    stay, and the copy's folder gets a new name.
 
     Returns:
         How many files stay.
     """
     folder, mark = _set_aside(folder)
-    # Without the mark nothing shows which files are newer, so all of them stay.
+    # Without the .unpacked file nothing shows which files are newer, so all but bytecode stay.
     whole = os.stat(mark).st_mtime_ns if os.path.exists(mark) else 0
     kept = 0
     for here, folders, files in os.walk(folder, topdown=False):
-        # os.walk() lists links to folders among the folders, and does not enter them.
+        # os.walk() lists a link to a folder among the folders, but does not enter it. So remove
+        # such a link like a file.
         links = [name for name in folders if os.path.islink(os.path.join(here, name))]
         for name in (*files, *links):
             if not _remove_unless_newer(os.path.join(here, name), whole):
@@ -384,15 +399,20 @@ def _remove_copy(folder: str) -> int:
 
 
 def _set_aside(folder: str) -> tuple[str, str]:
-    """Rename a copy and its mark, so that no push considers it complete. Return the new names."""
+    """Rename a copy and its ``.unpacked`` file, so that no push considers the copy complete. A copy
+    that was renamed before keeps its name.
+
+    Returns:
+        The present path of the copy, and that of the ``.unpacked`` file, which may be missing.
+    """
     if ".kept-" in os.path.basename(folder):
         return folder, folder + _UNPACKED
     number = 1
     while os.path.lexists(f"{folder}.kept-{number}"):
         number += 1
     new = f"{folder}.kept-{number}"
-    # The mark goes first: if a kill comes between the two, the next removal finds it under its new
-    # name.
+    # Rename the .unpacked file first. If this process is killed before it renames the copy, the
+    # next removal gives the copy the name that belongs to the .unpacked file.
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder + _UNPACKED, new + _UNPACKED)
     os.rename(folder, new)
@@ -400,15 +420,15 @@ def _set_aside(folder: str) -> tuple[str, str]:
 
 
 def _remove_unless_newer(path: str, whole: int) -> bool:
-    """Remove a file that has not changed since its copy was complete. Bytecode (``.pyc``) is always
-    removed.
+    """Remove a file of a copy unless it has changed since the copy was complete. Bytecode
+    (``.pyc``) is always removed.
 
     The time of the last status change decides, because programs such as cp -p can set all other
     times.
 
     Args:
-        path: the path of the file.
-        whole: when the copy was complete, in nanoseconds since 1970; 0 if that is not known.
+        path: The path of the file.
+        whole: When the copy was complete, in nanoseconds since 1970; 0 if that is not known.
 
     Returns:
         Whether the file was removed.
@@ -421,8 +441,9 @@ def _remove_unless_newer(path: str, whole: int) -> bool:
 
 
 def _remove_others(folder: str) -> None:
-    """Remove the folders of this user's earlier jobs beside the given one. A folder stays if it is
-    younger than ``_OLD`` seconds, or if a keeper or a rank uses it.
+    """Remove the folders that this user's other jobs have left beside ``folder``, the folder of
+    this job. A folder stays if it is younger than ``_OLD`` seconds, or if a keeper or a rank uses
+    it.
     """
     own = Path(folder)
     for other in own.parent.glob(f"{own.name.rpartition('-')[0]}-[0-9]*"):

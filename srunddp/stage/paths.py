@@ -1,7 +1,8 @@
-"""Maps shared paths to the copies on this node that `srunddp stage push` has made, and makes a run
-work in them.
+"""Maps shared paths to the copies that `srunddp stage push` has made on this node, and makes a run
+use these copies.
 
-A node that sees a shared path uses it. The copy is used only for a path that the node does not see.
+A path of which this node has no copy is used as it is. Usually a node has a copy only of what it
+does not see; `srunddp stage push --all-nodes` makes copies on nodes that see the folders, too.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.stage.offline import caches
 
 VARIABLE = "SRUNDDP_STAGED"
-# Files in the folder of a job.
+# Names of two files in a job's folder on a node: PLACES says where each staged folder is, and a
+# process that has locked LOCK keeps the job's folder from being removed.
 PLACES = "places.json"
 LOCK = "lock"
-# Variables that may name a staged path: the first kind holds several paths separated by colons, the
-# second kind one path.
+# Variables that may name staged paths: each of _LISTS holds paths separated by colons, each of
+# _PATHS holds one path.
 _LISTS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _PATHS = (
     "VIRTUAL_ENV",
@@ -36,18 +38,19 @@ _PATHS = (
     "TORCH_HOME",
     "SRUNDDP_IFACES",
 )
-# The directory that slurmstepd enters if it cannot enter the step's working directory.
+# The directory that slurmstepd enters if it cannot enter the job step's working directory.
 _LEFT_BY_THE_LAUNCHER = "/tmp"
 
 
 @dataclass(frozen=True)
 class PathMapping:
-    """A staged file or folder, and where it is on this node.
+    """A staged folder, and where it is on this node.
 
     Attributes:
-        role: ``env``, ``project`` or ``data``.
-        path: the shared path, which the push named.
-        here: the path on this node: ``path`` itself if the node sees it, else its copy.
+        role: What the folder contains: ``env``, ``project`` or ``data``.
+        path: The folder's absolute path on the node that ran ``srunddp stage push``.
+        here: The path to use on this node: its copy of the folder, or ``path`` itself if this node
+            has no copy.
     """
 
     role: str
@@ -60,10 +63,10 @@ class StagedPaths:
     """Everything that was staged for a job, as it is on one node.
 
     Attributes:
-        folder: the job's folder on this node, which has the copies.
-        places: every staged path and where it is here.
-        cwd: the working directory of the push, for ranks that start in ``/`` or whose own directory
-            Slurm could not enter.
+        folder: The job's folder on this node, which contains the copies.
+        places: Every staged folder, and where it is on this node.
+        cwd: The working directory of ``srunddp stage push``. Ranks work there if they start in
+            ``/``, or if Slurm could not enter the working directory of their job step.
     """
 
     folder: str
@@ -72,25 +75,28 @@ class StagedPaths:
 
     @classmethod
     def load(cls, folder: str) -> StagedPaths:
-        """Read the places from the file in a job's folder.
+        """Read what the node's agent has written into a job's folder.
+
+        Args:
+            folder: The job's folder on this node.
 
         Raises:
-            ValueError, TypeError, KeyError: the file has the wrong content.
-            OSError: the file cannot be read.
+            ValueError, TypeError, KeyError: The file has the wrong content.
+            OSError: The file cannot be read.
         """
         written = json.loads(Path(folder, PLACES).read_bytes())
         return cls(folder, tuple(PathMapping(**each) for each in written["places"]), written["cwd"])
 
     def here(self, path: str) -> str:
-        """Return where an absolute path is on this node. A relative path, a path outside the staged
-        ones and a path that this node sees are returned unchanged.
+        """Return where an absolute path is on this node. A relative path, and a path of which this
+        node has no copy, are returned unchanged.
         """
         if not path.startswith("/"):
             return path
         # normpath() keeps two slashes at the beginning, because POSIX lets the system decide what
         # they mean.
         whole = os.path.normpath("/" + path.lstrip("/"))
-        # The slash behind both keeps /data from matching /database.
+        # Both paths end with a slash, so that /data does not match /database.
         above = [place for place in self.places if f"{whole}/".startswith(f"{place.path}/")]
         place = max(above, key=lambda place: len(place.path), default=None)
         if place is None or place.here == place.path:
@@ -99,8 +105,8 @@ class StagedPaths:
         return place.here + whole.removeprefix(place.path) + slash
 
     def shared(self, path: str) -> str:
-        """Return the shared path of which an absolute path on this node is a copy; the path itself
-        if it is in no copy.
+        """Return the shared path that belongs to an absolute path in a copy on this node. A path
+        outside the copies is returned unchanged.
         """
         for place in self.places:
             if place.here != place.path and f"{path}/".startswith(f"{place.here}/"):
@@ -108,8 +114,9 @@ class StagedPaths:
         return path
 
     def argument(self, word: str) -> str:
-        """Replace a script's argument that is a staged path, or that has one after its first
-        ``=``.
+        """Return an argument of the script as this node needs it. If the whole argument, or what
+        follows its first ``=``, is a path of which this node has a copy, that path is replaced by
+        the path of the copy.
         """
         name, equals, value = word.partition("=")
         if word.startswith("/"):
@@ -117,8 +124,9 @@ class StagedPaths:
         return name + equals + self.here(value)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the new values of the variables that name a path with a copy here. The default
-        cache folders count as named, even if their variables are not set.
+        """Return new values for the variables that name a path of which this node has a copy; other
+        variables are left out. If ``HF_HOME`` or ``TORCH_HOME`` is not set, it counts as set to the
+        default cache folder.
         """
         before = caches(environ) | {
             name: environ[name] for name in (*_LISTS, *_PATHS) if name in environ
@@ -132,19 +140,19 @@ class StagedPaths:
         return changed
 
     def intended_cwd(self, environ: Mapping[str, str], folder: str) -> str:
-        """Return the working directory that the step should have had.
+        """Return the working directory that the job step should have had.
 
         Args:
-            environ: the rank's variables. srun leaves its own working directory in ``PWD``, but a
-                shell may have replaced it since.
-            folder: the working directory of this process. It is right unless it is ``/``, ``/tmp``
-                or the home directory, where a launcher may leave a process.
+            environ: The rank's variables. srun passes on its own ``PWD``, but a shell on this node
+                may have replaced the value since.
+            folder: The working directory of this process. It is the result unless it is ``/``,
+                ``/tmp`` or the home directory, where a launcher may leave a process.
         """
         if folder == "/":
             return self.cwd or folder
         if self.here(folder) == folder and folder in (_LEFT_BY_THE_LAUNCHER, environ.get("HOME")):
-            # A shell before this process may have set PWD to the directory that it is in. Then the
-            # push's directory is the best guess.
+            # A shell between the launcher and this process may have set PWD to the directory in
+            # which the launcher left it. Then the working directory of the push is the best guess.
             for requested in (
                 environ.get("PWD", ""),
                 self.cwd,
@@ -160,11 +168,11 @@ class StagedPaths:
         """Return the folders for ``sys.path``, with copies in place of shared paths.
 
         Args:
-            entries: the folders of sys.path so far.
-            environ: the variables from which Python made ``entries``.
-            before: the working directory at Python's start, to which entries of PYTHONPATH may be
-                relative.
-            now: the present working directory.
+            entries: The present entries of ``sys.path``.
+            environ: The variables from which Python made ``entries``.
+            before: The working directory at Python's start: relative entries of ``PYTHONPATH``
+                were resolved there.
+            now: The present working directory.
         """
         relative = {}
         if before != now:
@@ -192,8 +200,8 @@ def lock_file(descriptor: int, wait: float = 0.0, kind: int = fcntl.LOCK_EX) -> 
     """Lock a file with flock().
 
     Args:
-        descriptor: the descriptor of the open file.
-        wait: how many seconds to try; 0 for a single attempt.
+        descriptor: The descriptor of the open file.
+        wait: How many seconds to try; 0 for a single attempt.
         kind: ``fcntl.LOCK_EX`` for an exclusive lock, ``fcntl.LOCK_SH`` for a shared one.
 
     Returns:
@@ -202,7 +210,7 @@ def lock_file(descriptor: int, wait: float = 0.0, kind: int = fcntl.LOCK_EX) -> 
     end = time.monotonic() + wait
     while True:
         try:
-            # flock() has no time limit, so try without waiting, again and again.
+            # flock() cannot wait for a limited time, so try without waiting, again and again.
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
@@ -215,8 +223,8 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
     """Read what was staged, from the folder that ``SRUNDDP_STAGED`` names.
 
     Raises:
-        ConfigError: the variable is not set; or the folder or its file is missing or broken,
-            belongs to another user, or may be changed by another user.
+        ConfigError: The variable is not set; or the folder is missing, belongs to another user or
+            may be changed by other users; or its file is missing or broken.
     """
     folder = environ.get(VARIABLE, "")
     if not folder.startswith("/"):
@@ -242,8 +250,8 @@ def _require_ours(folder: str) -> None:
     """Check that only this user can have put files into the folder.
 
     Raises:
-        ConfigError: the folder is a link, belongs to another user, or may be changed by others.
-        OSError: the folder does not exist.
+        ConfigError: The folder is a link, belongs to another user, or may be changed by others.
+        OSError: The folder does not exist.
     """
     # lstat() does not follow a link, which any user can make in /tmp.
     status = os.lstat(folder)
@@ -258,21 +266,25 @@ def _require_ours(folder: str) -> None:
 
 
 def lock(folder: str) -> int:
-    """Prevent the removal of a folder while this process, or one that it starts, is alive.
+    """Prevent the removal of a job's folder until this process and all its descendants have ended.
+
+    Args:
+        folder: The job's folder on this node.
 
     Returns:
-        The descriptor that holds the lock. Processes inherit it. It is above 2 even if standard
-        output is closed.
+        The descriptor that holds the lock. Child processes inherit it. It is never 0, 1 or 2, not
+        even if one of the standard streams is closed.
 
     Raises:
-        ConfigError: the folder is already being removed.
+        ConfigError: The folder is already being removed.
     """
     with _reading(), open(os.path.join(folder, LOCK), "rb") as file:
         # A lock of flock() belongs to the open file. All processes forked from here share that
         # file, so the lock lasts until the last of them ends. F_DUPFD leaves close-on-exec off, so
         # the descriptor survives an exec as well.
         held = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, 3)
-    # The folder may have been removed between open() and flock(); then the file has no name left.
+    # The folder may have been removed between open() and flock(). Then the lock is useless, and the
+    # file's link count is 0.
     if lock_file(held, kind=fcntl.LOCK_SH) and os.fstat(held).st_nlink:
         return held
     os.close(held)
@@ -282,8 +294,11 @@ def lock(folder: str) -> int:
 def enter() -> StagedPaths:
     """Read what was staged and use it from now on; see :func:`read` and :func:`activate`.
 
+    Returns:
+        What was staged.
+
     Raises:
-        ConfigError: this node has nothing usable from a push.
+        ConfigError: This node has nothing usable from a push.
     """
     staged = read(os.environ)
     activate(staged)
@@ -291,17 +306,17 @@ def enter() -> StagedPaths:
 
 
 def activate(staged: StagedPaths) -> str:
-    """Make this process, and what it starts, use the copies: for the working directory, for
-    Python's modules and for variables.
+    """Make this process and its children use the copies: change the working directory, ``sys.path``
+    and environment variables.
 
     Returns:
-        The shared path of the working directory that the step should have had.
+        The shared path of the working directory that the job step should have had.
 
     Raises:
-        ConfigError: the copy of that directory is missing.
+        ConfigError: The copy of this working directory cannot be entered.
     """
     before = ""
-    # Ignore that the working directory was deleted: the search for the script reports it.
+    # The working directory may have been deleted. The search for the script reports it later.
     with contextlib.suppress(FileNotFoundError):
         before = os.getcwd()
     intended = staged.intended_cwd(os.environ, before)
@@ -311,7 +326,7 @@ def activate(staged: StagedPaths) -> str:
             os.chdir(folder)
         # chdir() does not change PWD, which a shell that the script starts would believe.
         os.environ["PWD"] = folder
-    # Before the variables change, because sys.path was made from the old PYTHONPATH.
+    # Change sys.path before the variables, because sys.path was made from the present PYTHONPATH.
     sys.path[:] = staged.search_path(sys.path, os.environ, before, folder)
     os.environ.update(staged.variables(os.environ))
     return intended
@@ -322,13 +337,16 @@ def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str
     removed.
 
     Args:
-        staged: what was staged on this node.
-        folder: the working directory.
-        file: the path that the option names, absolute or relative to ``folder``.
-        option: the option's name, for the message.
+        staged: What was staged on this node.
+        folder: The working directory.
+        file: The path that the option names, absolute or relative to ``folder``.
+        option: The option's name, for the message.
+
+    Returns:
+        The absolute path.
 
     Raises:
-        ConfigError: the path is in a folder of which this node has only a copy.
+        ConfigError: The path is in a folder of which this node has only a copy.
     """
     path = os.path.normpath(os.path.join(folder, file))
     if staged.here(path) != path:

@@ -37,14 +37,14 @@ Say = Callable[[str], None]
 
 @dataclass
 class Item:
-    """A folder that the ranks need, and which nodes get copies of it.
+    """A folder that the ranks need, and the nodes that work in a copy of it.
 
     Attributes:
-        role: ``env``, ``project`` or ``data``.
-        path: the absolute path as the user writes it: links in it are kept.
-        leave_out: patterns of what is not packed; see :func:`srunddp.stage.archive.pack`.
-        name: the name of its copies in the job's folder; empty if no node gets one.
-        nodes: the nodes that work in a copy.
+        role: What the folder contains: ``env``, ``project`` or ``data``.
+        path: The folder's absolute path. Symbolic links in it are kept.
+        leave_out: Patterns of what is not packed; see :func:`srunddp.stage.archive.pack`.
+        name: The name of the copies in the job's folder; empty if no node needs a copy.
+        nodes: The names of the nodes that work in a copy.
     """
 
     role: str
@@ -57,17 +57,17 @@ class Item:
 def collect(
     env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]
 ) -> list[Item]:
-    """List the folders that the ranks need.
+    """Return the folders that the ranks need, without their nodes.
 
     Args:
-        env: the environment's folder; None for none.
-        project: the project's folder; None for none. Data folders in it are packed with it,
-            environments in it are not.
-        data: the folders with data.
-        exclude: patterns of what is not packed with the project.
+        env: The environment's folder; None for none.
+        project: The project's folder; None for none. Data folders inside it are packed with it,
+            environments inside it are not.
+        data: The folders with data.
+        exclude: Patterns of what is not packed with the project.
 
     Raises:
-        ConfigError: a path is not a readable folder or is given twice, or the environment cannot
+        ConfigError: A path is not a readable folder or is given twice, or the environment cannot
             run srunddp.
     """
     items = []
@@ -112,7 +112,8 @@ def _check(item: Item, paths: list[str]) -> None:
 
 
 def require_whole(item: Item) -> None:
-    """Check that an environment to be copied contains srunddp itself.
+    """Check that an environment contains srunddp itself, so that its copies do too. Any other item
+    passes.
 
     Raises:
         ConfigError: srunddp is outside the environment, as an editable installation leaves it.
@@ -128,7 +129,7 @@ def require_whole(item: Item) -> None:
 
 
 def _aside(project: str, env: str | None) -> list[str]:
-    """Return patterns of what is in a project but not part of it: Git's history, bytecode, Slurm's
+    """Return patterns of what is never packed with a project: Git's history, bytecode, Slurm's
     logs, and environments with their logs.
     """
     found = [
@@ -148,11 +149,11 @@ def _aside(project: str, env: str | None) -> list[str]:
 
 
 def absolute(path: str) -> str:
-    """Make a path absolute as the user would write it. A link on the way to the working directory
-    is kept, as the shell keeps it in PWD.
+    """Return a path as an absolute path, as the user would write it. Symbolic links on the way to
+    the working directory are kept, as the shell keeps them in ``PWD``.
     """
     logical = os.path.normpath(os.path.join(os.environ.get("PWD", ""), path))
-    # PWD may be wrong, because any process can set it. Use it only if it gives the same file.
+    # PWD may be wrong, because any process can set it. Use it only if it leads to the same file.
     with contextlib.suppress(OSError):
         if logical.startswith("/") and os.path.samefile(logical, path):
             return "/" + logical.lstrip("/")
@@ -171,21 +172,21 @@ def push(
     """Stage the items on all nodes of the job that do not see them.
 
     Args:
-        job: the job, on all of whose nodes the items are needed.
-        items: the result of :func:`collect`. This function sets their ``name`` and ``nodes``.
-        program: the path of the srunddp command. If no environment is staged, the nodes start it
-            with this Python.
-        timeout: the seconds that a node may take for each request.
-        say: takes lines for the user.
-        everywhere: whether nodes that see an item get a copy too; not of the project, because all
-            ranks should write into one folder.
+        job: The job. All its nodes need the items.
+        items: The result of :func:`collect`. This function sets their ``name`` and ``nodes``.
+        program: The path of the srunddp command. If no environment is staged, the nodes start this
+            command with the Python of this process.
+        timeout: The seconds that a node may take for each request.
+        say: Takes lines for the user.
+        everywhere: Whether nodes that see an item get a copy, too. The project is excepted, because
+            all ranks should write into one folder.
 
     Returns:
         The path of the program that srun must run to start srunddp, the same on every node.
 
     Raises:
-        UnavailableError: a node cannot take the copies, or one of Slurm's commands fails.
-        ConfigError: an item cannot be packed.
+        UnavailableError: A node cannot take the copies, or one of Slurm's commands fails.
+        ConfigError: An item cannot be packed.
     """
     env = next((item.path for item in items if item.role == "env"), None)
     start = (
@@ -219,7 +220,7 @@ def _check_interpreter(
     own Python; a venv does not.
 
     Raises:
-        UnavailableError: a node has no interpreter, and no item brings it.
+        UnavailableError: A node has no interpreter, and no item brings it.
     """
     without = sorted(node for node in found if not found[node].python)
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
@@ -231,15 +232,22 @@ def _check_interpreter(
 
 
 def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
-    """Pack an item, and copy it to those of its nodes that have no copy from an earlier push."""
+    """Pack an item, and send and unpack the archive on those of the item's nodes that have no copy
+    from an earlier push.
+
+    Raises:
+        ConfigError: The item cannot be packed.
+        UnavailableError: The archive cannot be written, or a node cannot take it.
+    """
     require_whole(item)
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="sdd-pack-") as folder:
             packed = pack(item.path, f"{folder}/tar", leave_out=item.leave_out)
             item.name = f"{item.role}-{packed.sha256[:12]}"
-            # sbcast keeps the file's name, by which the node finds it. The name depends on the
-            # content, so a changed folder never replaces a copy in which ranks still run.
+            # sbcast keeps the name of the archive, and the node finds the archive by this name. The
+            # name depends on the content, so a changed folder never replaces a copy in which ranks
+            # still run.
             archive = shutil.move(f"{folder}/tar", f"{folder}/{item.name}.tar")
             sending = time.monotonic()
             if nodes := _without(step, item, os.path.getsize(archive) + packed.size, say):
@@ -256,11 +264,17 @@ def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
 
 
 def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
-    """Return the nodes that have no copy of an item yet.
+    """Return those of an item's nodes that have no copy of it yet. Tell the user which nodes have
+    one.
+
+    Args:
+        step: The job step that answers requests.
+        item: The item, whose name and nodes are set.
+        needed: The number of bytes that a node needs for the archive and its content.
+        say: Takes lines for the user.
 
     Raises:
-        UnavailableError: one of them has no room for the archive and its content. Nothing has been
-            sent then.
+        UnavailableError: A node without a copy has fewer free bytes. Nothing has been sent then.
     """
     answers = step.ask(LookForCopy(item.name), CopyLookedFor)
     nodes = [node for node in item.nodes if not answers[node].found]
@@ -303,12 +317,13 @@ def clean(job: Job, timeout: float, say: Say) -> None:
     """Remove the job's folder from all nodes, except files that were written in its copies.
 
     Args:
-        job: the job whose nodes have the folder.
-        timeout: the seconds that a node may take.
-        say: takes lines for the user: on nodes that keep files, or if nothing was staged.
+        job: The job whose nodes have the folder.
+        timeout: The seconds that a node may take.
+        say: Takes lines for the user. There is one for each node that keeps files, or one if
+            nothing was staged.
 
     Raises:
-        UnavailableError: ranks still use the folder, or a node does not answer within ``timeout``
+        UnavailableError: Ranks still use the folder, or a node does not answer within ``timeout``
             seconds.
     """
     with RemoteStep(job, sys.executable, timeout) as step:

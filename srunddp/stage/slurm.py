@@ -1,7 +1,7 @@
-"""Runs a step with one task on each node of the Slurm job for which folders are staged, and sends
-archives to these nodes.
+"""Runs a job step with one task on each node of the Slurm job for which folders are staged, and
+sends archives to these nodes.
 
-The tasks of the step run :mod:`srunddp.stage.node_agent`, which answers requests.
+The tasks of the job step run :mod:`srunddp.stage.node_agent`, which answers requests.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from srunddp.util.kernel_file import children_of, memory_file
 A = TypeVar("A", bound=Answer)
 
 _LAST = 10.0  # seconds for the nodes to remove their copies after an error
-# -I keeps the working directory and PYTHONPATH of the login node out of sys.path.
+# A shell script that runs a node's Python: the interpreter in its first argument if the node has
+# it, else python3. -I keeps the working directory and PYTHONPATH of the login node out of sys.path.
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
-# A step that runs until its standard input is closed, and prints its number, which sbcast needs.
+# A shell script for a job step that runs until its standard input is closed. It prints the number
+# of the job step, which sbcast needs.
 _WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
 _STEP = re.compile(rb"sdd-step ([0-9]+)\n")
-# Each module comes after those that it imports.
+# The modules whose source is sent to the nodes, in an order in which each comes after the modules
+# that it imports.
 _SENT = (
     errors,
     json_lines,
@@ -51,9 +54,10 @@ _SENT = (
     archive,
     node_agent,
 )
-# Each module is put into sys.modules before it is executed, because dataclasses look it up there.
-# The packages are not: on a node, only imports by full names such as `from srunddp.errors import
-# ConfigError` work, because they find the module without its package.
+# A Python program that reads the modules on a node. It puts each module into sys.modules before it
+# executes it, because dataclasses look it up there. It puts no packages there, so a module that is
+# sent must import by full names, as in `from srunddp.errors import ConfigError`: this finds the
+# module without its package.
 READ = f"""
 import json, sys, types
 modules, folder = json.loads(sys.stdin.buffer.readline())
@@ -66,12 +70,13 @@ sys.modules[{node_agent.__name__!r}].main(folder)
 
 @dataclass(frozen=True)
 class Job:
-    """A Slurm job with its own nodes.
+    """The Slurm job for whose nodes folders are staged.
 
     Attributes:
         number: Slurm's job id.
-        nnodes: the number of its nodes.
-        folder: this job's folder, which each node has on a disk of its own.
+        nnodes: The number of the job's nodes.
+        folder: The path of the job's folder, the same on all nodes; each node has a separate one on
+            a local disk.
     """
 
     number: str
@@ -80,14 +85,15 @@ class Job:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], base: str) -> Job:
-        """Find the job that this process runs in, or that a shell under salloc has.
+        """Return the job that this process runs in, or that salloc has allocated to its shell.
 
         Args:
-            environ: the variables of Slurm.
-            base: a folder that each node has for itself; the job's folder is made in it.
+            environ: The environment with Slurm's variables.
+            base: A folder that each node has for itself; the job's folder is made in it.
 
         Raises:
-            ConfigError: there is no job, or it has several components, each with nodes of its own.
+            ConfigError: There is no job, or it is a heterogeneous job, whose components have
+                separate nodes.
         """
         number = environ.get("SLURM_JOB_ID", "")
         nnodes = environ.get("SLURM_JOB_NUM_NODES", "")
@@ -110,13 +116,16 @@ class Job:
     def srun(
         self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any
     ) -> subprocess.Popen[bytes]:
-        """Start a step with one task on each node of the job, or on the given ones, in parallel to
-        the job's other steps. Ctrl-C in a terminal does not reach it.
+        """Start a job step with one task on each node of the job, or on each of the given nodes. It
+        runs beside the job's other steps, and Ctrl-C in a terminal does not reach it.
 
         Args:
-            command: the command of each task.
-            nodes: the names of the nodes; empty for all nodes of the job.
-            streams: standard input, output and error, as for Popen.
+            command: The command of each task.
+            nodes: The names of the nodes; empty for all nodes of the job.
+            streams: Standard input, output and error, as for Popen.
+
+        Returns:
+            The process of srun.
 
         Raises:
             UnavailableError: srun cannot be started.
@@ -125,8 +134,8 @@ class Job:
         layout = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
         if nodes:
             layout.append(f"--nodelist={','.join(nodes)}")
-        # --overlap: the step shares the CPUs that the training's step has. --mpi=none: the tasks
-        # need no PMI. --chdir=/: not every node has the working directory.
+        # --overlap: this job step shares the CPUs of the job step that trains. --mpi=none: the
+        # tasks need no PMI. --chdir=/: not every node has the working directory.
         manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
         words = ["srun", f"--jobid={self.number}", *manner, *layout, *command]
         with _there("srun"):
@@ -134,8 +143,8 @@ class Job:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's variables for Slurm's commands. Of Slurm's own variables, only those
-    that name the job are kept, because the others describe the layout of the training.
+    """Return the variables of this process for Slurm's commands. Of the variables that Slurm sets,
+    only those that name the job are kept, because the others describe the layout of the training.
     """
     found = slurm_command.outside(os.environ, "SLURM_JOB_ID", "SLURM_JOBID")
     return {
@@ -156,8 +165,8 @@ def _there(command: str) -> Iterator[None]:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line of a command's output, which is the most specific, without the command's
-    name.
+    """Return the last line of a command's output, without the command's name. The last line is the
+    most specific one.
     """
     lines = [line for line in output.splitlines() if line.strip()]
     if lines:
@@ -166,20 +175,20 @@ def _last_line(output: str) -> str:
 
 
 def first_line(folder: str) -> bytes:
-    """Return the line that :data:`READ` reads first on a node: the modules by name, and the job's
-    folder, as JSON.
+    """Return the line that :data:`READ` reads first on a node: as JSON, the names and sources of
+    the modules, and the job's folder.
     """
     modules = [(module.__name__, inspect.getsource(module)) for module in _SENT]
     return json.dumps([modules, folder]).encode() + b"\n"
 
 
 class RemoteStep:
-    """A step with one task on each node of the job. The tasks answer requests.
+    """A job step with one task on each node of the job. The tasks answer requests.
 
     Args:
-        job: the job whose nodes get a task.
-        python: the path of the interpreter on the nodes; a node that lacks it uses its ``python3``.
-        timeout: the seconds that a node may take for an answer.
+        job: The job whose nodes get a task.
+        python: The path of the interpreter on the nodes; a node that lacks it uses its ``python3``.
+        timeout: The seconds that a node may take for an answer.
 
     Raises:
         UnavailableError: srun cannot be started.
@@ -190,8 +199,8 @@ class RemoteStep:
         self._timeout = timeout
         self._nodes: set[str] = set()
         self._unread = b""
-        # Do not use the caller's standard error, which may be a pipe that somebody reads to its
-        # end.
+        # Do not give srun the standard error of this process. It may be a pipe whose reader waits
+        # until the last process has closed it, and srun runs longer than this process.
         self._errors = memory_file()
         pipe = subprocess.PIPE
         command = ("/bin/sh", "-c", _START, "sh", python, READ)
@@ -206,8 +215,8 @@ class RemoteStep:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the streams. After an error, the nodes remove everything that was staged, and the
-        step ends; otherwise the step goes on until the job ends or `stage clean` is called.
+        """Close the streams. After an error, make the nodes remove what was staged, and end the job
+        step. Otherwise the job step goes on until the job ends or `stage clean` is called.
         """
         if kind:
             with contextlib.suppress(UnavailableError):
@@ -218,15 +227,15 @@ class RemoteStep:
         if kind:
             self._end(_LAST)
             return
-        # When a batch script ends, Slurm kills srun. srun's child would then have the step killed
-        # before the nodes can remove their copies.
+        # Slurm kills srun when the batch script ends. srun's child process would then have the job
+        # step killed before the nodes can remove their copies, so kill the child now.
         for child in children_of(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
 
     def _end(self, seconds: float) -> None:
-        """Wait for srun to end; terminate it and then kill it if it takes longer than ``seconds``
-        each time.
+        """Wait for srun to end. Terminate it after ``seconds``, and kill it if it has not ended
+        ``seconds`` later.
         """
         for end in (self._process.terminate, self._process.kill):
             try:
@@ -259,7 +268,7 @@ class RemoteStep:
                 errors[answer.node] = answer
             elif isinstance(answer, wanted):
                 answers[answer.node] = answer
-            # Other lines, such as the messages of a login script, are no answers.
+            # Skip other lines, such as the messages of a login script, which are no answers.
         self._nodes = {*answers, *errors}
         for name, error in sorted(errors.items()):
             raise UnavailableError(
@@ -277,8 +286,13 @@ class RemoteStep:
     def _line(self, end: float, answered: set[str]) -> bytes:
         """Return the next line that a node prints.
 
+        Args:
+            end: When to give up, as a time of ``time.monotonic()``.
+            answered: The names of the nodes that have answered the request; the error names the
+                other nodes.
+
         Raises:
-            UnavailableError: no line comes by ``end``, or srun has ended.
+            UnavailableError: No line comes by ``end``, or srun has ended.
         """
         while b"\n" not in self._unread:
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -288,7 +302,8 @@ class RemoteStep:
                     expected="one",
                     hint="look at these nodes; raise --timeout",
                 )
-            # Read from the descriptor: select() does not know what a buffered file has read ahead.
+            # Read from the descriptor, without a buffer: select() does not know of data that is
+            # already in a buffer.
             read = os.read(self._output.fileno(), 1 << 16)
             if not read:
                 raise self._ended()
@@ -298,8 +313,8 @@ class RemoteStep:
 
     def _ended(self) -> UnavailableError:
         self._end(_LAST)
-        # Use pread(): srun shares the open file, whose position is after the text that srun has
-        # written.
+        # srun shares the open file, whose position is after the text that srun has written. pread()
+        # reads from the beginning.
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
         found = f"srun has ended with {self._process.returncode}: {_last_line(said)}"
         hint = "see srun's message; each node needs /bin/sh and Python 3.11"
@@ -311,26 +326,29 @@ class RemoteStep:
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     """Copy a file into the job's folder on some nodes, where it keeps its name.
 
-    sbcast sends to all nodes of a job or a step, so a step waits on just these nodes meanwhile.
+    sbcast sends a file to all nodes of a job or of a job step. So a job step that only waits runs
+    on the given nodes meanwhile.
 
     Args:
-        job: the job that has the nodes.
-        archive: the path of the file.
-        nodes: the names of the nodes.
-        timeout: the seconds that the copying may take.
+        job: The job that has the nodes.
+        archive: The path of the file.
+        nodes: The names of the nodes that need the file.
+        timeout: The seconds that the copying may take.
 
     Raises:
-        UnavailableError: a node could not take the file; the message is sbcast's.
+        UnavailableError: A node could not take the file; the message is sbcast's.
     """
     pipe = subprocess.PIPE
     step = job.srun(
         ("/bin/sh", "-c", _WAITING), nodes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
     )
-    # Reading the step's number has no time limit, and a step may have to wait for resources.
+    # The job step may have to wait for resources, and reading its number has no time limit of its
+    # own.
     limit = threading.Timer(timeout, step.kill)
     limit.start()
     try:
-        # Leaving the block closes the step's standard input, which ends its `cat`.
+        # When the block is left, it closes the standard input of the job step, which ends its
+        # `cat`.
         with step:
             number = _step_number(step.stdout or ())
             if number:
@@ -353,8 +371,8 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
 
 
 def _step_number(lines: Iterable[bytes]) -> str:
-    """Return the number that the waiting step prints, perhaps after a site's own messages; empty if
-    the step ends without printing one.
+    """Return the number that the waiting job step prints, perhaps after messages of the site; empty
+    if the job step ends without printing its number.
     """
     for line in lines:
         if found := _STEP.fullmatch(line):
@@ -363,7 +381,7 @@ def _step_number(lines: Iterable[bytes]) -> str:
 
 
 def _sbcast(timeout: float, *words: str) -> str:
-    """Run sbcast, and return its error in one line; empty if it succeeded."""
+    """Run sbcast, and return why it has failed, in one line; empty if it has succeeded."""
     try:
         with _there("sbcast"):
             done = slurm_command.run(["sbcast", *words], _environment(), timeout=timeout)

@@ -1,4 +1,4 @@
-"""The cluster as tests use it, and a small command line to try things by hand.
+"""Starts and ends the cluster for tests, and has a small command line to try things by hand.
 
 ::
 
@@ -32,11 +32,12 @@ from .slurm import Settings
 
 __all__ = ["Cluster", "ClusterError", "CommandError", "Settings", "beside", "requirements"]
 
-# Not in a folder that others can write to: it names the folder whose configuration we then trust.
+# The file names the folder whose configuration is then trusted, so it is in a folder that only root
+# can write to.
 STATE_FILE = Path(f"/run/{PREFIX}cluster")
 _WORK_FOLDERS = Path("/var/tmp")
 _WORK_PREFIX = f"{PREFIX}cluster-"
-# Limits that only what is broken reaches, also on a machine that does much else.
+# Seconds that nothing takes unless it is broken, not even on a busy machine.
 _UP_SECONDS = 240.0
 _END_SECONDS = 120.0
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,8 +57,15 @@ class CommandError(ClusterError):
 
 @contextlib.contextmanager
 def beside(settings: Settings, number: int) -> Iterator["Cluster"]:
-    """Another cluster, with settings of its own, beside the one that is up; a process of its own
-    holds it.
+    """Start a second cluster beside the cluster that is up, in a separate process. It is ended at
+    the end of the block.
+
+    Args:
+        settings: The settings of the second cluster.
+        number: A number from 1 to 99, different for each cluster that is up at the same time.
+
+    Raises:
+        ClusterError: The cluster did not start.
     """
     command = [sys.executable, "-m", "tests.cluster.cluster", "hold", json.dumps(asdict(settings))]
     environment = {**os.environ, "SRUNDDP_TEST_CLUSTER": str(100 * INSTANCE + number)}
@@ -75,7 +83,13 @@ def beside(settings: Settings, number: int) -> Iterator["Cluster"]:
 
 
 class Cluster:
-    """Six Slurm nodes and a login node; a context manager that is up inside its block."""
+    """Six Slurm nodes and a login node. As a context manager, the cluster is up inside the block.
+
+    Args:
+        settings: The settings with which the cluster is started; None for the usual ones.
+        folder: The working folder of a cluster that is up already; None for the folder of this
+            process's cluster.
+    """
 
     def __init__(self, settings: Settings | None = None, folder: Path | None = None) -> None:
         self.settings = settings or Settings()
@@ -97,7 +111,7 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """The working folder: `etc` has slurm.conf, `log` the daemons' logs."""
+        """The working folder. Its folder `etc` has slurm.conf, and `log` has the daemons' logs."""
         if self._folder is None:
             try:
                 self._folder = Path(STATE_FILE.read_text().strip() or "missing").resolve(
@@ -109,16 +123,20 @@ class Cluster:
 
     @property
     def shared(self) -> Path:
-        """A folder that all nodes see, for what must not go to a node's own /tmp."""
+        """A folder that all nodes see, for files that must not go to a node's own /tmp."""
         return self.folder / "shared"
 
     @property
     def munge_socket(self) -> Path:
-        """Where the munged listens that all nodes trust."""
+        """The socket of the munged that all nodes trust."""
         return slurm.munge_socket(self.folder)
 
     def up(self) -> None:
-        """Starts the cluster and returns when all nodes are idle."""
+        """Start the cluster, and return when all nodes are idle.
+
+        Raises:
+            ClusterError: This machine cannot run the cluster, or the cluster does not start.
+        """
         if problem := requirements(accounting=self.settings.accounting):
             raise ClusterError(problem)
         self._take_lock()
@@ -131,27 +149,30 @@ class Cluster:
             raise
 
     def reconfigure(self, settings: Settings) -> None:
-        """Lets Slurm go on with settings that differ in `resv_ports` or `lines`; no step may be
-        running.
+        """Change the settings of the running Slurm. They may differ only in `resv_ports` and
+        `lines`, and no job step may be running.
         """
         slurm.write_main_config(self.folder, settings)
         self.run("scontrol", "reconfigure")
         self.settings = settings
 
     def lose(self, name: str) -> None:
-        """Takes a node's cables off, and then kills all that runs there; see `mend`."""
+        """Unplug a node's cables, and then kill all processes on the node; `mend` undoes this."""
         network.set_links(node(name), "down")
         network.end_processes([node(name).namespace])
 
     def mend(self, *names: str) -> None:
-        """Lets nodes be as new, whatever has happened to them, and returns when they are idle."""
+        """Kill what still runs on some nodes, plug in their cables and start their slurmd again.
+        Return when all nodes are idle.
+        """
         for lost in map(node, names):
             network.end_processes([lost.namespace])
             network.set_links(lost, "up")
             self._daemons.append(
                 slurm.start_slurmd(self.folder, lost, slurm.pmix_mounts(self.folder))
             )
-            # Slurm takes a while to notice by itself, and a job may have been left on the node.
+            # Slurm takes a while to notice by itself that the node is back. Setting it DOWN also
+            # ends a job that was left on the node.
             for state in ("DOWN", "RESUME"):
                 self.run(
                     "scontrol",
@@ -166,7 +187,7 @@ class Cluster:
         self._wait_idle()
 
     def down(self) -> None:
-        """Ends every process of the cluster and removes its namespaces, files and folders."""
+        """End every process of the cluster, and remove its namespaces, files and folders."""
         _clear_away()
         for daemon in self._daemons:
             daemon.wait()
@@ -186,10 +207,11 @@ class Cluster:
         stdout: int | IO[str] = subprocess.PIPE,
         stderr: int | IO[str] = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Starts `argv` on a machine; the process that comes back is the command itself, not a
+        """Start `argv` on a machine. The process that is returned is the command itself, not a
         wrapper.
 
-        It leads a process group, so that `os.killpg` reaches what a shell among `argv` starts.
+        The process leads a process group, so that `os.killpg` reaches what a shell in `argv`
+        starts.
         """
         return subprocess.Popen(
             _enter(self.folder, on, argv),
@@ -209,10 +231,17 @@ class Cluster:
         timeout: float = 60.0,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `argv` on the login node to its end; `env` is added to the environment.
+        """Run `argv` on a machine, by default the login node, and wait until it has ended.
 
-        A command that outlives `timeout` is killed and subprocess.TimeoutExpired raised; a job that
-        it has started may live on until `cancel_all`.
+        A command that takes longer than `timeout` seconds is killed, and subprocess.TimeoutExpired
+        is raised. A job that the command has started may go on until `cancel_all`.
+
+        Args:
+            argv: The command.
+            on: The name of the machine.
+            env: Variables that are added to the environment.
+            timeout: Seconds after which the command is killed.
+            check: Whether a failure of the command raises a CommandError.
         """
         with self.popen(*argv, on=on, env=env) as process:
             done = _finish(process, argv, timeout)
@@ -228,21 +257,23 @@ class Cluster:
         timeout: float = 60.0,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `argv` in the namespaces of a compute node, beside Slurm."""
+        """Run `argv` in the namespaces of a compute node, without Slurm. The other arguments are
+        those of `run`.
+        """
         return self.run(*argv, on=node(name).name, env=env, timeout=timeout, check=check)
 
     def sockets(self, name: str) -> list[sockets.Socket]:
-        """The established and listening TCP sockets of a machine, with the processes that hold
-        them.
+        """Return the established and listening TCP sockets of a machine, with the processes that
+        hold them open.
         """
         return sockets.parse(self.run(*sockets.LIST_COMMAND, on=name).stdout)
 
     def cancel_all(self, timeout: float = _END_SECONDS) -> None:
-        """Cancels every job and waits until the queue is empty, so that the next test finds free
+        """Cancel every job, and wait until the queue is empty, so that the next test finds free
         nodes.
 
         Raises:
-            ClusterError: a job does not end.
+            ClusterError: A job has not ended after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while jobs := self.run(
@@ -253,16 +284,16 @@ class Cluster:
                     f"jobs that do not end: {jobs}\n{slurm.log_tails(self.folder, 30)}"
                 )
             if live := [job.split()[0] for job in jobs if not job.endswith("COMPLETING")]:
-                # A job may end between the listing and this.
+                # A job may have ended since squeue listed it.
                 self.run("scancel", *live, check=False)
             time.sleep(0.1)
 
     def await_all_nodes(self, timeout: float = _END_SECONDS) -> None:
-        """Waits until every node takes jobs: a step that Slurm could not end, for one, leaves its
-        node DRAINED.
+        """Wait until every node can take jobs. A node cannot, for example, after a job step that
+        Slurm could not end: Slurm sets the node DRAINED.
 
         Raises:
-            ClusterError: a node takes none.
+            ClusterError: A node still takes no job after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while self._idle_nodes() < len(NODES):
@@ -274,7 +305,9 @@ class Cluster:
             time.sleep(0.1)
 
     def await_completing(self, timeout: float = _END_SECONDS) -> None:
-        """Waits until no job is COMPLETING: Slurm gives the next one other nodes than those."""
+        """Wait until no job is COMPLETING, for `timeout` seconds at most. Slurm does not give the
+        nodes of such a job to the next job.
+        """
         deadline = time.monotonic() + timeout
         while (
             self.run("squeue", "--all", "--noheader", "--states=COMPLETING").stdout
@@ -283,8 +316,11 @@ class Cluster:
             time.sleep(0.1)
 
     def _take_lock(self) -> None:
-        """Refuses to end a cluster that another living process uses; a killed process holds no
-        lock.
+        """Lock the cluster for this process, so that no other process ends it. The lock is free
+        again when this process ends or is killed.
+
+        Raises:
+            ClusterError: Another process has the lock.
         """
         lock = STATE_FILE.open("a")
         try:
@@ -320,33 +356,38 @@ class Cluster:
 
 
 def _clear_away() -> None:
-    """Removes the cluster of any run, also of one that was killed midway."""
+    """Remove the cluster with this number, even if the run that started it was killed."""
     network.demolish()
     for folder in _WORK_FOLDERS.glob(_WORK_PREFIX + "*"):
-        # Anybody may create such a name in this folder; root alone creates ours.
+        # Any user may create a folder with such a name here. The folders of the cluster belong to
+        # root.
         if folder.lstat().st_uid == 0 and not folder.is_symlink():
             shutil.rmtree(folder)
 
 
 def _enter(folder: Path, name: str, argv: Sequence[str]) -> list[str]:
-    """`argv` as a command line that joins the namespaces of a machine's Slurm daemon, as the same
-    process.
+    """Return a command line that joins the namespaces of a machine's Slurm daemon and then becomes
+    `argv`.
+
+    Raises:
+        ClusterError: The machine has no Slurm daemon.
     """
     try:
         pid = slurm.pid(folder, machine(name))
     except OSError:
         raise ClusterError(f"no Slurm daemon on {name}") from None
-    # Joining a mount namespace moves to its root folder, so the working folder is given again.
+    # A process that joins a mount namespace is then in its root folder, so give the working folder
+    # again.
     options = ["--net", "--uts", "--mount", f"--wdns={Path.cwd()}"]
     return ["nsenter", f"--target={pid}", *options, "--", *argv]
 
 
 def _environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours without what another Slurm may have left in it, with this cluster's configuration and
-    `env`.
+    """Return this process's environment with this cluster's configuration and `env`, and without
+    the variables of any other Slurm.
 
-    A login always has a SHELL, and salloc's interactive step runs it; a test runner need not have
-    one.
+    SHELL is set, because salloc's interactive step runs it: a login always sets it, but a test
+    runner may not.
     """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI"))
@@ -364,13 +405,14 @@ def _environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str
 def _finish(
     process: subprocess.Popen[str], argv: Sequence[str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """Waits for a process that leads a group; after `timeout` seconds kills the group and
-    raises.
+    """Wait until a process that leads a process group has ended. After `timeout` seconds, kill the
+    group and raise subprocess.TimeoutExpired.
     """
     try:
         output, errors = process.communicate(timeout=timeout)
     except BaseException as error:
-        # The whole group: a child that keeps the pipes open would make us wait for it.
+        # Kill the whole group, because communicate() would wait for a child that keeps the pipes
+        # open.
         os.killpg(process.pid, signal.SIGKILL)
         output, errors = process.communicate()
         error.add_note(f"{argv}\n{output}\n{errors}")
@@ -391,8 +433,8 @@ def main(*words: str) -> None:
                 print(held.folder, flush=True)
                 sys.stdin.read()
         case ["on", name, _, *_]:
-            # Instead of this process, so that the command has the terminal and its signals for
-            # itself.
+            # The command replaces this process, so that it alone uses the terminal and gets the
+            # terminal's signals.
             line = _enter(Cluster().folder, name, words[2:])
             os.execvpe(line[0], line, _environment(Cluster().folder))
         case _:

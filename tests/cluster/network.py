@@ -1,4 +1,4 @@
-"""Namespaces, cables and firewalls: the network of the cluster, without Slurm."""
+"""Builds and removes the network of the cluster: namespaces, cables and firewalls."""
 
 import os
 import shlex
@@ -13,8 +13,8 @@ from . import nodes
 from .nodes import LOGIN, MACHINES, NODES, SWITCH, Machine, Node
 
 SLURMD_PORT = 6818
-# Above the kernel's ephemeral ports (up to 60999): a listener on a port of the kernel's choice must
-# never fall into the range that the management firewall lets through.
+# The range is above the kernel's ephemeral ports (up to 60999), because the firewall of the
+# management network lets it through, and must not let through ports that the kernel chooses.
 SRUN_PORTS = "61001-65000"
 
 Mount = tuple[str, ...]
@@ -22,19 +22,21 @@ Mount = tuple[str, ...]
 
 _ETC_NETNS = Path("/etc/netns")
 _NAMESPACES = Path("/run/netns")
-# The interfaces below /sys are those of the namespace that mounts it. `ip netns exec` would mount
-# it as well, and hide the control groups, by which Slurm tracks and limits steps: they are put
-# aside, and back.
+# /sys shows the interfaces of the network namespace in which it was mounted, so each machine mounts
+# it again. The new mount would hide the control groups, by which Slurm tracks and limits job steps,
+# so they are moved aside before and put back after it.
 _OWN_SYS: tuple[Mount, ...] = (
     ("--rbind", "/sys/fs/cgroup", "/mnt"),
     ("-t", "sysfs", "sysfs", "/sys"),
     ("--move", "/mnt", "/sys/fs/cgroup"),
 )
-_END_SECONDS = 120.0  # only what is broken takes so long
+_END_SECONDS = 120.0  # nothing takes this long unless it is broken
 
 
 def tool_environment() -> dict[str, str]:
-    """The environment for the cluster's own tools, which distributions keep in sbin."""
+    """Return the environment variables for the cluster's tools. PATH contains the sbin folders,
+    where distributions keep most of these tools.
+    """
     return {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin",
         "LC_ALL": "C.UTF-8",
@@ -42,7 +44,11 @@ def tool_environment() -> dict[str, str]:
 
 
 def tool(*argv: str, text: str | None = None) -> str:
-    """Runs one of the system's tools with `text` as its input and returns what it prints."""
+    """Run a tool of the system with `text` as its input, and return what it prints.
+
+    Raises:
+        RuntimeError: The tool has failed.
+    """
     done = subprocess.run(
         argv, input=text or "", text=True, capture_output=True, env=tool_environment(), check=False
     )
@@ -52,10 +58,10 @@ def tool(*argv: str, text: str | None = None) -> str:
 
 
 def etc_file(owner: Machine, name: str) -> Path:
-    """What `owner` sees as /etc/`name`, such as hosts and resolv.conf.
+    """Return the path of the file that a machine sees as /etc/`name`: hosts or resolv.conf.
 
-    Overwrite it in place: it is bind-mounted, so a file moved over it would stay invisible to the
-    daemons.
+    To change the file, overwrite it in place. It is bind-mounted, so the machine would not see a
+    file that replaces it.
     """
     return _ETC_NETNS / owner.namespace / name
 
@@ -63,9 +69,14 @@ def etc_file(owner: Machine, name: str) -> Path:
 def command(
     owner: Machine, *argv: str, mounts: Sequence[Mount] = (), first: Sequence[str] = ()
 ) -> list[str]:
-    """`argv` as a command line that starts in new namespaces of `owner`, as the same process.
+    """Return a command line that enters a machine's network in new namespaces, and then becomes
+    `argv`.
 
-    `first` are shell commands for before that.
+    Args:
+        owner: The machine.
+        argv: The command.
+        mounts: What to mount before the command starts.
+        first: Shell commands to run after the mounts and before the command.
     """
     mounting = [shlex.join(("mount", *mount)) for mount in (*_own_files(owner), *_OWN_SYS, *mounts)]
     steps = ['hostname "$0"', *mounting, *first, 'exec "$@"']
@@ -81,7 +92,11 @@ def _own_files(owner: Machine) -> list[Mount]:
 
 
 def build(*, open_management: bool) -> None:
-    """Creates all namespaces with their cables, addresses and firewalls."""
+    """Create all namespaces with their cables, addresses and firewalls.
+
+    Args:
+        open_management: Whether the nodes have no firewall in the management network.
+    """
     for namespace in (SWITCH, *(m.namespace for m in MACHINES)):
         tool("ip", "netns", "add", namespace)
     for owner in MACHINES:
@@ -95,8 +110,8 @@ def build(*, open_management: bool) -> None:
 
 
 def demolish() -> None:
-    """Ends every process in the cluster's namespaces and removes these, also those of a killed
-    run.
+    """End every process in the cluster's namespaces, and remove the namespaces and their files,
+    even if they are left over from a run that was killed.
     """
     ours = _existing()
     end_processes(ours)
@@ -115,15 +130,21 @@ def _existing() -> list[str]:
 
 
 def set_links(owner: Node, state: str) -> None:
-    """Takes a node's cables off, `down`, or plugs them in again, `up`."""
+    """Unplug a node's cables to the management and data networks if `state` is `down`; plug them in
+    again if it is `up`.
+    """
     for interface in (nodes.MANAGEMENT_INTERFACE, owner.data_interface):
         tool("ip", "-n", owner.namespace, "link", "set", interface, state)
 
 
 def end_processes(namespaces: Sequence[str]) -> None:
-    """Kills until nothing is left, since a process may fork between the listing and the signal.
+    """Kill all processes in some namespaces, again and again until none is left, because a process
+    may fork after the processes were listed.
 
-    The namespaces know their processes even where pid files are stale or were never written.
+    The processes are found by their namespace, because pid files may be out of date or missing.
+
+    Raises:
+        RuntimeError: Processes do not end.
     """
     deadline = time.monotonic() + _END_SECONDS
     while pids := [pid for namespace in namespaces for pid in _pids(namespace)]:
@@ -149,8 +170,8 @@ def _write_etc(owner: Machine) -> None:
     hosts = etc_file(owner, "hosts")
     hosts.parent.mkdir(parents=True, exist_ok=True)
     hosts.write_text("\n".join(_host_lines()) + "\n")
-    # Nothing listens there, so a name that is not in the hosts file fails at once instead of after
-    # a timeout.
+    # No DNS server listens at this address, so the look-up of a name that is not in the hosts file
+    # fails at once instead of after a timeout.
     etc_file(owner, "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
 
@@ -165,8 +186,8 @@ def _host_lines() -> Iterable[str]:
 
 
 def _cable_names(owner: Machine) -> dict[str, tuple[str, str]]:
-    """Per interface of `owner`: the bridge that its cable leads to ("" for none) and the other
-    end's name.
+    """Return for each interface of a machine the bridge to which its cable leads, empty for none,
+    and the name of the cable's other end.
     """
     number = owner.number
     plugs = {nodes.MANAGEMENT_INTERFACE: ("br-mgmt", f"m{number}")}
@@ -206,10 +227,12 @@ def _machine_lines(owner: Machine) -> Iterable[str]:
     if isinstance(owner, Node):
         yield f"addr add {owner.data}/24 dev {owner.data_interface}"
         yield f"link set {owner.data_interface} up"
-        # Without nodad the address is tentative for a second or more, and nothing can bind to it.
+        # Without nodad, no process could bind to the address for a second or more, while the kernel
+        # looks for duplicates of the address.
         yield f"addr add {owner.six}/64 dev {nodes.SIX_INTERFACE} nodad"
         yield f"link set {nodes.SIX_INTERFACE} up"
-        # An interface that comes up gives itself a link-local address unless told otherwise.
+        # This interface must have no address. Without `addrgenmode none` it would get a link-local
+        # address when it comes up.
         yield f"link set {nodes.BARE_INTERFACE} addrgenmode none"
         yield f"link set {nodes.BARE_INTERFACE} up"
         yield f"link add {nodes.BRIDGE_INTERFACE} type bridge"
@@ -218,8 +241,8 @@ def _machine_lines(owner: Machine) -> Iterable[str]:
 
 
 def _firewall() -> str:
-    """Lets Slurm pass over the management network and nothing else, as sites with a data network
-    do.
+    """Return rules of nftables that let only Slurm's traffic pass over the management network, as
+    on sites that have a separate data network.
     """
     interface = f'iifname "{nodes.MANAGEMENT_INTERFACE}"'
     rules = (

@@ -1,4 +1,4 @@
-"""The plan of the cluster: its machines, their interfaces and their addresses."""
+"""Defines the machines of the cluster, their interfaces and their addresses."""
 
 import os
 from dataclasses import dataclass
@@ -6,11 +6,13 @@ from dataclasses import dataclass
 INSTANCE = int(os.environ.get("SRUNDDP_TEST_CLUSTER", "1")) + int(
     os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]
 )
-"""Clusters of different numbers can be up at the same time; each worker of pytest-xdist has one of
-its own.
+"""The number of this process's cluster. Clusters with different numbers can be up at the same time;
+each worker of pytest-xdist has a different one.
 """
 PREFIX = "sdp-" if INSTANCE == 1 else f"sdp{INSTANCE}-"
-"""Marks the namespaces as ours, so that cleaning up cannot hit somebody else's."""
+"""The beginning of the names of the cluster's namespaces. It keeps the cleaning up from removing
+namespaces of anything else.
+"""
 
 MANAGEMENT_INTERFACE = "mgmt0"
 SIX_INTERFACE = "ens6"
@@ -22,7 +24,12 @@ BRIDGE_ADDRESS = "172.17.0.1"
 
 @dataclass(frozen=True)
 class Machine:
-    """A hostname in a network namespace of its own; `number` ends each of its addresses."""
+    """A machine with its own hostname and network namespace.
+
+    Attributes:
+        name: The hostname.
+        number: The last part of each of the machine's addresses.
+    """
 
     name: str
     number: int
@@ -38,7 +45,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Node(Machine):
-    """A compute node, with the networks that only compute nodes have."""
+    """A compute node, with the networks that only compute nodes have.
+
+    Attributes:
+        data_interface: The name of the node's interface to the data network.
+    """
 
     data_interface: str
 
@@ -61,8 +72,8 @@ class Node(Machine):
 
 LOGIN = Machine("login", 1)
 SWITCH = PREFIX + "switch"
-"""The namespace with every cable's other end, so that no machine sees interfaces that are not its
-own.
+"""The namespace with the other end of each machine's cables, so that no machine sees interfaces of
+another machine.
 """
 
 NODES = (
@@ -77,7 +88,11 @@ MACHINES: tuple[Machine, ...] = (LOGIN, *NODES)
 
 
 def machine(name: str) -> Machine:
-    """The machine of this hostname."""
+    """Return the machine with this hostname.
+
+    Raises:
+        KeyError: There is no such machine.
+    """
     for candidate in MACHINES:
         if candidate.name == name:
             return candidate
@@ -85,7 +100,11 @@ def machine(name: str) -> Machine:
 
 
 def node(name: str) -> Node:
-    """The compute node of this hostname."""
+    """Return the compute node with this hostname.
+
+    Raises:
+        KeyError: There is no such machine, or it is not a compute node.
+    """
     found = machine(name)
     if not isinstance(found, Node):
         raise KeyError(f"{name!r} is not a compute node")

@@ -1,4 +1,4 @@
-"""What the cluster needs from the machine."""
+"""Finds out whether this machine has what the cluster needs."""
 
 import os
 import shutil
@@ -25,12 +25,14 @@ _ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults"
 
 
 def cgroup_version() -> int:
-    """The version of this machine's control groups: 2 where there is no other, else 1."""
+    """Return the version of this machine's control groups: 2 if the machine has only version 2,
+    else 1.
+    """
     return 2 if Path("/sys/fs/cgroup/cgroup.controllers").exists() else 1
 
 
 def requirements(*, accounting: bool = False) -> str | None:
-    """What keeps this machine from running the cluster, in one line, or None."""
+    """Return why this machine cannot run the cluster, in one line; None if it can."""
     if not sys.platform.startswith("linux"):
         return "the cluster needs Linux"
     if os.geteuid() != 0:

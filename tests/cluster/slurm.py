@@ -1,4 +1,4 @@
-"""Slurm's configuration files and daemons."""
+"""Writes Slurm's configuration files, and starts its daemons."""
 
 import os
 import shutil
@@ -23,8 +23,8 @@ GRACE = 20  # seconds between the SIGTERM of a preempted job and its end
 
 _MUNGED_SECONDS = 60.0
 _PMIX = "libpmix.so"
-# By the version of the control groups. IgnoreSystemd: nothing that answers for a machine's groups
-# runs beside the cluster.
+# Lines of cgroup.conf, by the version of the control groups. IgnoreSystemd: Slurm cannot ask
+# systemd for control groups, because no systemd runs in the cluster.
 _CGROUP_LINES = {
     1: ("CgroupPlugin=cgroup/v1", "CgroupAutomount=no", "ConstrainRAMSpace=yes"),
     2: ("CgroupPlugin=cgroup/v2", "IgnoreSystemd=yes", "ConstrainRAMSpace=yes"),
@@ -36,43 +36,50 @@ class Settings:
     """What a test may choose about the cluster."""
 
     resv_ports: str | None = None
-    """A range such as 12000-12999, from which Slurm reserves ports for every step.
+    """A range such as 12000-12999, from which Slurm reserves ports for every job step; None if
+    Slurm reserves no ports.
 
-    22.05 gives each step one port more than a node has tasks, `--resv-ports=COUNT` as many as it
-    says, and none to a step with a bare `--resv-ports`.
+    Slurm 22.05 gives a job step one port more than a node has tasks. With `--resv-ports=COUNT` it
+    gives this number of ports, and with `--resv-ports` alone no port.
     """
     interactive_step: bool = False
     """Whether salloc opens its shell on the first node instead of on the login node."""
     oversubscribe: str = "FORCE:4"
-    """How many jobs may share a core; FORCE:4 lets several large jobs run at once, NO makes them
-    queue.
+    """How many jobs may share a core, as in slurm.conf. With FORCE:4 several large jobs can run at
+    the same time; with NO they wait for each other.
     """
     open_management: bool = False
-    """Whether the management network carries everything instead of Slurm only."""
+    """Whether the management network carries any traffic; otherwise a firewall lets only Slurm's
+    traffic pass.
+    """
     accounting: bool = False
-    """Whether there is a slurmdbd, so that sacct and sstat answer; the start takes longer."""
+    """Whether the cluster has a slurmdbd, so that sacct and sstat answer. It then starts more
+    slowly.
+    """
     gathering: bool = False
-    """Whether Slurm looks at the CPU time and memory of tasks every second; with accounting it
+    """Whether Slurm reads the CPU time and memory of tasks every second. With `accounting` it
     always does.
     """
     tracking: str = "cgroup"
-    """By what Slurm tracks a step's processes: `cgroup`, its default, limits memory as well.
+    """How Slurm tracks the processes of a job step: `cgroup`, Slurm's default, or `linuxproc`.
 
-    It signals the tasks alone, and SIGKILLs their descendants; `linuxproc` sends each signal to all
-    processes.
+    With `cgroup`, Slurm also limits memory. It then sends signals only to the tasks, and to their
+    descendants only SIGKILL. With `linuxproc`, it sends each signal to all processes.
     """
     cpus: int = 32
     gpus: int = 8
     gpu_types: tuple[str, ...] = ()
-    """Among which the GPUs of a node are shared out, in this order."""
+    """The types of the GPUs. Each type gets an equal part of a node's GPUs, in this order. If the
+    tuple is empty, the GPUs have no type.
+    """
     partitions: tuple[str, ...] = ()
-    """More names for all nodes, without a limit of time."""
+    """The names of further partitions. Each has all nodes, and no time limit."""
     features: tuple[str, ...] = ()
-    """Of all nodes."""
+    """The features of all nodes."""
     slurmd_timeout: int = 300
-    """Seconds without an answer of a node's slurmd, after which Slurm sets the node DOWN."""
+    """Seconds without an answer from a node's slurmd after which Slurm sets the node DOWN."""
     lines: tuple[str, ...] = ()
-    """More lines of slurm.conf."""
+    """Further lines of slurm.conf."""
 
 
 def config_file(folder: Path) -> Path:
@@ -80,18 +87,22 @@ def config_file(folder: Path) -> Path:
 
 
 def pid(folder: Path, machine: Machine) -> int:
-    """The process id of the machine's Slurm daemon, which is in the machine's namespaces."""
+    """Return the process id of the machine's Slurm daemon, which is in the machine's namespaces.
+
+    Raises:
+        OSError: The daemon has not written its pid file yet.
+    """
     return int(_pid_file(folder, machine).read_text())
 
 
 def is_started(folder: Path) -> bool:
-    """Whether every daemon has got as far as its pid file."""
+    """Return whether every Slurm daemon has written its pid file."""
     files = [_pid_file(folder, machine) for machine in (LOGIN, *NODES)]
     return all(file.is_file() and file.read_text().strip() for file in files)
 
 
 def write_config(folder: Path, settings: Settings) -> None:
-    """Creates everything that the daemons need below `folder`."""
+    """Create the files and folders that the daemons need, below `folder`."""
     for name in FOLDERS:
         (folder / name).mkdir()
     key = folder / "etc" / "munge.key"
@@ -99,8 +110,8 @@ def write_config(folder: Path, settings: Settings) -> None:
     key.chmod(0o600)
     etc = folder / "etc"
     (etc / "gres.conf").write_text(_make_gpus(folder, settings))
-    # Otherwise slurmstepds connect to each other on ports of the kernel's choice, which the
-    # firewall drops.
+    # Without this line, slurmstepds would connect to each other on ports that the kernel chooses,
+    # and the firewall would drop the packets.
     (etc / "mpi.conf").write_text("PMIxDirectConn=false\n")
     (etc / "cgroup.conf").write_text("\n".join(_CGROUP_LINES[cgroup_version()]) + "\n")
     write_main_config(folder, settings)
@@ -113,8 +124,8 @@ def write_main_config(folder: Path, settings: Settings) -> None:
 
 
 def _gpus(settings: Settings) -> list[tuple[str, range]]:
-    """Types, and the numbers of their devices; a type without a name for all where none is
-    named.
+    """Return the types of GPUs, each with the numbers of its devices. If the settings name no
+    types, all GPUs have the type with the empty name.
     """
     each = settings.gpus // max(len(settings.gpu_types), 1)
     types = settings.gpu_types or ("",)
@@ -124,9 +135,10 @@ def _gpus(settings: Settings) -> list[tuple[str, range]]:
 
 
 def _make_gpus(folder: Path, settings: Settings) -> str:
-    """Creates dummy GPU devices and returns the gres.conf that declares them."""
+    """Create dummy GPU devices, and return the text of the gres.conf that declares them."""
     for number in range(settings.gpus):
-        # slurmd demands a character device and never opens it: /dev/null's numbers (1, 3) will do.
+        # slurmd requires a character device but never opens it, so these have the numbers of
+        # /dev/null (1, 3).
         os.mknod(folder / "dev" / f"nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     lines = []
     for name, numbers in _gpus(settings):
@@ -140,7 +152,14 @@ def _make_gpus(folder: Path, settings: Settings) -> str:
 
 
 def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes]]) -> None:
-    """Starts all daemons without waiting for the nodes, and adds each to `daemons`."""
+    """Start all daemons without waiting for the nodes.
+
+    Args:
+        folder: The cluster's working folder.
+        settings: The cluster's settings.
+        daemons: Gets each daemon as soon as it is started, so that the caller can end it after an
+            error.
+    """
     if settings.accounting:
         making = [accounting.make_database(folder)]
         daemons.append(_daemon(folder, LOGIN, *accounting.database(folder), first=making))
@@ -164,13 +183,21 @@ def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes
 
 
 def start_slurmd(folder: Path, node: Node, mounts: Sequence[Mount]) -> subprocess.Popen[bytes]:
-    """Starts a node's daemon; `mounts` has PMIx's library."""
+    """Start the slurmd of a node.
+
+    Args:
+        folder: The cluster's working folder.
+        node: The node.
+        mounts: What to mount on the node for PMIx; see `pmix_mounts`.
+    """
     words = ("slurmd", "-D", "-N", node.name, "-f", str(config_file(folder)))
     return _daemon(folder, node, *words, mounts=[*mounts, *_around_tmp(folder)])
 
 
 def pmix_mounts(folder: Path) -> list[Mount]:
-    """What :func:`start` has mounted for it."""
+    """Return the mounts by which the cluster's machines see PMIx's library, as :func:`start` has
+    made them; empty if they need none.
+    """
     original = _pmix_folder()
     there = original is not None and (folder / "pmix").exists()
     if there:
@@ -179,10 +206,11 @@ def pmix_mounts(folder: Path) -> list[Mount]:
 
 
 def _around_tmp(folder: Path) -> list[Mount]:
-    """The node's own /tmp and /dev/shm.
+    """Return the mounts that give a node its own /tmp and /dev/shm.
 
-    Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and
-    shared memory must not connect what are meant to be two hosts.
+    Nodes must not share /tmp, because every slurmstepd creates /tmp/spmix_appdir_*, and PMIx would
+    fail. They must not share /dev/shm, because processes on different nodes must not communicate by
+    shared memory.
     """
     aside = folder / "checkout"
     keep = ("--bind", str(Path.cwd()), str(aside))
@@ -190,7 +218,9 @@ def _around_tmp(folder: Path) -> list[Mount]:
 
 
 def over_tmp(folder: Path, *options: str) -> list[Mount]:
-    """Hide a node's /tmp below an empty one; a checkout that lies in /tmp is put back into it."""
+    """Return the mounts that hide a node's /tmp by an empty one. If the working folder, a checkout,
+    is in /tmp, it is mounted there again.
+    """
     checkout = Path.cwd()
     tmp = ("-t", "tmpfs", *options, "tmpfs", "/tmp")
     back = ("-o", "X-mount.mkdir", "--bind", str(folder / "checkout"), str(checkout))
@@ -198,12 +228,11 @@ def over_tmp(folder: Path, *options: str) -> list[Mount]:
 
 
 def _pmix_mounts(folder: Path) -> list[Mount]:
-    """What to mount on every machine so that Slurm's plugin can load the library; nothing if it
-    already can.
+    """Make a copy of the folder of PMIx's library if Slurm's plugin cannot load the library, and
+    return the mounts that put the copy in place of the folder; empty if the plugin can load it.
 
-    The plugin loads it by an absolute path that ends in its plain name, which only Debian's
-    development package has: so the machines see a copy of the library's folder that has the name as
-    well.
+    The plugin loads the library by an absolute path that ends with the name without a version. Only
+    Debian's development package has a file with this name, so the copy gets a link with it.
     """
     original = _pmix_folder()
     if original is None or (original / _PMIX).exists():
@@ -215,7 +244,9 @@ def _pmix_mounts(folder: Path) -> list[Mount]:
 
 
 def _pmix_folder() -> Path | None:
-    """Where the loader's library really is: a folder of its own, beside its components."""
+    """Return the folder of PMIx's library, without links, if it also has the library's components
+    in the folder ``pmix``; else None.
+    """
     for line in tool("ldconfig", "-p").splitlines():
         words = line.split()
         if words and words[0] == f"{_PMIX}.2":
@@ -225,7 +256,7 @@ def _pmix_folder() -> Path | None:
 
 
 def log_tails(folder: Path, lines: int = 8) -> str:
-    """The last lines of every log that has any."""
+    """Return the last lines of every log that is not empty."""
     tails = []
     for log in sorted((folder / "log").iterdir()):
         if tail := log.read_text(errors="replace").splitlines()[-lines:]:
@@ -243,12 +274,14 @@ def _node_range() -> str:
 
 
 def munge_socket(folder: Path) -> Path:
-    """Of the munged that this cluster's daemons trust."""
+    """Return the path of the socket of the cluster's munged."""
     return folder / "run" / "munge.socket"
 
 
 def _munge_options(folder: Path) -> list[str]:
-    """Everything in the working folder, so that a munged of the machine's own is not disturbed."""
+    """Return options that put all files of munged into the working folder, so that they do not
+    disturb a munged of the machine.
+    """
     files = {
         "--socket": munge_socket(folder),
         "--key-file": folder / "etc" / "munge.key",
@@ -260,7 +293,12 @@ def _munge_options(folder: Path) -> list[str]:
 
 
 def _wait_munge(folder: Path, munged: subprocess.Popen[bytes]) -> None:
-    """slurmctld ends at once when it cannot authenticate itself."""
+    """Wait until munged listens, because slurmctld would end at once if it could not authenticate
+    itself.
+
+    Raises:
+        RuntimeError: munged does not start.
+    """
     deadline = time.monotonic() + _MUNGED_SECONDS
     while not munge_socket(folder).exists():
         if munged.poll() is not None or time.monotonic() > deadline:
@@ -276,8 +314,16 @@ def _daemon(
     mounts: Sequence[Mount] = (),
     first: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Starts `program` on `machine`, in a session of its own, out of reach of the terminal's
-    Ctrl-C.
+    """Start a program on a machine in a new session, so that Ctrl-C in a terminal does not reach
+    it.
+
+    Args:
+        folder: The cluster's working folder.
+        machine: The machine.
+        program: The program; its output goes to log/PROGRAM.MACHINE.out.
+        options: The program's options.
+        mounts: What to mount in the namespace of the program.
+        first: Shell commands to run there before the program.
     """
     with (folder / "log" / f"{program}.{machine.name}.out").open("wb") as output:
         return subprocess.Popen(
@@ -312,13 +358,13 @@ def _main_config(folder: Path, settings: Settings) -> str:
 def _daemon_lines(folder: Path, settings: Settings) -> list[str]:
     return [
         "ClusterName=cluster",
-        # As many digits as where a cluster has run for years.
+        # Job ids have as many digits as on a cluster that has run for years.
         f"FirstJobId={9876543 + 100000 * ((INSTANCE - 1) % 500)}",
         f"SlurmctldHost={LOGIN.name}({LOGIN.management})",
         "SlurmUser=root",
         "AuthType=auth/munge",
-        # A requeued job waits for its old credentials to expire before it starts: two minutes by
-        # default.
+        # A requeued job starts only when its old credentials have expired: by default after two
+        # minutes.
         f"AuthInfo=socket={munge_socket(folder)},cred_expire=15",
         f"SlurmctldPidFile={_pid_file(folder, LOGIN)}",
         f"SlurmdPidFile={folder}/run/slurmd.%n.pid",
@@ -328,19 +374,19 @@ def _daemon_lines(folder: Path, settings: Settings) -> list[str]:
         f"SlurmctldLogFile={folder}/log/slurmctld.log",
         f"SlurmdLogFile={folder}/log/slurmd.%n.log",
         "MpiDefault=none",
-        # Otherwise every log begins with the complaint that the machine has no mail program.
+        # Without this line, every log begins with a complaint that the machine has no mail program.
         "MailProg=/bin/true",
         "ReturnToService=2",
         f"ProctrackType=proctrack/{settings.tracking}",
         f"TaskPlugin={'task/cgroup' if settings.tracking == 'cgroup' else 'task/none'}",
         "KillWait=5",
-        # A daemon that a busy machine lets wait has not failed: not after 10 s, as by default.
+        # On a busy machine a daemon may take longer than the default of 10 s to answer.
         "MessageTimeout=30",
-        "UnkillableStepTimeout=150",  # at least five times as long
+        "UnkillableStepTimeout=150",  # has to be at least five times MessageTimeout
         "BatchStartTimeout=60",
         f"SlurmdTimeout={settings.slurmd_timeout}",
-        # srun listens for its steps, also when a batch script starts it on a node behind the
-        # firewall.
+        # srun listens for its job steps, even if a batch script starts it on a node, where the
+        # firewall lets only these ports pass.
         f"SrunPortRange={SRUN_PORTS}",
     ]
 
@@ -350,8 +396,8 @@ def _scheduler_lines() -> list[str]:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         f"DefMemPerNode={MEMORY}",
-        # Heterogeneous jobs are started by the backfill scheduler alone, which looks every 30 s by
-        # default.
+        # Only the backfill scheduler starts heterogeneous jobs, and by default it runs only every
+        # 30 s.
         "SchedulerType=sched/backfill",
         "SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1",
     ]
@@ -369,7 +415,7 @@ def _node_lines(settings: Settings) -> list[str]:
     partition = f"DefaultTime=60 MaxTime=1-0 State=UP OverSubscribe={settings.oversubscribe}"
     return [
         "GresTypes=gpu",
-        # Believe this file about CPUs and memory instead of the machine, which has fewer.
+        # Use the CPUs and the memory that this file gives, although the machine has less.
         "SlurmdParameters=config_overrides",
         f"NodeName=DEFAULT {cpus} RealMemory={settings.cpus * MEMORY}{gres} State=UNKNOWN",
         *(
@@ -380,13 +426,13 @@ def _node_lines(settings: Settings) -> list[str]:
             f"PartitionName={PARTITION} Nodes={_node_range()} PriorityTier=1 GraceTime={GRACE}"
             f" Default=YES {partition}"
         ),
-        # Its jobs take nodes from those of the other, which are then requeued; not counted when
-        # nodes are listed.
+        # Jobs of this partition take nodes from jobs of the first partition, which are then
+        # requeued. The partition is hidden, so that a list of nodes does not contain them twice.
         (
             f"PartitionName={URGENT} Nodes={_node_range()} PriorityTier=2 Hidden=YES MaxTime=60"
             " State=UP"
         ),
-        # Another name for the first, hidden as well.
+        # The third partition is a second name for the first, and is hidden as well.
         f"PartitionName={TORCH} Nodes={_node_range()} PriorityTier=1 Hidden=YES {partition}",
         *(
             f"PartitionName={name} Nodes={_node_range()} MaxTime=INFINITE State=UP"

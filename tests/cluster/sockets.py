@@ -1,4 +1,4 @@
-"""The TCP sockets of a node, read from the output of ``ss``."""
+"""Reads the TCP sockets of a node from the output of ``ss``."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,14 @@ class Owner:
 
 @dataclass(frozen=True)
 class Socket:
-    """A TCP socket that listens or is connected; a port that is not settled is 0."""
+    """A TCP socket that listens or is connected.
+
+    Attributes:
+        state: ``established`` or ``listening``.
+        local_address, local_port: The socket's own end.
+        peer_address, peer_port: The other end; the port of a listening socket is 0.
+        owners: The processes that hold the socket open.
+    """
 
     state: str
     local_address: str
@@ -31,7 +38,7 @@ class Socket:
 
 
 def parse(output: str) -> list[Socket]:
-    """The established and listening sockets in the output of `LIST_COMMAND`."""
+    """Return the established and listening sockets in the output of `LIST_COMMAND`."""
     return list(_parse_lines(output.splitlines()))
 
 
@@ -48,7 +55,9 @@ def _parse_lines(lines: Iterable[str]) -> Iterable[Socket]:
 
 
 def _endpoint(text: str) -> tuple[str, int]:
-    """Splits "10.0.0.1:80", "[fd88::11]:80", "[fe80::1%eth0]:80", "0.0.0.0:*"."""
+    """Split texts such as "10.0.0.1:80", "[fd88::11]:80", "[fe80::1%eth0]:80" and "0.0.0.0:*" into
+    address and port. The port ``*`` becomes 0.
+    """
     address, _, port = text.rpartition(":")
-    # A socket that takes both families shows its IPv4 peers as IPv6 addresses.
+    # A socket for IPv6 and IPv4 shows the addresses of IPv4 peers as IPv6 addresses.
     return address.strip("[]").removeprefix("::ffff:"), 0 if port == "*" else int(port)

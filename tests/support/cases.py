@@ -1,4 +1,4 @@
-"""Parametrized cases of which the quick tier runs the first ones."""
+"""Marks parametrized cases so that the quick tier runs only the first ones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 
 def slow_after(count: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Mark all cases but the first ones as slow.
+    """Return the cases as parameters, and mark all but the first ones as slow.
 
-    For a test that starts processes in each of its cases: the quick tier shows that the behaviour
-    is there, and the other tiers that it is there in each case.
+    This is for a test that starts processes in each case: the quick tier checks the behaviour in a
+    few cases, and the other tiers check it in all cases.
 
     Args:
         count: How many cases the quick tier runs.

@@ -1,7 +1,7 @@
-"""Writes the part of docs/reference/COMMAND.md that ``--help`` says: ``python -m
+"""Writes what a command's ``--help`` says into docs/reference/COMMAND.md: ``python -m
 tests.support.command_pages``.
 
-It lies between two marks, below which a page goes on by hand.
+The generated part lies between two marks. What is below them is written by hand.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.support.man_pages import Sections, contexts
 PAGES = ROOT / "docs" / "reference"
 BEGIN = "<!-- help: begin -->"
 END = "<!-- help: end -->"
-OF_GROUPS = ("stage",)  # their commands share the group's page
+OF_GROUPS = ("stage",)  # groups whose commands share one page, named after the group
 
 
 def parts() -> dict[str, str]:
-    """The generated part of each page, by the name of its file."""
+    """Return the generated part of each page, by the name of the page's file."""
     made: dict[str, list[str]] = {}
     for context in contexts():
         words = context.command_path.split()[1:]
@@ -36,7 +36,7 @@ def parts() -> dict[str, str]:
 
 
 def rendered(page: str, part: str) -> str:
-    """The page with this part; an AssertionError where it has no marks."""
+    """Return a page with the part between its marks. A page without marks fails the assertions."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert begin, page
@@ -63,12 +63,14 @@ def _of(context: click.Context, *, alone: bool) -> Iterator[str]:
 
 
 def _names(text: str) -> str:
-    """As code; within backticks GitHub and Zensical would each show another bar."""
+    """Return the names of an option or a command as code. They are between tags, because GitHub and
+    Zensical show an escaped bar between backticks in different ways.
+    """
     return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
 
 
 def _text(text: str) -> str:
-    """What Markdown would take for its own, as it is."""
+    """Escape the characters that have a meaning in Markdown."""
     return re.sub(r"([|*<\[\]])", r"\\\1", text)
 
 

@@ -1,5 +1,5 @@
-"""Connections between supervisors: real ones, and some whose other end is a list of messages that a
-test writes.
+"""Provides connections between supervisors: real ones, and some without a socket, over which a test
+sends and reads the messages itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IMPATIENT = Limits(deputy_answers_within=0.2)
 
 @contextmanager
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of one connection over loopback."""
+    """Yield both ends of one connection over the loopback interface, our end first."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         theirs = socket.create_connection(listening.getsockname())
         ours, _ = listening.accept()
@@ -36,14 +36,14 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @contextmanager
 def listening(*hosts: str) -> Iterator[list[socket.socket]]:
-    """Sockets that accept on these addresses, as those of deputies do."""
+    """Yield listening sockets on these addresses, as deputies have them."""
     with ExitStack() as stack:
         yield [stack.enter_context(socket.create_server((host, 0))) for host in hosts]
 
 
 @contextmanager
 def silent(host: str) -> Iterator[socket.socket]:
-    """One that does not answer, as its queue is full."""
+    """Yield a listening socket that does not answer, because its queue is full."""
     with (
         socket.create_server((host, 0), backlog=0) as full,
         socket.create_connection(full.getsockname()),
@@ -57,19 +57,27 @@ def deputies(
     master: str = "127.0.0.1",
     limits: Limits = DEFAULT_LIMITS,
 ) -> Deputies:
-    """Those that listen there: rank 1 on the first, and so on."""
+    """Return the deputies that listen on these sockets: rank 1 on the first, and so on.
+
+    Args:
+        sockets: The listening sockets.
+        rank: The rank of this process.
+        master: The address of rank 0's node.
+        limits: The supervisor's times.
+    """
     listening = [(number, *each.getsockname()) for number, each in enumerate(sockets, 1)]
     own = sockets[rank - 1] if 0 < rank <= len(sockets) else None
     return Deputies(listening, rank, master, limits, own)
 
 
 class FakeConnection(SupervisorConnection):
-    """One without a socket.
+    """A connection without a socket.
 
     Attributes:
-        messages: all that was sent over it, as the other end would read it.
-        ended: whether no more is sent.
-        answers: whether the other end's kernel does.
+        messages: All messages that were sent, as the other end would read them.
+        arrived: The messages from the other end that the next :meth:`read` returns.
+        ended: Whether this end has been closed for sending.
+        answers: Whether the kernel of the other end answers.
     """
 
     def __init__(self) -> None:
@@ -84,14 +92,14 @@ class FakeConnection(SupervisorConnection):
     def send(self, message: RankMessage) -> None:
         decoded = RankMessage.decode(message.encode())
         assert decoded == message
-        if not self.ended:  # a socket takes nothing after its end
+        if not self.ended:  # a socket that is closed for sending takes no more messages
             self.messages.append(decoded)
 
     def read(self) -> list[RankMessage]:
         arrived = self.arrived
         self.arrived = []
         if arrived:
-            self.open = True  # as a real one is after each read that brings something
+            self.open = True  # as in a real connection, after a read that returns messages
         return arrived
 
     def end(self) -> None:
@@ -103,7 +111,9 @@ class FakeConnection(SupervisorConnection):
 
 
 def context_of(rank: int, size: int, **changes: Any) -> RankContext:
-    """Of a rank, each on a node of its own, if nothing else is said."""
+    """Return the context of a rank. Unless ``changes`` say otherwise, each rank is on a separate
+    node.
+    """
     nodes = {number: f"node0{number + 1}" for number in range(size)}
     known: dict[str, Any] = {
         "rank": rank,
@@ -116,11 +126,12 @@ def context_of(rank: int, size: int, **changes: Any) -> RankContext:
 
 
 class Scene:
-    """A failure monitor, the connections to its peers, and what they say.
+    """A failure monitor, and the connections to its peers, whose messages a test writes.
 
     Attributes:
-        monitor: of rank 0, or of another rank; connections: by the peer's rank.
-        clock: that of its leases, with spare nodes.
+        monitor: The coordinator of rank 0, or the participant of another rank.
+        connections: The connections by the peer's rank.
+        clock: The clock of the monitor, and of the leases with spare nodes.
     """
 
     def __init__(self, rank: int = 0, size: int = 3, **changes: Any) -> None:
@@ -135,12 +146,12 @@ class Scene:
 
     @property
     def root_cause(self) -> RootCause:
-        """Why all ranks leave, which is known by now."""
+        """Why this start ends. It must be known already."""
         assert self.monitor.root_cause is not None
         return self.monitor.root_cause
 
     def say(self, peer: int, message: RankMessage | bytes, now: float = 0.0) -> None:
-        """The peer sends a message, or a line that may be none."""
+        """Let a peer send a message, or a line that may not be a message."""
         decoded = message if isinstance(message, RankMessage) else RankMessage.decode(message)
         if decoded:
             self.connections[peer].arrived.append(decoded)
@@ -149,7 +160,7 @@ class Scene:
     def close(
         self, peer: int, now: float = 0.0, *, lost: bool = False, reset: bool = False
     ) -> None:
-        """The connection to a peer ends."""
+        """Let the connection to a peer end."""
         connection = self.connections[peer]
         connection.open = False
         connection.lost = lost
@@ -157,7 +168,7 @@ class Scene:
         self.monitor.on_readable(connection, now)
 
     def messages_to(self, peer: int, kind: type[M]) -> list[M]:
-        """What the peer was sent of one kind."""
+        """Return the messages of one kind that were sent to a peer."""
         return [each for each in self.connections[peer].messages if isinstance(each, kind)]
 
 
@@ -174,8 +185,17 @@ def spared(
     comes_back: Mapping[str, tuple[int, ...]] | None = None,
     **changes: Any,
 ) -> Scene:
-    """A scene with spare nodes: the numbers from ``ranks`` on are theirs; ``last``: what went
-    before this start; ``comes_back``: the numbers with which a given-up node's tasks do.
+    """Return a scene with spare nodes.
+
+    Args:
+        rank: The number of the task whose monitor it is.
+        size: The number of all tasks.
+        ranks: The number of ranks; the tasks from this number on wait on spare nodes.
+        last: What is known of the earlier starts.
+        takeover: The text that says where the deputies listen; empty if no rank can move.
+        comes_back: By node, the numbers with which its tasks come back after the node was given
+            up; None if they do not come back.
+        changes: Fields of the context that differ from those of :func:`context_of`.
     """
     policy = RestartPolicy(3, last or Starts(), lambda: "where", lambda: True)
     clock = Clock()
@@ -188,16 +208,16 @@ def spared(
 
 
 def fold(size: int, per_node: int, rank: int = 0) -> dict[str, Any]:
-    """For a scene: so many tasks on each node."""
+    """Return arguments of a scene with ``per_node`` tasks on each node."""
     nodes = {number: f"node0{number // per_node + 1}" for number in range(size)}
     return {"size": size, "nodes": nodes, "node": nodes[rank]}
 
 
 class Clock:
-    """In place of :func:`time.monotonic`.
+    """A clock that a test sets, in place of :func:`time.monotonic`.
 
     Attributes:
-        now: what it says.
+        now: The time, in seconds.
     """
 
     def __init__(self, now: float = 1000.0) -> None:
@@ -207,9 +227,9 @@ class Clock:
         return self.now
 
     def ping(self) -> Ping:
-        """The ping of a rank that has heard of us just now."""
+        """Return the ping of a rank that has just received a message from us."""
         return Ping(1, self.now, self.now)
 
     def pong(self) -> Pong:
-        """The answer of a rank 0 that has heard of us just now."""
+        """Return the answer of a rank 0 that has just received a message from us."""
         return Pong("", self.now, self.now)

@@ -1,5 +1,5 @@
-"""What a call or a process costs. That of a call is a ratio within one run: machines differ, and so
-do minutes.
+"""Measures what a call or a process costs. The cost of a call is a ratio to an empty call, measured
+at the same time, because the speed of machines differs, and changes from minute to minute.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ _ROUNDS = 15
 
 
 def cpu_of(process: int) -> float:
-    """Seconds of CPU that a process has used; see clock_getcpuclockid(3)."""
+    """Return the seconds of CPU time that a process has used; see clock_getcpuclockid(3)."""
     return time.clock_gettime((~process << 3) | 2)
 
 
 def in_empty_calls(function: Callable[[], object]) -> float:
-    """The CPU time of a call over that of one that does nothing; the least of rounds in turn."""
+    """Return how many times as much CPU time a call takes as a call of an empty function. The two
+    are measured in turn, and the shortest time of each counts.
+    """
 
     def nothing() -> None: ...
 

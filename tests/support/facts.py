@@ -1,4 +1,4 @@
-"""What a message tells, in whatever words: the names and numbers in it."""
+"""Checks the names and numbers in a message without its wording."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 
 
 def tells(text: str, *facts: object) -> bool:
-    """Whether one line of the text has all of these in this order, each as whole words."""
+    """Return whether one line of the text contains all facts in this order, each as complete
+    words.
+    """
     return re.search(".*?".join(map(_as_whole_words, facts)), text) is not None
 
 

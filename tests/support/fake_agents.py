@@ -1,9 +1,9 @@
-"""Many clients of torch's TCPStore in few processes: those of ``init_process_group``, or torchrun's
-agents.
+"""Plays many clients of torch's TCPStore in few processes: those of ``init_process_group``, or
+torchrun's agents.
 
-``python -m tests.support.fake_agents server`` has the store, and ``python -m
-tests.support.fake_agents WAY PORT RANKS FIRST LAST`` the clients from FIRST to before LAST. They
-begin upon a line of input.
+``python -m tests.support.fake_agents server`` serves the store. ``python -m
+tests.support.fake_agents WAY PORT RANKS FIRST LAST`` plays the clients from FIRST up to, but not
+including, LAST. They begin when it reads a line.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def client(port: int) -> TCPStore:
     return TCPStore(HOST, port, is_master=False, timeout=LONG, wait_for_workers=False)
 
 
-@without_reverse_dns()  # which takes 5 s where DNS does not answer, and is not what is measured
+@without_reverse_dns()  # a reverse look-up would take 5 s if DNS does not answer
 def join_store(port: int, ranks: int, rank: int) -> TCPStore:
-    """What each rank does at least: it sets a key of its own, and counts itself; the last one says
-    so.
+    """Do the least that each rank of a process group does: set a key, and add 1 to a counter. The
+    last rank sets a key for which all wait.
     """
     store = client(port)
     store.set(f"rank {rank}", HOST)
@@ -51,7 +51,7 @@ def join_store(port: int, ranks: int, rank: int) -> TCPStore:
 
 @without_reverse_dns()
 def join_rendezvous(port: int, ranks: int, rank: int) -> DynamicRendezvousHandler:
-    """torchrun's rendezvous with ``--rdzv-backend=c10d``, of one agent a node."""
+    """Join torchrun's rendezvous with ``--rdzv-backend=c10d``, as the agent of one node does."""
     store = client(port)
     within = RendezvousTimeout(join=JOIN)
     backend = C10dRendezvousBackend(store, "4711")
@@ -84,7 +84,8 @@ def main(way: str, port: int, ranks: int, first: int, last: int) -> None:
 if __name__ == "__main__":
     raise_open_files_limit()
     if sys.argv[1] == "server":
-        # Of IPv4 alone, or it would ask DNS for the name of each client's address, too.
+        # Give the store a socket for IPv4 only. With its own socket it would ask DNS for the name
+        # of each client's address.
         listening = protocol.listen(HOST, [0])
         port = listening.getsockname()[1]
         server = TCPStore(

@@ -1,7 +1,7 @@
-"""A job of thousands of ranks: rank 0's real rendezvous and supervisor, and a few processes that
-play all others.
+"""Runs a job of thousands of ranks: with the real rendezvous and supervisor of rank 0, and a few
+processes that play all other ranks.
 
-``python -m tests.support.fake_ranks RANKS RESTARTS`` is rank 0.
+``python -m tests.support.fake_ranks RANKS RESTARTS`` runs rank 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROCESSES = 2
 
 
 def hello(rank: int, size: int) -> Hello:
-    """Of a rank, on nodes with eight ranks and an address each."""
+    """Return the hello of a rank. The nodes have :data:`PER_NODE` ranks and one address each."""
     number, local_rank = divmod(rank, PER_NODE)
     address = f"127.1.{number // 250}.{number % 250 + 1}" if rank else HOST
     return Hello(
@@ -62,21 +62,40 @@ def hello(rank: int, size: int) -> Hello:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step took until the last rank was through: seconds, and seconds of rank 0's CPU."""
+    """What something cost until the last rank had done it.
+
+    Attributes:
+        wall: Seconds.
+        cpu: Seconds of CPU time of the measured process, which is rank 0.
+    """
 
     wall: float
     cpu: float
 
 
 class Processes:
-    """One that is measured, and some that play its peers. A context manager that ends them."""
+    """A process that is measured, and some processes that play its peers. As a context manager it
+    kills all of them at the end of the block.
+
+    Args:
+        module: The module that the measured process runs.
+        words: The arguments of the module.
+    """
 
     def __init__(self, module: str, *words: object) -> None:
         self.measured = start(module, *words)
         self.players: list[Any] = []
 
     def play(self, module: str, words: Sequence[object], numbers: range) -> None:
-        """Start the others, each for a part of these numbers, and wait until they are ready."""
+        """Start the processes that play the peers, each for a part of the peers, and wait until
+        they are ready.
+
+        Args:
+            module: The module that they run.
+            words: The first arguments of the module; the first number and the end of a process's
+                part follow.
+            numbers: The numbers of all peers.
+        """
         bounds = [numbers.start + len(numbers) * part // PROCESSES for part in range(PROCESSES + 1)]
         self.players = [start(module, *words, *pair) for pair in itertools.pairwise(bounds)]
         self.answers()
@@ -90,7 +109,9 @@ class Processes:
             process.wait()
 
     def say(self, line: str) -> Cost:
-        """Send a line to all players; returns the time before, and the measured process's."""
+        """Send a line to all players. Return the time before that, and the CPU time that the
+        measured process had used by then.
+        """
         began = self.now()
         for process in self.players:
             process.stdin.write(f"{line}\n")
@@ -98,22 +119,27 @@ class Processes:
         return began
 
     def answers(self) -> list[dict[str, Any]]:
-        """A line from each player."""
+        """Read one line from each player."""
         return list(map(read, self.players))
 
     def now(self) -> Cost:
-        """The time, and the CPU time of the measured process."""
+        """Return the time, and the CPU time that the measured process has used."""
         return Cost(time.monotonic(), cpu_of(self.measured.pid))
 
     def since(self, began: Cost, answers: Iterable[dict[str, Any]]) -> Cost:
-        """Until the last one of them."""
+        """Return the cost from ``began`` until the last of the answers."""
         return Cost(
             max(answer["at"] for answer in answers) - began.wall, self.now().cpu - began.cpu
         )
 
 
 class FakeJob(Processes):
-    """Rank 0, and the processes that play the others of its job."""
+    """Rank 0, and the processes that play the other ranks of its job.
+
+    Args:
+        ranks: The number of all ranks.
+        restarts: How often the run may restart.
+    """
 
     def __init__(self, ranks: int, restarts: int = 0) -> None:
         super().__init__("tests.support.fake_ranks", ranks, restarts)
@@ -121,12 +147,21 @@ class FakeJob(Processes):
         self.play("tests.support.fake_supervisors", (published, ranks), range(1, ranks))
 
     def meet(self) -> Cost:
-        """All other ranks come at once, where rank 0 listens already."""
+        """Have all other ranks connect at once to rank 0, which listens already. Return the cost
+        of the rendezvous.
+        """
         return self._until_met(self.say("meet"))
 
     def fail(self, culprit: int, *, restarts: bool = False) -> tuple[Cost, set[int], Cost | None]:
-        """A rank fails: the cost until all know, with which exit codes, and the cost until they
-        have met again.
+        """Have a rank fail.
+
+        Args:
+            culprit: The rank that fails.
+            restarts: Whether the run restarts then.
+
+        Returns:
+            The cost until all ranks have the verdict, the exit codes in it, and the cost until all
+            ranks have met again; None for this last cost without a restart.
         """
         began = self.say(f"fail {culprit}")
         answers = self.answers()
@@ -135,19 +170,21 @@ class FakeJob(Processes):
         return verdict, codes, self._until_met(began) if restarts else None
 
     def idle(self, seconds: float) -> Cost:
-        """Nothing happens for so long."""
+        """Wait while nothing happens, and return what that costs."""
         began = self.now()
         time.sleep(seconds)
         return self.since(began, [{"at": time.monotonic()}])
 
     def finish(self) -> tuple[int, str]:
-        """Rank 0's exit code, and what it said."""
+        """Wait until rank 0 has ended. Return its exit code, and what it wrote to standard
+        error.
+        """
         errors = self.measured.communicate(timeout=30)[1]
         return self.measured.returncode, errors
 
     def _until_met(self, began: Cost) -> Cost:
         answers = self.answers()
-        read(self.measured)  # it watches all connections
+        read(self.measured)  # from now on rank 0 watches all connections
         return self.since(began, answers)
 
 
@@ -167,7 +204,9 @@ def tell(**what: object) -> None:
 
 
 class Agent:
-    """Rank 0's, without a sampler. The next start is in this process, and not after an execve."""
+    """The agent of rank 0, without a sampler. A restart takes place in this same process, without
+    execve().
+    """
 
     def __init__(self, size: int, restarts: int) -> None:
         self.size = size

@@ -1,7 +1,8 @@
-"""The supervisors of many ranks in one process, as they appear to rank 0; without workers.
+"""Plays the supervisors of many ranks in one process, as they appear to rank 0, without workers.
 
 ``python -m tests.support.fake_supervisors PUBLISHED RANKS FIRST LAST`` plays the ranks from FIRST
-to before LAST. A line ``meet`` lets them say hello, and ``fail RANK`` lets one of them fail.
+up to, but not including, LAST. When it reads the line ``meet``, they say hello. When it reads
+``fail RANK``, this rank fails.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ LONGEST_PATIENCE = 8.0  # seconds
 Result = TypeVar("Result")
 
 Waiting = Generator[float, bool | None, Result]
-"""Yields a time, and is sent whether something came over the connection before it; None starts
-it.
+"""A generator that yields the time until which it waits. It is then sent whether something came
+over the connection before that time. Sending None starts it.
 """
 
 
 class FakeSupervisor:
-    """One rank's: the client of the rendezvous with its patience, and then the messages of a
-    participant. Nothing here waits.
+    """The supervisor of one rank: it tries to meet rank 0 as the real client of the rendezvous
+    does, and then sends the messages of a participant. No call blocks.
 
     Attributes:
-        connection: To rank 0, once the rank has tried.
-        lines: Messages that have come over it whole, and were not read; rest: the begin of the next
-            one.
+        connection: The connection to rank 0. It does not exist before the rank's first try.
+        lines: The complete messages that have come over the connection and were not read yet.
+        rest: The beginning of the next message.
     """
 
     connection: socket.socket
@@ -134,7 +135,7 @@ class FakeSupervisor:
         self.connection.send(message.encode())
 
     def _line(self, until: float) -> Waiting[bytes | None]:
-        """The next line; empty when the time is over, and None at the end of the connection."""
+        """Return the next line; empty if none comes in time, None if the connection has ended."""
         while not self.lines:
             try:
                 piece = self.connection.recv(1 << 16)
@@ -151,7 +152,13 @@ class FakeSupervisor:
 
 
 class Players:
-    """All ranks of this process, and what they wait for."""
+    """All ranks of this process, and the times and connections for which they wait.
+
+    Args:
+        published: The text that says where rank 0 listens.
+        size: The number of ranks in the job.
+        first, last: The ranks of this process are those from ``first`` to ``last - 1``.
+    """
 
     def __init__(self, published: str, size: int, first: int, last: int) -> None:
         self.size = size
@@ -182,7 +189,13 @@ class Players:
         )
 
     def note(self, what: str, code: int = 0) -> None:
-        """Say so when it is true of all."""
+        """Note that a rank has met rank 0, or has the verdict. When this is true of all ranks of
+        this process, print a line about it.
+
+        Args:
+            what: ``met`` or ``verdict``.
+            code: The exit code in the verdict.
+        """
         self._noted[what].append(code)
         if len(self._noted[what]) == len(self.ranks):
             codes = sorted({*self._noted[what]})
@@ -224,7 +237,7 @@ class Players:
 
 if __name__ == "__main__":
     raise_open_files_limit()
-    gc.disable()  # which would take longer with each rank
+    gc.disable()  # garbage collection would take longer with each rank
     players = Players(sys.argv[1], *map(int, sys.argv[2:]))
     tell(ready=True)
     players.run()

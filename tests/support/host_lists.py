@@ -1,5 +1,5 @@
-"""Any number of Slurm host lists, and what the real ``scontrol show hostnames`` makes of them, all
-in one process.
+"""Makes up any number of Slurm host lists, and expands them by the real ``scontrol show
+hostnames``, all in one process of scontrol.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _LAST = string.ascii_letters + "-._"
 
 
 def host_lists(draw: random.Random, number: int) -> Iterator[str]:
-    """Lists of up to ten items: names, and one or two ranges after a name each.
+    """Yield lists of up to ten items: plain names, and names with brackets once or twice.
 
-    scontrol knows no suffix after a bracket, and turns the brackets of a name with three around.
+    No item ends with a suffix after a bracket, because scontrol does not know one. No item has
+    three brackets, because scontrol reverses the brackets of such an item.
     """
     for _ in range(number):
         yield ",".join(_item(draw) for _ in range(draw.choice((1, 1, 2, 3, 10))))
@@ -59,8 +60,9 @@ def _range(draw: random.Random) -> str:
 
 
 def by_scontrol(lists: list[str], variables: Mapping[str, str]) -> list[list[str]]:
-    """The names of each list."""
-    # It repeats each command; to a terminal without end, so that no line is broken.
+    """Return the names to which scontrol expands each list."""
+    # scontrol repeats each command in its output. The width of the terminal keeps it from breaking
+    # long lines.
     variables = {**variables, "TERM": "vt100", "COLUMNS": "100000", "LINES": "24"}
     asked = "".join(f"show hostnames {text}\n" for text in lists)
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Launchers' variables, changed at random by the thousand: run as a program, with how many values
-and a seed.
+"""Changes launchers' variables at random by the thousand, and tries srunddp with them. Run it as a
+program, with the number of values and a seed.
 
-Prints what it saw as JSON, for :mod:`tests.bootstrap.environment.test_hostile_variables`.
+It prints the result as JSON, for :mod:`tests.bootstrap.environment.test_hostile_variables`.
 """
 
 from __future__ import annotations
@@ -93,8 +93,13 @@ INTERFACE = SelectedInterface("ib0", "10.0.0.7", {}, "")
 
 @dataclass
 class Campaign:
-    """What came of it: how many values, how often which end, what should not have been, with the
-    variables.
+    """The state and the result of all tries.
+
+    Attributes:
+        draw: The random numbers.
+        values: How many values have been changed.
+        ends: How often each function has ended in which way.
+        faults: What should not have happened, each with the variables that led to it.
     """
 
     draw: random.Random
@@ -103,7 +108,7 @@ class Campaign:
     faults: list[str] = field(default_factory=list)
 
     def variables(self) -> dict[str, str]:
-        """Those of a launcher, of which up to four have been changed or are gone."""
+        """Return the variables of a launcher, of which one to four are changed or removed."""
         variables = dict(self.draw.choice(REAL))
         for name in self.draw.sample(
             sorted(variables), min(len(variables), self.draw.randrange(1, 5))
@@ -115,7 +120,9 @@ class Campaign:
         return variables
 
     def value(self, text: str) -> str:
-        """A changed one, which may be anything but a NUL: no environment can have that."""
+        """Return a changed value. It may contain anything but a NUL, which no environment can
+        contain.
+        """
         self.values += 1
         kind = self.draw.random()
         if kind < 0.002:
@@ -130,7 +137,13 @@ class Campaign:
         return text
 
     def throw(self, what: Callable[..., None], *given: object) -> None:
-        """Whatever it is given, it ends well or with the one error, of one line."""
+        """Call a function, which must end well or with a SrunddpError of one line. Note how it has
+        ended.
+
+        Args:
+            what: The function.
+            given: Its arguments.
+        """
         message = ""
         try:
             what(*given)
@@ -146,7 +159,7 @@ class Campaign:
             self.faults.append(f"{message!r:.500} of {given!r:.1000}")
 
     def run(self, number: int) -> None:
-        """Until so many values have been thrown."""
+        """Try the functions until this number of values has been changed."""
         while self.values < number:
             self.throw(
                 detected, self.variables(), self.draw.choice((None, None, None, None, *CHANNELS))
@@ -162,7 +175,7 @@ def expanded(host_list: str) -> None:
 
 
 def detected(variables: dict[str, str], channel: str | None) -> None:
-    """All that is made of the variables before a socket opens."""
+    """Do everything that srunddp does with the variables before it opens a socket."""
     likely_ranks(variables)
     found = detect(variables, channel=channel, pid=launchers.PID)
     for way in found.discoveries:

@@ -1,4 +1,4 @@
-"""Runs a job script under bash, with programs that only write down what they were called with."""
+"""Runs a job script under bash, with programs that only record how they were called."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# Each call in two files; `stage push` prints what the nodes are to run, and `conda` the hook of its
-# shell.
+# Records each call in two files. As the real programs do, `stage push` prints the program for the
+# nodes, and `conda shell.bash` prints a shell function.
 _PROGRAM = """#!/bin/bash
 name=${0##*/}
 call=$CALLS/$EPOCHREALTIME-$$
@@ -23,7 +23,13 @@ _PROGRAMS = ("srun", "srunddp", "module", "conda", "salloc", "sleep")
 
 @dataclass(frozen=True)
 class Called:
-    """What a script did: its exit code, and each program's words and environment, by program."""
+    """What a job script has done.
+
+    Attributes:
+        code: The script's exit code.
+        errors: What the script wrote to standard error.
+        calls: The words and the environment variables of each call of a program, in order.
+    """
 
     code: int
     errors: str
@@ -33,12 +39,19 @@ class Called:
         return [words[1:] for words, _ in self.calls if words[0] == name]
 
     def training(self) -> list[str]:
-        """The words of the srun that trains, which is the last."""
+        """Return the words of the srun that trains, which is the last call of srun with ``run``."""
         return [words for words, _ in self.calls if words[0] == "srun" and "run" in words][-1]
 
 
 def carry_out(text: str, folder: Path, **variables: str) -> Called:
-    """Run the script in a new folder, as in a job of one node; CODE_srun=1 lets srun fail."""
+    """Run a job script as in a job of one node.
+
+    Args:
+        text: The script.
+        folder: An empty folder for the script, its working directory and the records.
+        variables: Further environment variables. With ``CODE_srun=1`` each call of srun ends with
+            exit code 1, and so for the other programs.
+    """
     programs = folder / "programs"
     work = folder / "work"
     calls = folder / "calls"

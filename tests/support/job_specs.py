@@ -1,5 +1,5 @@
-"""The commands of docs/recipes.md, and the scripts that they write: as on any machine, without its
-defaults.
+"""Reads the commands of docs/recipes.md, and returns the job scripts that they write on a machine
+without a site's defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ GOLDEN = ROOT / "tests" / "sbatch" / "golden"
 
 
 def commands() -> dict[str, list[str]]:
-    """Of each recipe, by its heading with ``_`` for blanks, in words."""
+    """Return the words of each recipe's command, by the recipe's heading in lower case, with ``_``
+    for each blank.
+    """
     found = re.findall(
         r"^### (.+?)\n.*?^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -29,14 +31,14 @@ def commands() -> dict[str, list[str]]:
 
 
 def requested(words: Sequence[str]) -> SlurmJob:
-    """What ``srunddp sbatch …`` asks for."""
+    """Return the job that a command ``srunddp sbatch …`` asks for."""
     return cli.job_of(
         cli.parse_settings(cli.sbatch.make_context(words[1], list(words[2:])).params, words)
     )
 
 
 def written(words: Sequence[str]) -> str:
-    """The script of ``srunddp sbatch …``."""
+    """Return the job script that a command ``srunddp sbatch …`` writes."""
     job = requested(words)
     interactive = "--salloc" in words
     validate.check(job, {}, interactive=interactive)

@@ -1,8 +1,8 @@
-"""A launcher of its own process: it starts a world, and sends a signal to all processes of it, as
-Slurm does.
+"""Runs a launcher in a separate process: it starts a world, and sends a signal to all processes of
+the world, as Slurm does.
 
-``python -m tests.support.launcher FOLDER SCRIPT [OPTIONS]``: a line of input is the number of a
-signal; the end of it asks for none.
+``python -m tests.support.launcher FOLDER SCRIPT [OPTIONS]`` reads one line: the number of the
+signal. If the input ends without a line, no signal is sent.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ from tests.support.worlds import Ended, world
 
 @dataclass
 class Launcher:
-    """One that runs; the process ids of its supervisors and workers."""
+    """A launcher that runs.
+
+    Attributes:
+        process: The launcher's process.
+        supervisors: The process ids of the ranks' supervisors.
+        workers: The process ids of the ranks' workers.
+    """
 
     process: subprocess.Popen[str]
     supervisors: list[int]
     workers: list[int]
 
     def send(self, number: int) -> None:
-        """Have it send a signal to all of them, the supervisors first."""
+        """Have the launcher send a signal to all processes of its ranks."""
         assert self.process.stdin
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
@@ -42,7 +48,9 @@ class Launcher:
 
 @contextmanager
 def launched(folder: Path, script: str, *options: str, **variables: str) -> Iterator[Launcher]:
-    """Start one, which passes the options and PYTHONPATH on; it is killed at the end."""
+    """Start a launcher, which passes on the options and ``PYTHONPATH`` to the ranks. Kill it at the
+    end of the block.
+    """
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "tests.support.launcher", str(folder), script, *options]
     with subprocess.Popen(

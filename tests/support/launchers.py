@@ -1,12 +1,12 @@
-"""What each launcher tells its processes, as recorded in the launchers' sources and on real
-machines.
+"""The environment variables that each launcher sets for its processes, taken from the launchers'
+sources and from real machines.
 """
 
 from __future__ import annotations
 
-PID = 4711  # of the process under test, wherever a test does not say otherwise
+PID = 4711  # of the process under test, unless a test says otherwise
 
-# What a job gives to all of its processes, be they ranks or not.
+# The variables that all processes of a job have, ranks or not.
 JOB = {
     "SLURM_JOB_ID": "1207",
     "SLURM_JOB_NAME": "train",
@@ -19,8 +19,12 @@ JOB = {
 
 
 def step(rank: int = 0, /, **changes: str) -> dict[str, str]:
-    """One task of ``srun -n 4 -N 2`` on nodes 2 and 3 of a job of three; an empty change removes
-    the variable.
+    """Return the variables of a task of ``srun -n 4 -N 2``, which runs on the second and third node
+    of a job with three nodes.
+
+    Args:
+        rank: The task's number.
+        changes: Variables that differ; an empty value removes the variable.
     """
     first = rank - rank % 2
     variables = JOB | {
@@ -41,7 +45,9 @@ def step(rank: int = 0, /, **changes: str) -> dict[str, str]:
 
 
 def batch_body() -> dict[str, str]:
-    """``python train.py`` in a job script, without srun: rank 0 of 6, says Slurm, and no step."""
+    """Return the variables of ``python train.py`` in a job script, without srun. They say that the
+    process is task 0 of 6, and name no job step.
+    """
     return JOB | {
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
@@ -53,7 +59,9 @@ def batch_body() -> dict[str, str]:
 
 
 def interactive_step(step_id: str = "4294967290") -> dict[str, str]:
-    """The shell that salloc opens on a node where LaunchParameters=use_interactive_step."""
+    """Return the variables of the shell that salloc opens on a node, with
+    ``LaunchParameters=use_interactive_step``.
+    """
     return step(
         SLURM_STEP_ID=step_id,
         SLURM_STEP_NUM_TASKS="1",
@@ -66,15 +74,15 @@ def interactive_step(step_id: str = "4294967290") -> dict[str, str]:
 
 
 def pty_shell(rank: int = 0) -> dict[str, str]:
-    """A program that was typed into the shell of ``srun -n 4 --pty bash``, which is process
-    4000.
+    """Return the variables of a program that was typed into the shell of ``srun -n 4 --pty bash``.
+    The shell is process 4000.
     """
     return step(rank, SLURM_TASK_PID="4000", SLURM_PTY_PORT="40001", SLURM_PTY_WIN_COL="80")
 
 
 def nested_in_pty_shell(rank: int = 0) -> dict[str, str]:
-    """A wrapper's child, where ``srun wrapper.sh`` was typed into such a shell: the wrapper is
-    process 4001.
+    """Return the variables of a wrapper's child, after ``srun wrapper.sh`` was typed into the shell
+    of :func:`pty_shell`. The wrapper is process 4001.
     """
     return pty_shell(rank) | {"SLURM_TASK_PID": "4001"}
 
@@ -82,8 +90,8 @@ def nested_in_pty_shell(rank: int = 0) -> dict[str, str]:
 def open_mpi(
     rank: int, size: int = 2, local_rank: int | None = None, local_size: int | None = None
 ) -> dict[str, str]:
-    """Open MPI 5 without Slurm; 4 has OMPI_MCA_orte_hnp_uri besides. NODE_RANK is not the
-    node's.
+    """Return the variables of a rank of Open MPI 5 without Slurm. Open MPI 4 also sets
+    OMPI_MCA_orte_hnp_uri. OMPI_COMM_WORLD_NODE_RANK is no number of the node.
     """
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
@@ -102,7 +110,7 @@ def open_mpi(
 def hydra(
     rank: int, size: int = 2, local_rank: int | None = None, local_size: int | None = None
 ) -> dict[str, str]:
-    """MPICH's mpiexec.hydra."""
+    """Return the variables of a rank of MPICH's mpiexec.hydra."""
     return {
         "PMI_FD": "9",
         "PMI_RANK": str(rank),
@@ -115,8 +123,8 @@ def hydra(
 
 
 def daemon_step(daemon: int = 0) -> dict[str, str]:
-    """What mpirun's ranks inherit inside an allocation: the variables of the daemon that srun
-    started.
+    """Return Slurm's variables of mpirun's ranks in an allocation. The ranks inherit them from
+    mpirun's daemon on their node, which srun has started.
     """
     return step(
         daemon,

@@ -1,7 +1,8 @@
-"""Made-up runs: the files that sampler and recorder write, of any size and with any trouble
-planted.
+"""Makes up runs: writes the files that sampler and recorder would write, for a run of any size and
+with any trouble.
 
-Everything follows from the knobs, and a little noise that is the same each time.
+The values follow from the attributes of a :class:`MadeUp`, with a little noise that is the same
+each time.
 """
 
 from __future__ import annotations
@@ -34,32 +35,47 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class MadeUp:
-    """A run, healthy unless a knob says otherwise.
+    """A made-up run. With the default values it has no trouble.
 
     Attributes:
-        seconds: for which it trains; interval: between samples; start: Unix time.
-        step_s, own: a step, and which share of it is not the backward pass; data: which share is
-            waiting for data.
-        slow: seconds that a rank takes longer for its part of each step; slow_data: the same,
-            waiting for data; stall, data_stall: seconds of its own, or for which all wait for
-            data, once, in the middle.
-        epoch_s, evaluation_s, checkpoint_s: how long those last; 0 for none.
-        utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are
-            throttled.
-        faults: node, and of a line of its GPUs' faults all but the time, which is after 100 s.
-        other_link: bytes per second on a link that was not chosen; chosen_link: on the one that
-            was.
-        busy: share of the CPUs used; delay: seconds per second that a worker's main thread waits
-            for a CPU.
-        memory: bytes used of memory_limit on each node.
-        code: all ranks' exit code; None for a run that was killed after `seconds`.
-        codes: of single ranks, before that.
-        ahead: seconds by which a node's clock is ahead.
-        trainer: False for a script that only calls heartbeat().
-        resumed: the step of the checkpoint that it went on from; None for none.
-        nan_after: seconds after which the loss is NaN; None for a run without metrics.jsonl.
-        workers: loader processes of each rank; None for a run of a version that did not note them.
-        renewed: counters of tasks and nodes begin anew in the middle.
+        nodes, ranks_per_node, gpus_per_node: The size of the run.
+        seconds: For how long the run trains.
+        interval: Seconds between two readings.
+        start: The Unix time at which the run starts.
+        step_s: How long a step lasts, in seconds.
+        own: The share of a step that is not the backward pass.
+        data: The share of a step in which a rank waits for data.
+        slow: By rank, how many seconds longer the rank's own part of each step takes.
+        slow_data: By rank, how many seconds longer the rank waits for data in each step.
+        stall: By rank, how many seconds longer the rank's own part of one step in the middle takes.
+        data_stall: Seconds for which all ranks wait for data, once, in the middle.
+        epoch_s, evaluation_s, checkpoint_s: How many seconds an epoch, an evaluation and the
+            writing of a checkpoint last; 0 for a run without any.
+        utilization: How busy each GPU is, in percent.
+        idle: The GPUs that do nothing, each as (node, index).
+        hot: The GPUs that are throttled, each as (node, index).
+        faults: For each fault of a GPU, the number of the node, and the line of the node's file
+            without the time. Each fault comes 100 s after the start.
+        chosen_link: Bytes per second, in each direction, on the link that the run uses.
+        rdma: Bytes per second, in each direction, on an RDMA port; 0 for nodes without one.
+        other_link: Bytes per second, in each direction, on a link that the run does not use.
+        download: Further bytes per second that this other link receives.
+        busy: The share of the CPUs that is used.
+        delay: For how many seconds of each second a worker's main thread waits for a CPU.
+        memory: Bytes of memory_limit that each node uses.
+        code: The exit code of all ranks; None for a run that was killed after ``seconds``.
+        codes: By rank, the exit codes that differ from ``code``.
+        time_limit: The job's time limit in seconds; None for none.
+        ahead: By node, how many seconds the node's clock is ahead.
+        trainer: Whether the script uses srunddp.Trainer; otherwise it only calls heartbeat().
+        resumed: The step of the checkpoint from which the run went on; None for a new run.
+        nan_after: Seconds after which the loss is NaN; None for a run without metrics.jsonl.
+        renewed: Whether the counters of tasks and nodes begin at 0 again in the middle.
+        workers: The number of loader processes of each rank; None for a run of an old version,
+            which did not write the number.
+        name: Job and job step, as in ``4711.0``.
+        node_name: Returns the name of a node for its number from 0 on.
+        model: The name of each GPU.
     """
 
     nodes: int = 3
@@ -107,15 +123,23 @@ class MadeUp:
 
     @property
     def ranks(self) -> range:
-        """All of them."""
+        """All ranks of the run."""
         return range(self.nodes * self.ranks_per_node)
 
     def node_of(self, rank: int) -> int:
-        """The number of a rank's node."""
+        """Return the number of a rank's node."""
         return rank // self.ranks_per_node
 
     def write(self, logs: Path, restart: int = 0) -> Path:
-        """Write the files below a folder for logs; the folder that holds them."""
+        """Write the files of a start of the run below a folder for logs.
+
+        Args:
+            logs: The folder for the logs of all runs.
+            restart: The number of the restart; 0 for the first start.
+
+        Returns:
+            The folder of the files.
+        """
         folder = logs / self.name / f"monitor.{restart}"
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps(self._header(restart), ensure_ascii=False))
@@ -165,7 +189,7 @@ class MadeUp:
             "time_limit_s": self.time_limit,
         }
 
-    # The course of the training.
+    # What the training does, and when: times are seconds since the start of the run.
 
     @property
     def _begin(self) -> float:
@@ -177,7 +201,7 @@ class MadeUp:
 
     @property
     def _spans(self) -> list[tuple[float, float]]:
-        """When steps are made: between evaluations."""
+        """The begin and end of each span of time in which steps are made, between evaluations."""
         spans = []
         at = self._begin
         pause = self.evaluation_s + self.checkpoint_s
@@ -188,12 +212,14 @@ class MadeUp:
         return spans
 
     def _step(self) -> float:
-        """How long a step lasts: as long as the slowest rank has its own to do."""
+        """Return how long a step lasts: as long as its slowest rank takes."""
         more = [self.slow.get(rank, 0.0) + self.slow_data.get(rank, 0.0) for rank in self.ranks]
         return self.step_s + max(more, default=0.0)
 
     def _times(self, node: int, since: float = 1.0) -> list[float]:
-        """Of the samples, since the start; the last is at the end, if that was seen."""
+        """Return the times of the readings since the start. Unless the run was killed, the last
+        reading is at its end.
+        """
         count = math.floor((self._end - since) / self.interval) + 1
         times = [since + self.interval * number for number in range(count)]
         return [*times, self._end + 0.3] if self.code is not None else times
@@ -283,10 +309,12 @@ class MadeUp:
                     f"{self.checkpoint_s * 3:.3f}",
                 )
 
-    # What is sampled on each node.
+    # What the sampler of each node would write.
 
     def _counter(self, rate: float, time: float) -> float:
-        """At a rate, from the first step on; it begins anew in the middle if that is set."""
+        """Return the value of a counter that grows at a rate from the first step on. If
+        ``renewed``, it begins at 0 again in the middle.
+        """
         spent = max(0.0, time - self._begin)
         half = self.seconds / 2
         return rate * (spent - half if self.renewed and spent > half else spent)
@@ -312,7 +340,7 @@ class MadeUp:
                     self.busy * self.cpus / self.ranks_per_node, time
                 )
                 rss = int(self.memory / self.ranks_per_node * min(1.0, 0.2 + time / 10))
-                # The supervisor, the worker and two of the loader's.
+                # The task has four processes: the supervisor, the worker and two loader processes.
                 delay = self._counter(self.delay * 3, time)
                 yield f"{self._clock(node, time)},{rank},{cpu:.3f},{rss},4,{delay:.4f}"
 

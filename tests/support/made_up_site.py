@@ -1,4 +1,4 @@
-"""What ranks might have seen, and what is found in it."""
+"""Makes up what the ranks of a check have seen, and shortens what the check finds in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ LOCAL_RANK_1 = {
 
 
 def seen(facts: Iterable[F], per_node: int = 2) -> Ranks[F]:
-    """Of ranks in their order, on node01 and so on."""
+    """Return the facts as observations of ranks.
+
+    Args:
+        facts: The facts of each rank, in the order of the ranks.
+        per_node: The number of ranks on each of the nodes node01, node02 and so on.
+    """
     return Ranks(
         Observation(
             rank=rank,
@@ -36,15 +41,21 @@ def seen(facts: Iterable[F], per_node: int = 2) -> Ranks[F]:
 
 
 def changed(facts: F, changes: dict[int, dict[str, Any]], ranks: int = 12) -> Ranks[F]:
-    """Two ranks on each node, that all have seen the same but for ``changes``, by rank."""
+    """Return the same facts for all ranks, two on each node, except for ``changes``.
+
+    Args:
+        facts: The facts that all ranks share.
+        changes: By rank, the fields that differ.
+        ranks: The number of ranks.
+    """
     return seen(replace(facts, **changes.get(rank, {})) for rank in range(ranks))  # type: ignore[type-var]
 
 
 def reported(
     findings: Iterable[Finding],
 ) -> list[tuple[Severity, str, tuple[str, ...], tuple[int, ...]]]:
-    """Level, what was found, nodes and ranks of each; and each has all its parts, and no node's
-    name in its words.
+    """Return level, words, nodes and ranks of each finding. Check that each finding is complete,
+    and that its words contain none of its nodes' names.
     """
     findings = list(findings)
     for one in findings:
@@ -59,7 +70,14 @@ def reported(
 def subject(
     variables: dict[str, str] | None = None, script: Path | None = None, **named: Sequence[str]
 ) -> CheckContext:
-    """This process, as a rank that was started alone or as ``variables`` have it."""
+    """Return this process as the subject of a check.
+
+    Args:
+        variables: The environment variables, which say what rank the process is; None for a process
+            that was started alone.
+        script: The script to check; None for none.
+        named: ``paths`` and ``packages`` to check.
+    """
     known = dict(variables or {})
     return CheckContext(
         environment=detect(known),
@@ -71,7 +89,9 @@ def subject(
 
 
 def travelled(check: Check[F], subject: CheckContext) -> F:
-    """The facts of this process, as they arrive at rank 0: no other than those that left."""
+    """Collect the facts of this process, and return them as they arrive at rank 0. Check that they
+    have not changed on the way.
+    """
     facts = check.collect(subject)
     arrived = check.facts(**json.loads(json.dumps(asdict(facts))))  # type: ignore[call-overload]
     assert arrived == facts

@@ -1,7 +1,7 @@
 """Writes the manual pages of docs/man: ``python -m tests.support.man_pages``.
 
-Those of the commands are made by click-man from ``--help``, that of ifaces.conf by pandoc from a
-page in Markdown.
+click-man makes the pages of the commands from ``--help``, and pandoc makes the page of ifaces.conf
+from a page in Markdown.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tests.conftest import ROOT
 MAN = ROOT / "docs" / "man"
 SOURCE = MAN / "ifaces.conf.5.md"
 ROOT_CONTEXT = click.Context(main, info_name="srunddp", **main.context_settings)
-# What roff would take for a command, or show as another character.
+# Characters that roff would take for a command, or show as a different character.
 _ROFF = str.maketrans(
     {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}
 )
-# Of options with their dashes, or of a command.
+# Matches the names of options with their dashes, and the name of a command.
 _NAMES = r"(?<!\w)(?:\\-)+[\w\\-]+|^[a-z]+(?: [a-z]+)*"
 
 
 class Sections(click.HelpFormatter):
-    """The rows of ``--help``, by heading."""
+    """A formatter of click that collects the rows of ``--help`` by heading, instead of text."""
 
     def __init__(self) -> None:
         super().__init__(width=10_000)
@@ -50,7 +50,9 @@ class Sections(click.HelpFormatter):
 
 
 class _ClickManPage(Protocol):
-    """What is used of click-man's page, which has no types; ``str()`` gives its text."""
+    """The attributes of click-man's page that are used here. click-man has no types. ``str()``
+    returns the text of the page.
+    """
 
     command: str
     version: str
@@ -61,8 +63,8 @@ class _ClickManPage(Protocol):
 
 
 class _Page:
-    """click-man's page, with the headings and the indented lines that ``--help`` has, and without a
-    date.
+    """The manual page of a command: click-man's page with the headings and the indented lines of
+    ``--help``, and without a date.
     """
 
     def __init__(self, context: click.Context) -> None:
@@ -77,7 +79,7 @@ class _Page:
         page.description = "\n".join(_paragraph(part) for part in parts if part)
         command.format_options(context, formatter)
         self.sections = formatter.rows
-        if command is main:  # whose page is written by hand
+        if command is main:  # its --help is written by hand, and not by click
             usage, _, examples, *lists = command.get_help(context).split("\n\n")
             page.synopsis = usage.removeprefix("Usage: srunddp ").replace(
                 "\n       srunddp ", "\n.br\n.B srunddp\n"
@@ -113,8 +115,8 @@ class _Page:
 
 
 def _section(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """The heading and the rows of a list in ``srunddp --help``, where spaces divide a row into two
-    columns.
+    """Return the heading and the rows of a list in ``srunddp --help``, where two or more spaces
+    divide a row into its two columns.
     """
     title, *lines = [line.strip() for line in text.splitlines()]
     rows = []
@@ -143,20 +145,24 @@ def _below(context: click.Context) -> Iterator[click.Context]:
 
 
 def contexts(context: click.Context | None = None) -> Iterator[click.Context]:
-    """Of all commands, below srunddp itself, or below one of them."""
+    """Yield the contexts of all commands below a command; None for those below srunddp itself."""
     for each in _below(context or ROOT_CONTEXT):
         yield each
         yield from contexts(each)
 
 
 def pages() -> dict[str, str]:
-    """The pages of all commands, by the names of their files."""
+    """Return the pages of all commands, by the names of their files."""
     every = (ROOT_CONTEXT, *contexts())
     return {f"man1/{each.command_path.replace(' ', '-')}.1": str(_Page(each)) for each in every}
 
 
 def page_of_file() -> str:
-    """The page of ifaces.conf. Raises FileNotFoundError where there is no pandoc."""
+    """Return the page of ifaces.conf.
+
+    Raises:
+        FileNotFoundError: pandoc is missing.
+    """
     command = [
         "pandoc",
         "--standalone",

@@ -1,5 +1,5 @@
-"""A thousand nodes of eight ranks with four interfaces, whose ranks only say what they are told to
-say.
+"""Plays a thousand nodes with eight ranks and four interfaces each. A function gives the answers of
+all ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ INTERFACES = 4
 
 
 class ManyNodes:
-    """A coordinator whose ranks all answer a question by ``answer``."""
+    """In place of rank 0's session of a check: asks no process, but calls a function.
+
+    Args:
+        answer: Returns the answer of a rank to a question.
+    """
 
     def __init__(self, answer: Callable[[int, CheckMessage], CheckMessage]) -> None:
         self.errors: dict[int, str] = {}
@@ -27,7 +31,7 @@ class ManyNodes:
 
     @property
     def nodes(self) -> dict[int, str]:
-        """As the real one, anew each time."""
+        """The node of each rank. The dict is made anew each time, as in the real session."""
         return dict(sorted(self._nodes.items()))
 
     @property
@@ -53,8 +57,8 @@ class ManyNodes:
 
 @contextmanager
 def quick(seconds: float = 6.0) -> Iterator[None]:
-    """Within so much of CPU time, ten times of what it takes; each node with each would take
-    minutes.
+    """Check that the block takes less CPU time than this. The default is ten times what it should
+    take; comparing each node with each other node would take minutes.
     """
     began = time.process_time()
     yield

@@ -1,6 +1,6 @@
 """Writes the tables of messages in docs/how-it-works.md: ``python -m tests.support.message_table``.
 
-Each lies between two marks, and is made from the docstrings of the classes.
+Each table lies between two marks, and is made from the docstrings of the messages' classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kinds = tuple[type[Message], ...]
 
 
 def table(from_a_rank: Kinds, from_rank_zero: Kinds) -> str:
-    """The table in Markdown: each message, who sends it, and what it means."""
+    """Return a table in Markdown: each message, who sends it, and what it means."""
     rows = ["| message | from | meaning |", "|---|---|---|"]
     for kind in dict.fromkeys((*from_a_rank, *from_rank_zero)):
         senders = []
@@ -33,7 +33,7 @@ def table(from_a_rank: Kinds, from_rank_zero: Kinds) -> str:
 
 
 def rendered(page: str) -> str:
-    """The page with these tables between their marks."""
+    """Return the page with the present tables between their marks."""
     rendezvous_table = table(rendezvous.FROM_A_RANK, rendezvous.FROM_RANK_ZERO)
     page = _replaced(page, "the rendezvous", rendezvous_table)
     supervisor_table = table(supervisor.FROM_A_RANK, supervisor.FROM_RANK_ZERO)
@@ -49,7 +49,7 @@ def _replaced(page: str, name: str, text: str) -> str:
 
 
 def _meaning(kind: type[Message]) -> str:
-    """The docstring as one line, with its attributes as code."""
+    """Return the docstring of a message in one line, with the names of its attributes as code."""
     text, _, attributes = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
     explained = re.sub(r"(?m)^    ([\w, ]+): ", r"`\1`: ", attributes)
     explained = re.sub(r"; (\w+): ", r"; `\1`: ", explained)

@@ -1,4 +1,4 @@
-"""A munged of the tests' own, with a key of its own."""
+"""Runs a munged for the tests, with a new key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tests.support.starting import until
 
 @contextmanager
 def munged(folder: Path) -> Iterator[str]:
-    """Its socket, as long as it runs."""
+    """Run a munged until the end of the block, with its files in a new folder. Yield the path of
+    its socket.
+    """
     program = shutil.which("munged") or shutil.which("munged", path="/usr/sbin:/usr/local/sbin")
     if not program:
         missing("munged")

@@ -1,5 +1,5 @@
-"""Two nodes on this machine: network namespaces with two cables between them, and a process in each
-that answers.
+"""Makes nodes on this machine: network namespaces with cables between them, and a process in each
+that answers the questions of a check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tests.support.starting import until
 
 A = TypeVar("A", bound=CheckMessage)
 NODES = ("west", "east")
-# Of both nodes, by interface: one network each, and one whose ends are in two.
+# The addresses of both nodes, by interface, without the node's number. The two addresses of data0
+# are in the same network, those of data1 in different networks.
 NETWORKS = {
     "data0": ("10.201.1.{}/24", "10.201.1.{}/24"),
     "data1": ("10.201.2.{}/25", "10.201.3.{}/25"),
@@ -30,14 +31,18 @@ NETWORKS = {
 
 
 def address(node: str, interface: str) -> str:
-    """``10.201.1.1`` of west's data0, ``10.201.1.2`` of east's."""
+    """Return the address of a node's interface: for data0 ``10.201.1.1`` on west, ``10.201.1.2`` on
+    east.
+    """
     number = NODES.index(node)
     return NETWORKS[interface][number].format(number + 1).partition("/")[0]
 
 
 @contextmanager
 def two_nodes(networks: Mapping[str, tuple[str, str]] = NETWORKS) -> Iterator[dict[str, str]]:
-    """The namespaces by node, with a cable for each of the networks; gone at the end."""
+    """Make two namespaces with a cable for each of the networks, and remove them at the end of the
+    block. Yield the names of the namespaces, by node.
+    """
     if os.geteuid() != 0:
         missing("root, for network namespaces")
     names = {node: f"sdt-{os.getpid()}-{node}" for node in NODES}
@@ -68,7 +73,7 @@ def two_nodes(networks: Mapping[str, tuple[str, str]] = NETWORKS) -> Iterator[di
                 if interface == next(iter(networks)):
                     tool("ip", "-n", name, "addr", "add", six, "dev", interface, "nodad")
                 tool("ip", "-n", name, "link", "set", interface, "up")
-        # A cable is there for both ends only some time after it is plugged in.
+        # It takes some time until the interfaces at both ends of a new cable are up.
         until(
             lambda: all(_up(name, interface) for name in names.values() for interface in networks)
         )
@@ -76,13 +81,15 @@ def two_nodes(networks: Mapping[str, tuple[str, str]] = NETWORKS) -> Iterator[di
 
 
 def switch_address(number: int) -> str:
-    """The address of a node of :func:`switched_nodes`, which are counted from 1."""
+    """Return the address of a node of :func:`switched_nodes`, by the node's number from 1 on."""
     return f"10.202.0.{number}"
 
 
 @contextmanager
 def switched_nodes(count: int) -> Iterator[list[str]]:
-    """The namespaces of some nodes on one switch, with the interface ``data0``; gone at the end."""
+    """Make namespaces for some nodes on one switch, each with the interface ``data0``, and remove
+    them at the end of the block. Yield the names of the namespaces.
+    """
     if os.geteuid() != 0:
         missing("root, for network namespaces")
     switch = f"sdt-{os.getpid()}-switch"
@@ -113,11 +120,12 @@ def _up(namespace: str, interface: str) -> bool:
 def coordinator_of(
     names: Mapping[str, str], handle: Callable[[str], Handler]
 ) -> Iterator[CheckSession]:
-    """A session whose rank 1 is west and whose rank 2 is east.
+    """Open a session with a process in each namespace. Rank 1 is west and rank 2 is east.
 
     Args:
-        names: the namespaces.
-        handle: makes for a node what its process does for a question, within that node.
+        names: The names of the namespaces, by node.
+        handle: Called in a node's process, with the node. Returns the function that answers the
+            questions of the session.
     """
     fork = multiprocessing.get_context("fork")
     session = CheckSession({}, _answers_nothing)
@@ -155,8 +163,12 @@ def _within(namespace: str, connection: socket.socket, handle: Callable[[], Hand
 
 @contextmanager
 def rules(namespace: str, by_hook: Mapping[str, str], table: str = "sdt") -> Iterator[None]:
-    """Rules of nftables in a namespace, by hook, such as ``ip saddr 10.201.1.2 drop`` for
-    ``input``. Those of different tables count together.
+    """Put rules of nftables into effect in a namespace until the end of the block.
+
+    Args:
+        namespace: The name of the namespace.
+        by_hook: The rules by hook, such as ``ip saddr 10.201.1.2 drop`` for ``input``.
+        table: The name of the table for the rules. The rules of all tables are in effect together.
     """
     chains = "".join(
         f"chain {hook} {{\ntype filter hook {hook} priority -10;\n{words}\n}}\n"
@@ -171,11 +183,11 @@ def rules(namespace: str, by_hook: Mapping[str, str], table: str = "sdt") -> Ite
 
 
 def rule(namespace: str, hook: str, words: str) -> AbstractContextManager[None]:
-    """One of them."""
+    """Put a rule of nftables for one hook into effect; see :func:`rules`."""
     return rules(namespace, {hook: words})
 
 
 def asked(session: CheckSession, node: str, question: CheckMessage, wanted: type[A]) -> A:
-    """What a node's process answers."""
+    """Ask the process on a node a question, and return the answer."""
     rank = {name: rank for rank, name in session.nodes.items()}[node]
     return session.ask({rank: question}, 20.0, wanted)[rank]

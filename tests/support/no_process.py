@@ -1,5 +1,5 @@
-"""An audit hook that notes each process that this one starts or becomes; the rest of the program
-runs as it would.
+"""Notes, by an audit hook, each program that this process starts or becomes. The process itself is
+not changed by it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ STARTS = (
 
 
 def watch(seen: Callable[[str], object]) -> None:
-    """From now on each start is told to ``seen``, before it happens."""
+    """Call ``seen`` from now on before this process starts a process or becomes another program.
+
+    Args:
+        seen: Gets the audit event and its arguments as text.
+    """
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event in STARTS:

@@ -1,8 +1,8 @@
 """Writes the phases of a supervisor into docs/how-it-works.md: ``python -m
 tests.support.phase_table``.
 
-Each table lies between two marks, and is made from the code: from what the phases say of
-themselves, and from the docstrings of the events and of the functions in the table.
+Each table lies between two marks. It is made from the code: from the values of the phases, and from
+the docstrings of the events and of the functions in the table of transitions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END = "<!-- {}: end -->"
 
 
 def rendered(page: str) -> str:
-    """The page with these tables between their marks."""
+    """Return the page with the present tables between their marks."""
     page = _replaced(page, "phases of a supervisor", _phases())
     page = _replaced(page, "events of a supervisor", _events())
     return _replaced(page, "transitions of a supervisor", _transitions())
@@ -41,8 +41,7 @@ def _events() -> str:
 
 def _transitions() -> str:
     rows = ["| phase | event | what is done | then |", "|---|---|---|---|"]
-    # A function that stands in the table for several events has a row for each; those that differ
-    # in nothing else are shown as one.
+    # The code has a row for each event. Rows that differ only in the event are shown as one row.
     for (take, before, following), same in groupby(phases.ROWS, _shown_as_one):
         events = ", ".join(f"`{row.event.__name__}`" for row in reversed(list(same)))
         then = "the same" if following == before else _names(following)
@@ -59,7 +58,7 @@ def _names(named: tuple[Phase, ...]) -> str:
 
 
 def _summary(docstring: str | None) -> str:
-    """What a docstring says before its sections, in one line."""
+    """Return the text of a docstring before its attributes, in one line."""
     text, _, _ = cleandoc(docstring or "").partition("\n\nAttributes:\n")
     return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
 

@@ -1,9 +1,9 @@
 """Draws the pictures of docs/pictures: ``python -m tests.support.pictures [report]``.
 
-Graphviz draws a diagram from NAME.dot, and this module terminals from NAME.term, excerpts of the
-output in NAME.txt. Each SVG names the SHA-256 of its source and of the style, so that one of an
-older source is found without Graphviz. ``report`` makes report.png, with Chromium and pngquant: the
-page of ``srunddp report`` of a made-up run.
+Graphviz draws a diagram from NAME.dot. This module draws terminals from NAME.term, which has
+excerpts of the output in NAME.txt. Each SVG contains a SHA-256 of its source and of the style, so
+that a test without Graphviz can find an SVG that is out of date. With ``report``, this also makes
+report.png with Chromium and pngquant: the page of ``srunddp report`` for a made-up run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.made_up_run import GIB, MadeUp
 
 PICTURES = ROOT / "docs" / "pictures"
 OMITTED = "[…]"
-_FONT = "DejaVu Sans"  # with wide letters: what fits in it fits in a reader's font
+_FONT = "DejaVu Sans"  # its letters are wide, so the text also fits in the font that a reader has
 _SIZES = (
     "-Nfontsize=13",
     "-Efontsize=12",
@@ -37,25 +37,32 @@ STYLE = Path(__file__).with_suffix(".css")
 
 
 def sources() -> list[Path]:
-    """Of all SVGs."""
+    """Return the source files of all SVGs."""
     return sorted(path for path in PICTURES.iterdir() if path.suffix in (".dot", ".term"))
 
 
 def checksum(source: Path) -> str:
-    """What the SVG of this source names while it is up to date."""
+    """Return the SHA-256 that the SVG of a source contains if it is up to date."""
     return sha256(source.read_bytes() + STYLE.read_bytes()).hexdigest()
 
 
 def parts(source: Path) -> tuple[str, str, list[list[str]]]:
-    """Of terminals: the title, the text that is marked, and the lines of each, which begin with a
-    command.
+    """Read the source of a picture of terminals.
+
+    Returns:
+        The title, the text whose lines are highlighted, and the lines of each terminal, of which
+        the first is a command.
     """
     title, marked, text = source.read_text().split("\n", 2)
     return title, marked, [part.splitlines() for part in re.split(r"\n+(?=\$ )", text.strip("\n"))]
 
 
 def _diagram(source: Path) -> tuple[str, tuple[float, float], str]:
-    """The title, the size and the elements. Raises FileNotFoundError where there is no Graphviz."""
+    """Return the title, the size and the SVG elements of a diagram.
+
+    Raises:
+        FileNotFoundError: Graphviz is missing.
+    """
     command = [
         "dot",
         "-Tsvg",
@@ -105,7 +112,7 @@ def _terminals(source: Path) -> tuple[str, tuple[float, float], str]:
 
 
 def draw(source: Path) -> str:
-    """The SVG of a source."""
+    """Return the text of the SVG that belongs to a source."""
     title, (width, height), elements = (_diagram if source.suffix == ".dot" else _terminals)(source)
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
     head = (
@@ -146,8 +153,10 @@ _BROWSER = (
 
 
 def photograph(picture: Path) -> None:
-    """The top of a report's page, 1280 pixels wide. Raises FileNotFoundError without Chromium or
-    pngquant.
+    """Write a picture of the top of a report's page, 1280 pixels wide.
+
+    Raises:
+        FileNotFoundError: Chromium or pngquant is missing.
     """
     with TemporaryDirectory() as folder:
         _RUN.write(Path(folder, "logs"))

@@ -1,8 +1,8 @@
-"""The table of tests/README.md: which test shows which promise of README.md, and in which tier it
-runs.
+"""Reads and updates the table of tests/README.md: which test checks which promise of README.md, and
+in which tier the test runs.
 
-Tests are read and not imported, as importing them would import torch. ``python -m
-tests.support.promises`` writes the tiers into the table anew.
+The test files are parsed and not imported, because importing them would import torch. ``python -m
+tests.support.promises`` updates the tiers in the table.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.conftest import NOT_QUICK, ROOT
 
 GUIDE = ROOT / "tests" / "README.md"
 
-# Folders whose tests need more than this machine and this package, with the option of bin/test that
-# runs them.
+# Folders whose tests need more than a plain machine and this package, each with the option of
+# bin/test that runs them.
 APART = {"docs": "docs", "gpu": "gpu", "interop": "interop", "soak": "soak"}
 NEEDS_A_LAUNCHER = {"slurm", "mpirun"}
 
@@ -33,9 +33,10 @@ class Row:
     """A line of the table.
 
     Attributes:
-        quote: Words of README.md, as text.
-        test: A test function, as FILE::FUNCTION.
-        tier: The first tier that runs it: quick, gate, all, or the option that runs it apart.
+        quote: Words of README.md, without Markdown's marks.
+        test: The name of a test function, as FILE::FUNCTION.
+        tier: The first tier that runs the test: quick, gate or all, or an option of
+            :data:`APART`.
     """
 
     quote: str
@@ -48,9 +49,9 @@ class KnownTest:
     """A test function.
 
     Attributes:
-        name: FILE::FUNCTION, the file from the root of the checkout.
-        marks: Its own, and those of its module.
-        some: Those of some of its cases alone.
+        name: The function, as FILE::FUNCTION, with the file's path from the root of the checkout.
+        marks: The names of pytest's marks on the function and on its module.
+        some: The names of the marks that only some cases of the test have.
     """
 
     name: str
@@ -59,7 +60,7 @@ class KnownTest:
 
     @property
     def folder(self) -> str:
-        """The folder below tests/, or the file's name where it lies in tests/ itself."""
+        """The name of the folder in tests/, or of the file if it is in tests/ itself."""
         return self.name.split("/")[1]
 
     @property
@@ -72,7 +73,7 @@ class KnownTest:
 
     @property
     def tier(self) -> str:
-        """The first tier that runs it, or some of its cases."""
+        """The first tier that runs the test, or some of its cases."""
         if self.folder in APART:
             return APART[self.folder]
         if self.needs_a_launcher:
@@ -83,8 +84,8 @@ class KnownTest:
 
 
 def as_text(markdown: str) -> str:
-    """Drop what Markdown shows otherwise than it is written: links, code, bold, quotations, the
-    bars of a table.
+    """Return the words of a text without Markdown's marks for links, code, bold, quotations, items
+    of lists and cells of tables.
     """
     text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", markdown)
     text = re.sub(r"`|\*\*|^> |^\s*- ", "", text, flags=re.MULTILINE)
@@ -92,22 +93,23 @@ def as_text(markdown: str) -> str:
 
 
 def blocks(page: str) -> Iterator[str]:
-    """Yield the parts of a page that may promise something: paragraphs, items of lists, rows of
-    tables, code.
+    """Yield the text of each part of a page that may promise something: of each paragraph, item of
+    a list, row of a table, and block of code.
     """
     code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
     for block in code.findall(page):
         yield as_text(block.strip("`\n"))
     for paragraph in re.split(r"\n{2,}", code.sub("", page)):
-        # An item of a list goes on in the next line, and a row of a table does not.
+        # Split before each item of a list and before each row of a table. An item may have several
+        # lines.
         for part in re.split(r"\n(?=- |\|)", paragraph.strip()):
             if part and not re.fullmatch(r"#.*|\|[-|]*", part):
                 yield as_text(part)
 
 
 def rows(page: str) -> list[Row]:
-    """Read the table's lines; one without words of README.md belongs to those of the line above
-    it.
+    """Read the lines of the table in a page. A line without words of README.md has the words of the
+    line above it.
     """
     found: list[Row] = []
     for line in page.splitlines():
@@ -118,7 +120,9 @@ def rows(page: str) -> list[Row]:
 
 
 def with_tiers(page: str, known: dict[str, KnownTest]) -> str:
-    """Return the page with the tier of each test that is known in its row."""
+    """Return the page with the present tiers in its table. The row of a test that is not known
+    stays as it is.
+    """
     lines = page.splitlines()
     for number, line in enumerate(lines):
         if (match := _ROW.match(line)) and match["test"] in known:
@@ -180,7 +184,7 @@ def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 def _values(tree: ast.Module) -> dict[str, ast.expr]:
-    """What the module's own names stand for."""
+    """Return the expressions that a module assigns to its own names."""
     return {
         target.id: node.value
         for node in tree.body
@@ -191,7 +195,9 @@ def _values(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def _marks(expression: ast.expr, values: dict[str, ast.expr]) -> set[str]:
-    """The marks that stand in an expression, also in what its names stand for."""
+    """Return the names of the marks in an expression, and in the expressions that its names stand
+    for.
+    """
     source = ast.unparse(expression)
     found = set(_MARK.findall(source))
     if _GATED.search(source):

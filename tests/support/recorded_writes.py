@@ -1,4 +1,4 @@
-"""What faulthandler really wrote of ranks with torch 2.13 and Gloo; only the folders are
+"""Stacks of ranks as faulthandler has written them, with torch 2.13 and Gloo. Only the folders are
 changed.
 """
 

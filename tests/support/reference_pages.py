@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that are made of the code: ``python -m
+"""Writes the pages of docs/reference that are made from the code: ``python -m
 tests.support.reference_pages``.
 """
 
@@ -37,15 +37,15 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 def settings_page() -> str:
-    """The page of all settings, from the fields of ``Config`` and its groups, and from their
-    docstrings.
+    """Return the page of all settings, made from the fields and docstrings of ``Config`` and of the
+    dataclasses in it.
     """
     return "\n".join([SETTINGS, *_section(Config(), "")])
 
 
 def _section(config: Any, prefix: str) -> Iterator[str]:
-    """A table of the keys of a dataclass, and then those of the dataclasses in it, each below its
-    own heading.
+    """Yield the table of the keys of a dataclass, and then the tables of the dataclasses in it,
+    each with a heading.
     """
     summary, _, attributes = cleandoc(config.__doc__).partition("\n\nAttributes:\n")
     meanings = dict(_ATTRIBUTE.findall(attributes))

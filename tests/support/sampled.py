@@ -1,4 +1,6 @@
-"""A sampler below a supervisor that is a process of its own, and what it has written."""
+"""Runs a sampler under a supervisor in a separate process, and reads what the sampler has
+written.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.support.starting import bare
 
 NODE = "n1"
 RANK = "SLURM_PROCID"
-# A supervisor that does as it is told, line by line; its children are its task's.
+# A supervisor that starts a sampler, and then evaluates each line of its input. The processes that
+# it starts are those of its task.
 SUPERVISOR = """
 import os, sys
 from pathlib import Path
@@ -46,7 +49,7 @@ class Supervised:
         self.sampler = int(process.stdout.readline())
 
     def do(self, expression: str) -> str:
-        """Have the supervisor evaluate Python."""
+        """Have the supervisor evaluate a Python expression, and return the value as text."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(expression + "\n")
@@ -57,12 +60,12 @@ class Supervised:
         return self.do("sampler.finish(5.0)").strip("'\"")
 
     def rows(self, name: str) -> list[dict[str, str]]:
-        """The whole lines so far."""
+        """Return the rows that are complete by now in one of the node's files."""
         return rows(self.folder / f"{NODE}.{name}.csv")
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """The whole lines of a file so far; none where there is no file yet."""
+    """Return the rows of a file that are complete by now; none if there is no file yet."""
     if not path.exists():
         return []
     return list(
@@ -88,6 +91,7 @@ def supervised(
         try:
             yield Supervised(process, folder)
         finally:
-            # The sampler is in its group, and goes also where it should have before.
+            # The sampler is in the supervisor's process group, so this also kills a sampler that
+            # has wrongly outlived the supervisor.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

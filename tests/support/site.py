@@ -1,9 +1,10 @@
-"""Builds the site of the documentation: ``python -m tests.support.site [DIR]``, as DIR/html; DIR is
-build/site.
+"""Builds the site of the documentation in DIR/html: ``python -m tests.support.site [DIR]``. Without
+an argument, DIR is build/site.
 
-Zensical gets a copy of the pages with the repository's folders, so that a link is the same one
-there and in a checkout: README.md is the first page, and docs/README.md the contents. Each copy
-begins with the page's title and description, which GitHub would show as a table.
+Zensical gets a copy of the pages in the folders that they have in the repository, so that a link
+works both in a checkout and on the site: README.md is the first page, and docs/README.md the
+contents. Only the copies begin with a title and a description, because GitHub would show these as a
+table.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from tests.conftest import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SHOWN = (".svg", ".png", ".css")
 LINK = re.compile(r"\]\(([^)\s#]+)")
-# What search engines show of a description.
+# The number of characters of a description that search engines show.
 DESCRIPTION_LENGTH = 160
 
 
 def build(folder: Path) -> None:
-    """Build strictly; what Zensical finds wrong is printed.
+    """Build the site in a folder, which is emptied first. Print what Zensical finds wrong.
 
     Raises:
-        subprocess.CalledProcessError: a link or an anchor leads nowhere, or a name of the Python
+        subprocess.CalledProcessError: A link or an anchor leads nowhere, or a name of the Python
             API does not exist.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -56,7 +57,7 @@ def build(folder: Path) -> None:
 
 
 def address() -> str:
-    """The repository's, from setup.py; empty while it has none."""
+    """Return the address of the repository, from setup.py; empty while it has none."""
     found = re.search(r'^ADDRESS = "(.*)"$', (ROOT / "setup.py").read_text(), re.MULTILINE)
     assert found
     return found[1]
@@ -73,20 +74,20 @@ def configuration(repository: str) -> str:
 
 
 def front_matter(page: str) -> str:
-    """Return a page's title, which is its first heading or the name of a manual page, and its
-    description.
+    """Return the lines that give a page's title and description, to be put before the page. The
+    title is the page's first heading or the name of the manual page.
     """
     heading = re.search(r"^(?:# (?:srunddp: )?|% )([^|\n]+)", page, re.MULTILINE)
     assert heading
-    # A string of JSON is one of YAML.
+    # A string in JSON is a string in YAML, too.
     title = json.dumps(plain(heading[1]), ensure_ascii=False)
     about = json.dumps(description(page), ensure_ascii=False)
     return f"---\ntitle: {title}\ndescription: {about}\n---\n\n"
 
 
 def description(page: str) -> str:
-    """Return the first sentences of a page's text, as many as fit; the first one whole. Empty if
-    the page has no text.
+    """Return as many of a page's first sentences as fit into :data:`DESCRIPTION_LENGTH`, but at
+    least the complete first sentence; empty if the page has no text.
     """
     without_code = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
     blocks = re.split(r"\n\s*\n", without_code)
@@ -101,14 +102,14 @@ def description(page: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return the words of Markdown on one line."""
+    """Return a text in Markdown as plain words on one line."""
     text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"[*`\\]|<[^>]+>", "", text)
     return " ".join(text.split())
 
 
 def _files() -> set[Path]:
-    """The pages, their pictures and style, and what they link to."""
+    """Return the pages, the files to which they link, and all pictures and style sheets."""
     linked = {
         page.parent / target
         for page in PAGES

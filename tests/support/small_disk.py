@@ -1,4 +1,4 @@
-"""A file system that is soon full."""
+"""Provides a file system that is soon full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from tests.conftest import missing
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mounted on a new folder, of a size such as ``3m``."""
+    """Mount a small file system on a new folder, and unmount it at the end of the block. Without
+    root, the test is skipped, or fails in CI.
+
+    Args:
+        folder: The folder, which must not exist.
+        size: The size, such as ``3m``.
+    """
     if os.geteuid() != 0 or not shutil.which("mount"):
         missing("root, to mount a small disk")
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The program that staging runs on a node, started without Slurm."""
+"""Starts the program that staging runs on a node, without Slurm."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ NODE = "node09"
 
 
 class Node:
-    """One task of a staging step, with this folder for the job, and a Python that has its standard
-    library alone.
+    """One task of a job step that stages folders. Its Python has only the standard library.
+
+    Args:
+        folder: The job's folder on the node.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,16 +41,16 @@ class Node:
         self.process.stdin.flush()
 
     def ask(self, request: StageMessage, wanted: type[A]) -> A:
-        """What it answers."""
+        """Send a request, and return the answer."""
         self.send(request)
         return self.answer(wanted)
 
     def send(self, request: StageMessage) -> None:
-        """Without waiting for the answer."""
+        """Send a request without waiting for the answer."""
         self._write(request.encode())
 
     def answer(self, wanted: type[A]) -> A:
-        """To what was sent."""
+        """Wait for the answer to the last request, and check its type, its node and its length."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert len(line) < 1024
@@ -58,11 +60,11 @@ class Node:
         return answer
 
     def look(self, *places: Path) -> None:
-        """Ask for these places as they are here."""
+        """Ask the node to look for these folders, as this process sees them."""
         self.ask(self._look(places), Looked)
 
     def refuses(self, *places: Path) -> CannotDo:
-        """Why it does not look at them."""
+        """Ask the node to look for these folders, and return why it cannot."""
         return self.ask(self._look(places), CannotDo)
 
     def _look(self, places: Iterable[Path]) -> Look:
@@ -70,14 +72,14 @@ class Node:
         return Look(marked, python=sys.executable)
 
     def leave_alone(self) -> None:
-        """No more requests: it keeps the folder."""
+        """End the requests, so that the task only keeps the job's folder."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
 
 @contextlib.contextmanager
 def node(folder: Path) -> Iterator[Node]:
-    """One that is ended at the end."""
+    """Start a task on the node, and kill it at the end of the block."""
     started = Node(folder)
     with started.process:
         try:

@@ -1,4 +1,4 @@
-"""Starts bin/srunddp as a user would, in an environment that holds nothing of a launcher."""
+"""Starts bin/srunddp as a user would, without the variables that a launcher sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 SRUNDDP = (sys.executable, str(ROOT / "bin" / "srunddp"))
 NODE = socket.gethostname()
-LONG = 180.0  # a limit that only what is broken reaches
+LONG = 180.0  # seconds; nothing takes this long unless it is broken
 T = TypeVar("T")
 
 
@@ -27,8 +27,13 @@ def until(
     limit: float = LONG,
     why: Callable[[], object] = lambda: "never",
 ) -> T:
-    """What it returns as soon as that is something; looking takes a tenth of the time, as it may
-    start a command.
+    """Wait until a condition holds, and return its value. Between two calls of the condition, this
+    sleeps nine times as long as a call takes, because the condition may start a command.
+
+    Args:
+        condition: Returns a true value once the wait is over.
+        limit: Seconds after which the wait fails with an AssertionError.
+        why: Returns the message of the AssertionError.
     """
     began = time.monotonic()
     end = began + limit
@@ -41,7 +46,7 @@ def until(
 
 
 def bare(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a login shell, and these variables."""
+    """Return the environment variables of a login shell, and the given ones."""
     names = ("PATH", "HOME", "LANG", "TZ", "TMPDIR")
     return {name: os.environ[name] for name in names if name in os.environ} | dict(variables or {})
 
@@ -49,7 +54,7 @@ def bare(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 def python(
     *arguments: object, folder: Path, limit: float = LONG, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Plain Python, to compare with."""
+    """Run plain Python, for a comparison with srunddp."""
     return _run((sys.executable, *map(str, arguments)), folder, variables, limit)
 
 
@@ -74,7 +79,9 @@ def _run(
 
 @contextmanager
 def started(*arguments: object, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """srunddp in a process group of its own, with pipes; killed at the end if it is still there."""
+    """Start srunddp in its own process group, with pipes. If it still runs at the end of the block,
+    it is killed.
+    """
     command = (*SRUNDDP, *map(str, arguments))
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -100,14 +107,16 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for the end: the exit code, and the rest of stdout and stderr."""
+    """Wait until a process has ended. Return its exit code, and the rest of its standard output and
+    standard error.
+    """
     out, errors = process.communicate(timeout=LONG)
     return process.returncode, out, errors
 
 
 def workers_of(supervisor: int) -> list[int]:
-    """Return the process ids of a supervisor's children without its sentinel, which it forks before
-    the others; none until that is there.
+    """Return the process ids of a supervisor's children, without its sentinel. As long as the
+    sentinel cannot be recognized, the result is empty: it is forked before the others.
     """
     children = children_of(supervisor)
     workers = [pid for pid in children if not is_sentinel(pid)]
@@ -115,7 +124,7 @@ def workers_of(supervisor: int) -> list[int]:
 
 
 def is_sentinel(pid: int) -> bool:
-    """Whether a child of a supervisor is the sentinel: no other reads signals by a descriptor."""
+    """Return whether a child of a supervisor is the sentinel, which alone has a signalfd."""
     with contextlib.suppress(OSError):
         files = Path(f"/proc/{pid}/fd").iterdir()
         return any(os.readlink(file) == "anon_inode:[signalfd]" for file in files)
@@ -128,12 +137,13 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-# The port follows from it: worlds of tests that run at once do not see each other.
+# The port of a run follows from the job's number, so worlds of tests that run at the same time do
+# not see each other.
 JOB = str(os.getpid())
 
 
 def slurm(rank: int, size: int = 2, /, **changes: str) -> dict[str, str]:
-    """A made-up step whose tasks all run on this node."""
+    """Return the variables of a task in a made-up job step, whose tasks all run on this node."""
     variables = {
         "SLURM_JOB_ID": JOB,
         "SLURM_STEP_ID": "3",
@@ -151,7 +161,7 @@ def slurm(rank: int, size: int = 2, /, **changes: str) -> dict[str, str]:
 
 
 def one_message(done: subprocess.CompletedProcess[str], code: int = 78) -> str:
-    """The single line that a wrong configuration comes to."""
+    """Check that a process has ended with one error message of one line, and return the message."""
     assert done.returncode == code
     assert done.stdout == ""
     assert "Traceback" not in done.stderr

@@ -1,6 +1,6 @@
 """Writes the tables of states in docs/how-it-works.md: ``python -m tests.support.state_tables``.
 
-Each lies between two marks, and is made from the tables of transitions by which the program goes.
+Each table lies between two marks, and is made from the table of transitions that the program uses.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ END = "<!-- {}: end -->"
 
 
 def states_of_a_rank() -> str:
-    """The states of a rank."""
+    """Return the table of the states of a rank."""
     rows = [(name_of(state), state.value) for state in rank_table.RankState]
     return table(("state of a rank", "meaning"), rows)
 
 
 def transitions_of_a_rank() -> str:
-    """What changes them."""
+    """Return the table of the events that change the state of a rank."""
     rows = [
         (", ".join(map(name_of, states)), event.value, name_of(to))
         for (event, to), states in by_outcome(rank_table.TRANSITIONS).items()
@@ -36,7 +36,7 @@ def transitions_of_a_rank() -> str:
 
 
 def states_of_the_decision() -> str:
-    """The states of rank 0's decision, and how long each lasts at most."""
+    """Return the table of the states of rank 0's decision, with the longest time of each."""
     rows = []
     for state in decision.DecisionState:
         limit = decision.TIME.get(state)
@@ -46,7 +46,9 @@ def states_of_the_decision() -> str:
 
 
 def _shown(limit: Callable[[decision.DecisionTimes], float]) -> str:
-    """A time: the options that it depends on, and what is added to them."""
+    """Return the text of a time limit: the options that it depends on, and the seconds that are
+    added to their values.
+    """
     without = decision.DecisionTimes(signal_grace=0.0, ends_within=0.0)
     fixed = limit(without)
     parts = [
@@ -63,7 +65,9 @@ def _shown(limit: Callable[[decision.DecisionTimes], float]) -> str:
 
 
 def transitions_of_the_decision() -> str:
-    """What changes them, and what rank 0 does then."""
+    """Return the table of the events that change the state of the decision, with what rank 0 does
+    then.
+    """
     rows = []
     for (event, transition), states in by_outcome(decision.TRANSITIONS).items():
         action = transition.action.value if transition.action else ""
@@ -81,12 +85,12 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def name_of(state: Enum) -> str:
-    """A state as the page has it."""
+    """Return the name of a state in Markdown."""
     return f"`{state.name}`"
 
 
 def by_outcome(transitions: Mapping[tuple[S, E], T]) -> dict[tuple[E, T], list[S]]:
-    """The states in which an event leads to the same."""
+    """Group the states in which the same event has the same outcome."""
     outcomes: dict[tuple[E, T], list[S]] = {}
     for (state, event), outcome in transitions.items():
         outcomes.setdefault((event, outcome), []).append(state)
@@ -94,14 +98,14 @@ def by_outcome(transitions: Mapping[tuple[S, E], T]) -> dict[tuple[E, T], list[S
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
+    """Return a table in Markdown."""
     lines = [f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in (head, *rows)]
     lines.insert(1, "|" + "---|" * len(head))
     return "\n".join(lines)
 
 
 def rendered(page: str) -> str:
-    """The page with these tables between their marks."""
+    """Return the page with the present tables between their marks."""
     for name, made in TABLES.items():
         before, begin, rest = page.partition(BEGIN.format(name))
         _, end, after = rest.partition(END.format(name))

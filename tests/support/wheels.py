@@ -1,6 +1,4 @@
-"""Wheels made here: small ones by hand, and those of packages that are installed, put together
-again.
-"""
+"""Makes wheels: small ones for tests, and wheels of packages from their installed files."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ _UV["cert"] = "SSL_CERT_FILE"
 
 
 def uv_settings() -> dict[str, str]:
-    """What pip is told of indexes and certificates on this machine, as variables of uv, which does
-    not read that.
+    """Return pip's settings of indexes and certificates on this machine as variables for uv, which
+    does not read pip's configuration.
     """
     shown = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
@@ -44,7 +42,18 @@ def uv_settings() -> dict[str, str]:
 def wheel(
     folder: Path, name: str, version: str = "1.0", *, requires: tuple[str, ...] = (), text: str = ""
 ) -> Path:
-    """A package of one module with a command of the same name."""
+    """Make the wheel of a package that has one module, and a command of the same name.
+
+    Args:
+        folder: The folder of the wheel, which is made if it is missing.
+        name: The name of the package, the module and the command.
+        version: The package's version.
+        requires: What the package requires.
+        text: The text of the module; if empty, the command prints its version and ``sys.prefix``.
+
+    Returns:
+        The path of the wheel.
+    """
     files = {
         f"{name}.py": (text or _COMMAND.format(name=name, version=version)).encode(),
         f"{name}-{version}.dist-info/entry_points.txt": (
@@ -86,7 +95,9 @@ def _zipped(
 
 
 def own_packages() -> set[str]:
-    """The names of all packages that srunddp needs, and of those that these need; not torch."""
+    """Return the names of all packages that srunddp needs, directly or through other packages,
+    except torch.
+    """
     names: set[str] = set()
     waiting = own_requirements()
     while waiting:
@@ -100,7 +111,7 @@ def own_packages() -> set[str]:
 
 
 def own_wheels(folder: Path) -> None:
-    """Of all that srunddp itself needs, as it is installed here."""
+    """Make wheels of all packages that srunddp needs, except torch, from what is installed here."""
     for name in own_packages():
         _again(folder, name)
 
@@ -142,7 +153,9 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 
 def source(folder: Path) -> Path:
-    """The source of a package that has no wheel; it is built without anything from elsewhere."""
+    """Make the source archive of a package that has no wheel, and return its path. Building the
+    package needs no other package.
+    """
     files = {
         "pyproject.toml": (
             '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'

@@ -1,6 +1,4 @@
-"""Whole worlds on this node: real ranks of srunddp, each with a script that knows how far the
-others are.
-"""
+"""Runs complete worlds on this node: real ranks of srunddp whose scripts wait for each other."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ from tests.support.starting import LONG, NODE, SRUNDDP, bare, slurm, until, writ
 SIZE = 3
 _jobs = itertools.count(os.getpid() * 100)
 
-# Above every script: all ranks are there before any goes on. `over` is said when a script's end has
-# been reported.
+# The beginning of every script, which waits until the scripts of all ranks run. A rank says `over`
+# when the end of its script has been reported to its supervisor.
 TOGETHER = """
 import atexit, ctypes, os, signal, sys, time
 from pathlib import Path
@@ -77,8 +75,9 @@ class Ended:
     """A world that is over.
 
     Attributes:
-        codes: of the ranks; errors, printed: what each wrote on standard error and standard output.
-        verdicts: all that were said, by whichever rank.
+        codes: The exit codes of the ranks.
+        errors: What each rank wrote to standard error.
+        printed: What each rank wrote to standard output.
     """
 
     codes: list[int]
@@ -91,11 +90,19 @@ class Ended:
 
     @property
     def verdicts(self) -> list[Verdict]:
+        """All verdicts that any rank has printed."""
         return verdicts(self.text)
 
 
 class World:
-    """The running ranks of one world; whoever made it is their launcher."""
+    """The running ranks of one world. This process is their launcher.
+
+    Args:
+        folder: The working directory, and the folder of the files by which the ranks wait for each
+            other.
+        ranks: The processes of the ranks, in their order.
+        limit: Seconds after which :meth:`wait` gives up.
+    """
 
     def __init__(self, folder: Path, ranks: list[subprocess.Popen[bytes]], limit: float) -> None:
         self.folder = folder
@@ -103,7 +110,7 @@ class World:
         self.limit = limit
 
     def worker(self, rank: int) -> int:
-        """The process id of a rank's script, when that is there."""
+        """Wait until a rank's script runs, and return its process id."""
         until((self.folder / f"ready.{rank}").exists)
         return int((self.folder / f"ready.{rank}").read_text())
 
@@ -120,16 +127,18 @@ class World:
     def launcher_sends(self, number: int, *ranks: int) -> None:
         """Send a signal to all processes of some ranks, or of all ranks, as a launcher does."""
         for rank in ranks or range(len(self.ranks)):
-            # Each has a session of its own. A process that has ended gets nothing.
+            # Each rank leads its own process group. The processes of a rank that has ended get no
+            # signal.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.ranks[rank].pid, number)
 
     def wait_until_handled(self, rank: int) -> None:
-        """Until a supervisor has handled all that has come to it, as the end of a connection.
+        """Wait until a supervisor has handled everything that has reached it by now, such as the
+        end of a connection.
 
-        It is asked twice for its worker's stack, which it prints: what had come before the first
-        question has been seen with it at the latest, and what follows from that is done before the
-        second.
+        The supervisor is asked twice for its worker's stack, which it prints. When it answers the
+        first time, it has seen everything that came before the question. When it answers the second
+        time, it has done what followed from that.
         """
         for _ in range(2):
             before = self.written("stderr")[rank]
@@ -137,16 +146,18 @@ class World:
             self._wait_for_output(rank, before)
 
     def _wait_for_output(self, rank: int, before: str) -> None:
-        """Until a rank has written more on standard error than this."""
+        """Wait until a rank has written more to standard error than ``before``."""
         until(lambda: self.written("stderr")[rank] != before)
 
     def written(self, stream: str) -> list[str]:
-        """By each rank to ``stdout`` or ``stderr``."""
+        """Return what each rank has written so far to ``stdout`` or ``stderr``."""
         files = [self.folder / f"{stream}.{rank}" for rank in range(len(self.ranks))]
         return [file.read_text(errors="replace") for file in files]
 
     def wait(self) -> Ended:
-        """Until all ranks have ended; what they said is the message if they do not."""
+        """Wait until all ranks have ended. If they do not end in time, the AssertionError has what
+        they have written.
+        """
         until(
             lambda: None not in [rank.poll() for rank in self.ranks],
             self.limit,
@@ -168,15 +179,21 @@ def world(
     limit: float = LONG,
     limits: dict[str, float] | None = None,
 ) -> Iterator[World]:
-    """Start one; whatever of it is still there at the end is killed.
+    """Start a world. At the end of the block, the ranks that still run are killed.
 
     Args:
-        variables: for all ranks; below: for a rank the command that is to start it.
-        limit: seconds until their end.
-        limits: the supervisors', where they are not the usual ones.
+        folder: The ranks' working directory.
+        script: The text of the script, which follows on :data:`TOGETHER`.
+        options: Options of srunddp run.
+        size: The number of ranks.
+        variables: Further environment variables of all ranks.
+        below: By rank, a command that starts the rank, such as a wrapper.
+        limit: Seconds within which the ranks have to end.
+        limits: The supervisor's times that differ from the usual ones.
     """
     write(folder / "train.py", TOGETHER + script)
-    # The port follows from it: worlds that run at once do not see each other.
+    # The port of a run follows from the job's number, so worlds with different numbers can run at
+    # the same time.
     job = str(next(_jobs))
     start: tuple[str, ...] = SRUNDDP
     if limits is not None:
@@ -197,7 +214,7 @@ def world(
                     env=bare(environ),
                     stdout=out,
                     stderr=errors,
-                    # What is sent to a rank's process group is not for the tests.
+                    # A signal to a rank's process group must not reach the tests.
                     start_new_session=True,
                 )
                 ranks.append(process)
@@ -209,13 +226,17 @@ def world(
 
 
 def run(folder: Path, script: str, *options: str, **how: Any) -> Ended:
-    """A world from its start to its end."""
+    """Start a world, and wait until its ranks have ended. The arguments are those of
+    :func:`world`.
+    """
     with world(folder, script, *options, **how) as it:
         return it.wait()
 
 
 def named(ended: Ended, rank: int, code: int, cause: str) -> None:
-    """There is one verdict, upon this rank, and its code is that of all."""
+    """Check that there is one verdict, that it names this rank, with this exit code and cause, and
+    that all ranks have ended with the exit code.
+    """
     assert [(each.ranks, each.code) for each in ended.verdicts] == [((rank,), code)], ended.text
     assert ended.verdicts[0].node == NODE
     assert cause in ended.verdicts[0].cause, ended.text
@@ -223,8 +244,8 @@ def named(ended: Ended, rank: int, code: int, cause: str) -> None:
 
 
 def has_handled_signals(pid: int) -> bool:
-    """Whether a process has none before it, of those that it blocks and reads, as a supervisor
-    does.
+    """Return whether no signal is pending for a process. A supervisor blocks its signals and reads
+    them, so none is pending once it has read all of them.
     """
     status = Path(f"/proc/{pid}/status").read_text()
     return not any(
@@ -233,12 +254,12 @@ def has_handled_signals(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal."""
+    """Return whether a process is stopped by a signal."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
+    """Return whether a process has ended, even if it is still a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -11,7 +11,7 @@ from srunddp.util.nvml import instances, unsupported_errors
 from srunddp.util.sample_files import GPU_FIELDS
 
 _AT = {field: number for number, field in enumerate(GPU_FIELDS)}
-_REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
+_REASONS = {  # the bits nvmlClocksEventReason...; bit 0x1 is left out, it only says "idle"
     0x2: "application_clocks",
     0x4: "power_cap",
     0x8: "hardware_slowdown",
@@ -24,22 +24,23 @@ _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
 _KIB = 1 << 10
 _MIB = 1 << 20
 _ALL_LINKS = 0xFFFFFFFF  # NVML's scope id for the sum over all links
-# NVML needs 20 ms to measure each direction, too long if samples are closer together than this.
+# With less than this many seconds between two readings, PCIe traffic is not measured: NVML needs
+# 20 ms to measure each direction.
 _NO_THROUGHPUT_BELOW = 1.0
 
 
 class Gpu:
     """Samples one GPU or MIG instance.
 
-    A value that the GPU does not support stays empty and is not asked for again. If a GPU fails,
-    all its fields stay empty.
+    A value that the GPU does not support stays empty and is not asked for again. If the GPU fails,
+    all values stay empty.
 
     Args:
         nvml: The module ``pynvml``.
         handle: NVML's handle of the GPU or MIG instance; None if the GPU had already failed.
         parent: For a MIG instance, the handle of its GPU; None for a GPU.
-        label: The columns that its rows begin with.
-        seconds: The interval between samples.
+        label: The text of the columns that name the GPU in its rows.
+        seconds: The interval between two readings, in seconds.
     """
 
     def __init__(self, nvml: Any, handle: Any, parent: Any, label: str, seconds: float) -> None:
@@ -58,7 +59,7 @@ class Gpu:
     ) -> list[Callable[[], dict[str, str]]]:
         nvml = self._nvml
         handle = self._handle
-        # NVML counts in milliwatts and millijoules.
+        # NVML gives the power in milliwatts and the energy in millijoules.
         figures: dict[str, Callable[[], object]] = {
             "power_w": lambda: f"{nvml.nvmlDeviceGetPowerUsage(handle) / 1000:.3f}",
             "energy_j": lambda: f"{nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000:.3f}",
@@ -74,18 +75,20 @@ class Gpu:
             self._throttled,
             self._nvlink,
         ]
-        # The default arguments bind field and ask now; otherwise every lambda would use the values
-        # of the loop's last round.
+        # The default arguments bind the present field and ask. Otherwise every lambda would use
+        # their values after the loop.
         own += [lambda field=field, ask=ask: {field: str(ask())} for field, ask in figures.items()]  # type: ignore[misc]
         if gpm:
             return [*own, gpm.ask]
-        # The PCIe counters are the whole GPU's, so they say nothing about one MIG instance.
+        # The PCIe counters are those of the whole GPU, so they say nothing about one MIG instance.
         if is_instance or seconds < _NO_THROUGHPUT_BELOW:
             return own
         return [*own, self._pcie]
 
     def sample(self) -> str:
-        """Ask the GPU and return the values of :data:`GPU_FIELDS`, separated by commas."""
+        """Ask the GPU for the values of :data:`GPU_FIELDS`, and return them separated by commas;
+        values that are not known are empty.
+        """
         row = [""] * len(GPU_FIELDS)
         for ask in tuple(self._questions):
             try:
@@ -94,8 +97,8 @@ class Gpu:
             except self._unasked:
                 self._questions.remove(ask)
             except self._nvml.NVMLError as error:
-                # Leave the whole row empty: values read just before the GPU was lost would look
-                # like current measurements.
+                # Leave all values empty: a value read just before the GPU was lost would look like
+                # a measurement after its loss.
                 if isinstance(error, self._nvml.NVMLError_GpuIsLost):
                     return "," * (len(GPU_FIELDS) - 1)
         return ",".join(row)
@@ -118,7 +121,7 @@ class Gpu:
     def _throttled(self) -> dict[str, str]:
         reasons = self._first_known(
             lambda: self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
-            # Drivers before 535 know this name only.
+            # Drivers before 535 have only this older function.
             lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle),
         )
         return {"throttled": "+".join(name for bit, name in _REASONS.items() if reasons & bit)}
@@ -132,7 +135,7 @@ class Gpu:
         found = nvml.nvmlDeviceGetFieldValues(
             self._handle, [(field, _ALL_LINKS) for field in wanted]
         )
-        # NVML sets a return code for each field, and pynvml raises none of them.
+        # NVML sets a return code for each field. pynvml raises no exception for these.
         if any(each.nvmlReturn != nvml.NVML_SUCCESS for each in found):
             raise nvml.NVMLError_NotSupported
         received, sent = found
@@ -201,7 +204,7 @@ class Gpm:
             parent: For a MIG instance, the handle of its GPU; None for a GPU.
 
         Returns:
-            None if the GPU does not support GPM.
+            The object; None if the GPU does not support GPM.
         """
         gpu = parent or handle
         with contextlib.suppress(nvml.NVMLError):
@@ -210,12 +213,15 @@ class Gpm:
         return None
 
     def ask(self) -> dict[str, str]:
-        """Return the activity since the last call by column (percent, bytes/s); empty at first."""
+        """Return the activity since the last call, by column, in percent or bytes per second; empty
+        at the first call.
+        """
         if self._instance is None:
             self._nvml.nvmlGpmSampleGet(self._gpu, self._older)
         else:
             self._nvml.nvmlGpmMigSampleGet(self._gpu, self._instance, self._older)
-        # NVML compares two samples; the buffer of the older one will hold the next sample.
+        # NVML compares two of its samples. This one is the latest now, and the next one will
+        # overwrite the older one.
         self._latest, self._older = self._older, self._latest
         had_before = self._has_before
         self._has_before = True
@@ -252,7 +258,7 @@ class Gpus:
     gives each task its own GPU, the GPUs of the other tasks are not visible.
 
     Args:
-        seconds: The interval between samples.
+        seconds: The interval between two readings, in seconds.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -261,8 +267,11 @@ class Gpus:
         self._gpus: dict[str, Gpu] = {}
 
     def choose(self, wanted: Iterable[str | None]) -> bool:
-        """Add the GPUs that these values of ``CUDA_VISIBLE_DEVICES`` show to those that are
-        sampled.
+        """Begin to sample the GPUs that CUDA shows for these values of ``CUDA_VISIBLE_DEVICES``.
+        GPUs that were chosen before stay.
+
+        Args:
+            wanted: The values that the tasks have; None stands for an unset variable.
 
         Returns:
             Whether at least one GPU is sampled now.
@@ -280,12 +289,18 @@ class Gpus:
         return bool(self._gpus)
 
     def rows(self, time: str) -> str:
-        """Sample every GPU and return one CSV line for each; ``time`` is the first column."""
+        """Sample every chosen GPU, and return one CSV line for each.
+
+        Args:
+            time: The first column of each line, in Unix time.
+        """
         return "".join(f"{time},{gpu.label},{gpu.sample()}\n" for gpu in self._gpus.values())
 
 
 def _look() -> tuple[Any, list[list[_Known]]]:
-    """Load NVML and list its GPUs; each entry lists a GPU's MIG instances, or the GPU itself."""
+    """Load NVML. Return the module ``pynvml`` and the GPUs, None and no GPUs if NVML cannot be
+    used. Each entry of the GPUs lists the MIG instances of one GPU, or the GPU itself.
+    """
     try:
         import pynvml
     except ImportError:
@@ -304,8 +319,8 @@ def _as_known(nvml: Any, index: int) -> list[_Known]:
         name = nvml.nvmlDeviceGetName(gpu)
         found = [(nvml.nvmlDeviceGetUUID(each), each) for each in instances(nvml, gpu)]
     except nvml.NVMLError:
-        # A GPU that is already lost keeps its place in the list, because the others are named by
-        # index.
+        # A GPU that is already lost keeps its place in the list, because CUDA_VISIBLE_DEVICES may
+        # name the other GPUs by their index.
         parent = f"GPU-{index}-failed"
         name = ""
         gpu = None

@@ -1,5 +1,5 @@
-"""Measures how much of this node the job uses, and the traffic of the node's links. The figures
-come from the job's control group if it has one, else from its processes.
+"""Measures how much of this node the job uses, and the traffic of the node's links. CPU time and
+memory are read from the job's control group or, if it has none, summed over its processes.
 """
 
 import os
@@ -18,17 +18,17 @@ _RECEIVED = 0
 _SENT = 8  # the eight fields before it count what was received
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1 << 20
-_IOWAIT = 5  # in the first line of /proc/stat
+_IOWAIT = 5  # the position of iowait in the first line of /proc/stat
 
 
 class Node:
-    """Measures the job's use of the whole node: one CSV line per reading.
+    """Measures how much of the whole node the job uses.
 
     Args:
         tasks: The tasks that run on this node.
         interface: Name of the network interface that the run uses.
         environ: The environment with Slurm's variables.
-        groups: The content of /proc/self/cgroup; read if None.
+        groups: The content of /proc/self/cgroup; None to read it from there.
         root: Where the control groups are mounted.
     """
 
@@ -50,20 +50,23 @@ class Node:
         self._cpus = ""
 
     def look(self) -> None:
-        """Count the CPUs that the tasks may use, which rarely changes.
+        """Count the CPUs that the tasks may use. The number rarely changes, so this need not be
+        called for each reading.
 
-        The affinity masks tell this. Slurm's variables do not: if Slurm binds no tasks, they may
-        also run on CPUs that other jobs have asked for.
+        The number comes from the affinity masks and the CPU quota. It cannot come from Slurm's
+        variables: if Slurm does not bind tasks to CPUs, they may also run on CPUs that other jobs
+        have requested.
         """
         allowed = self._tasks.cpus()
         if allowed:
             self._cpus = f"{min(allowed, self._quota or allowed):g}"
 
     def rows(self, time: str) -> str:
-        """Return the node's CSV line. Call :meth:`Tasks.look` before it.
+        """Return the node's CSV line. Call :meth:`Tasks.look` first, because the line contains what
+        it has read.
 
         Args:
-            time: The first column.
+            time: The first column of the line, in Unix time.
         """
         trees = self._tasks.trees
         group = self._group
@@ -94,15 +97,15 @@ def requested_memory(environ: Mapping[str, str]) -> int | None:
     """Read from Slurm's variables how much memory the job may use on this node.
 
     Returns:
-        Bytes; None if the job was not given a limit and may use all the node's memory.
+        The number of bytes; None if the job has no limit and may use all memory of the node.
     """
 
     def number(name: str) -> int:
         text = environ.get(name, "")
         return int(text) if text.isdecimal() else 0
 
-    # Slurm sets one of the two variables: --mem counts for the whole node, --mem-per-cpu for each
-    # CPU that the job has on it.
+    # Slurm sets only one of the two limits: --mem applies to the whole node, --mem-per-cpu to each
+    # CPU that the job has on the node.
     return (
         number("SLURM_MEM_PER_NODE") or number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
     ) * _MIB or None
@@ -132,7 +135,11 @@ class NetworkCounters:
                 self._ports.append((f"{device.name}/{folder.name},rdma,{int(is_chosen)}", counters))
 
     def rows(self, time: str) -> str:
-        """Read the counters and return one CSV line for each interface and port."""
+        """Read the counters, and return one CSV line for each interface and each RDMA port.
+
+        Args:
+            time: The first column of each line, in Unix time.
+        """
         rows: list[str] = []
         if self._net:
             titles = 2
@@ -154,7 +161,9 @@ class NetworkCounters:
 
 
 def _of_port(label: str, counters: list[KernelFile], time: str) -> str:
-    """Return the line of an RDMA port, whose traffic bypasses the kernel's network counters."""
+    """Return the CSV line of an RDMA port, whose traffic is not in the counters of the interfaces.
+    If a counter cannot be read, both are empty.
+    """
     try:
         received, sent = (str(int(file.read()) * _WORD) for file in counters)
     except (OSError, ValueError):

@@ -28,9 +28,12 @@ from srunddp.util.atomic_file import append_whole
 from srunddp.util.kernel_file import raise_open_files_limit
 from srunddp.util.sample_files import OF_A_NODE, SampleFile
 
-NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
-_GONE_WITHIN = 0.2  # after SIGKILL; a process in an uninterruptible kernel call does not end
-_THOROUGH_AT_FIRST = 5  # samples, because the tasks of a node start one after another
+NAME = "srunddp-monitor"  # 15 characters: Linux keeps no more of a process's name
+# Seconds to wait after SIGKILL: a process in an uninterruptible system call does not end.
+_GONE_WITHIN = 0.2
+# A thorough reading looks for new tasks, and reads even processes that have not run. The first few
+# readings are thorough because the tasks of a node start one after another.
+_THOROUGH_AT_FIRST = 5
 _THOROUGH_EVERY = 60.0  # seconds
 
 
@@ -39,7 +42,7 @@ class SamplerConfig:
     """The processes and the interface that the sampler of this node watches.
 
     Attributes:
-        run: The monitoring of the supervisor's own task; its folder exists.
+        run: How the supervisor's own task is monitored. The folder exists already.
         interface: Name of the network interface that the run uses.
         rank_variable: The environment variable that holds a task's rank; empty for a single
             process.
@@ -56,11 +59,15 @@ class SamplerConfig:
 
 @dataclass(frozen=True)
 class Sampler:
-    """A running sampler and the supervisor's end of the socket to it."""
+    """A running sampler, and the supervisor's end of the socket between the two.
+
+    Attributes:
+        pid: The sampler's process id.
+    """
 
     pid: int
     _end: socket.socket
-    # Two threads read from the socket.
+    # Two threads of the supervisor read from the socket.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def in_worker(self) -> None:
@@ -68,31 +75,33 @@ class Sampler:
         self._end.close()
 
     def notes(self) -> list[str]:
-        """Return the lines that the sampler has for the user by now, without waiting."""
+        """Return, without waiting, the lines for the user that the sampler has sent since the last
+        call.
+        """
         with self._lock, contextlib.suppress(OSError):
             waiting = self._end.recv(4096, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            # Text without a line end says why the sampler has ended; finish() reads it.
+            # Text without a newline says why the sampler has ended. finish() reads it.
             whole = waiting[: waiting.rfind(b"\n") + 1]
             if whole:
                 return self._end.recv(len(whole)).decode(errors="replace").splitlines()
         return []
 
     def finish(self, limit: float) -> str:
-        """Make the sampler write a last sample and end; kill it if that takes more than ``limit``
-        seconds.
+        """Make the sampler take a last reading and end; kill it if that takes too long. Call this
+        in the supervisor.
 
-        Called in the supervisor.
+        Args:
+            limit: How many seconds the sampler may take.
 
         Returns:
-            The one-line message in which the sampler said why it had to end early; empty if it said
-            none.
+            The line in which the sampler said why it ended early; empty if it did not end early.
         """
         until = time.monotonic() + limit
         message = b""
         with self._lock, self._end:
             with contextlib.suppress(OSError):
-                # The sampler reads the end of the stream and takes its last sample. The other
-                # direction stays open, so that it can still report an error.
+                # The end of the stream makes the sampler take its last reading. The other direction
+                # stays open, so that the sampler can still report an error.
                 self._end.shutdown(socket.SHUT_WR)
             with contextlib.suppress(OSError):
                 while select.select([self._end], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -103,16 +112,17 @@ class Sampler:
             # The child has not been waited for yet, so its pid cannot belong to another process.
             os.kill(self.pid, signal.SIGKILL)
             wait_for_child(self.pid, _GONE_WITHIN)
-        # Notes about slow ranks, which end with a line end, come too late: the report names them.
+        # Drop lines about slow ranks, each of which ends with a newline: now only the report can
+        # name these ranks. Text after the last newline says why the sampler has ended.
         return message.decode(errors="replace").rpartition("\n")[2]
 
 
 def start(config: SamplerConfig) -> Sampler:
     """Fork the sampler of a node.
 
-    Call it in the main thread, because the kernel ends the sampler together with the thread that
-    forked it. All signals must be blocked: those that Slurm sends to every process of a job step
-    must not end the sampler.
+    Call this in the main thread, because the kernel ends the sampler together with the thread that
+    forked it. The supervisor must have blocked the signals that it watches, because a signal that
+    Slurm sends to every process of a job step must not end the sampler.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -129,7 +139,7 @@ def start(config: SamplerConfig) -> Sampler:
 
 def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
     signals.die_with_parent(config.supervisor)
-    # Block the remaining signals too.
+    # Block also the signals that the supervisor does not watch.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
@@ -145,8 +155,8 @@ def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
 
 
 def _close_inherited(kept: int) -> None:
-    """Close all inherited descriptors but ``kept``: other processes may wait for a pipe or socket
-    to be closed.
+    """Close all inherited descriptors but ``kept``, because another process may wait until a pipe
+    or socket is closed. The standard streams lead to /dev/null from then on.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -159,16 +169,22 @@ def _close_inherited(kept: int) -> None:
 
 
 def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
-    """Take a reading now, another every ``config.run.seconds``, and a last one when the supervisor
-    closes its side of the socket ``end``.
+    """Take a reading now, then another every ``config.run.seconds``, and a last reading when the
+    supervisor closes its side of the socket.
+
+    Args:
+        config: What the sampler of this node watches.
+        end: The sampler's end of the socket to the supervisor.
 
     Raises:
         OSError: A file cannot be written.
     """
     with contextlib.suppress(OSError, ValueError):
-        # The sampler keeps four files open for each process, and there may be hundreds of these.
+        # The sampler keeps four files open for each process of the tasks, and there may be hundreds
+        # of processes.
         raise_open_files_limit()
-    # Create these objects before the freeze below, because they live to the end.
+    # Create the samples before gc.freeze(), which takes all present objects out of garbage
+    # collection: the samples exist until the sampler ends.
     samples = Samples(config)
     gc.freeze()
     looks = SlowRankLooks(config.run, end)
@@ -179,17 +195,22 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
         samples.take()
         looks.tick()
         now = time.monotonic()
-        # If a sample took longer than the interval, skip the times that have passed; the later ones
-        # stay on the same grid.
+        # If a reading took longer than the interval, skip the times that have passed meanwhile. The
+        # later readings are still taken at whole intervals after the first.
         due += config.run.seconds * max(1, math.ceil((now - due) / config.run.seconds))
-        # The sampler sleeps only here, so it notices the end at once.
+        # The sampler sleeps only in this poll(), so it notices at once when the supervisor closes
+        # its side.
         if closed.poll(1000 * (due - now)):
             break
     samples.take(last=True)
 
 
 class Samples:
-    """The sources of a node's samples and their files. If one source fails, the others go on.
+    """The sources of a node's readings, and the files of the readings. If a source fails, only its
+    rows are missing.
+
+    Args:
+        config: What the sampler of this node watches.
 
     Raises:
         OSError: A file cannot be written.
@@ -215,14 +236,21 @@ class Samples:
         return CsvWriter(path, OF_A_NODE[name])
 
     def take(self, *, last: bool = False) -> None:
-        """Read every source and write one sample of each; the last one is always thorough."""
+        """Take one reading: read every source, and append its rows to its file.
+
+        Args:
+            last: Whether this is the last reading, which is always thorough.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
         thorough = last or self._taken < _THOROUGH_AT_FIRST or time.monotonic() >= self._thorough_at
         if thorough:
             self._thorough_at = time.monotonic() + _THOROUGH_EVERY
         self._taken += 1
         seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
         has_gpus = False
-        # A kernel or a driver may answer in an unexpected way.
+        # The kernel or a driver may answer in an unexpected way, which must not end the sampler.
         with contextlib.suppress(Exception):
             if self._tasks.look(thorough=thorough) or thorough:
                 self._node.look()
@@ -230,8 +258,8 @@ class Samples:
         if has_gpus and len(self._tables) == 3:
             self._tables.append((self._open("gpus"), self._gpus.rows))
         for table, rows in self._tables:
-            # A source may fail without harm, so rows() is guarded. add() is not: if a file cannot
-            # be written, the sampler ends and reports it.
+            # If a source fails in rows(), only its rows are missing. An error of add() is not
+            # suppressed: if a file cannot be written, the sampler ends and reports it.
             lines = ""
             with contextlib.suppress(Exception):
                 lines = rows(f"{seconds}.{milliseconds:03}")
@@ -240,7 +268,12 @@ class Samples:
 
 
 class CsvWriter:
-    """A CSV file that is emptied when it is opened. Each sample is one unbuffered write.
+    """A CSV file that is emptied when it is opened. The rows of each reading are written at once,
+    without a buffer.
+
+    Args:
+        path: The file.
+        kind: What the file contains, which gives its header.
 
     Raises:
         OSError: The file cannot be opened or written; the exception names it.
@@ -248,15 +281,15 @@ class CsvWriter:
 
     def __init__(self, path: Path, kind: SampleFile) -> None:
         self._path = path
-        # append_whole() removes a partial write. With O_APPEND the next write then begins at the
-        # new end; at the descriptor's old offset it would leave a hole.
+        # append_whole() removes a partial write. With O_APPEND the next write begins at the new end
+        # of the file. Without O_APPEND it would begin at the old offset and leave a hole before it.
         self._file = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666
         )
         self.add(kind.header)
 
     def add(self, lines: str) -> None:
-        """Append whole lines to the file.
+        """Append complete lines to the file.
 
         Raises:
             OSError: The disk is full or the file system fails; a partial write has been removed.

@@ -1,5 +1,6 @@
 """Measures what the tasks on this node use: CPU time, memory and storage, summed over the processes
-of each task. What a process has used stays in the sum after it has ended.
+of each task. After a process has ended, the sum still contains its CPU time and what it has read
+and written.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from srunddp.util.kernel_file import (
 
 _NANO = 1e-9
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_PASSES = 4  # a process that ends during the last pass is accounted for in the next sample
-# The kernel rounds the CPU time of waited-for children down to ticks of 10 ms, twice per process. A
-# fall by this much (in ns) is no loss.
+_PASSES = 4  # a process that ends during the last pass is accounted for in the next reading
+# In nanoseconds. The kernel rounds the CPU time of waited-for children down to ticks of 10 ms,
+# twice per process, so the sum may fall by this much although no process is missing from it.
 _ROUNDING = 20_000_000
 
 
@@ -30,7 +31,11 @@ class MonotonicCounter:
     process has counted, unless the count of its parent now includes it.
 
     Args:
-        rounding: If the sum falls by at most this much, nothing counts as lost.
+        rounding: If the sum falls by at most this much, the cause is rounding, and not a process
+            that has ended.
+
+    Attributes:
+        value: The sum of all counts.
     """
 
     def __init__(self, rounding: int = 0) -> None:
@@ -38,7 +43,7 @@ class MonotonicCounter:
         self._rounding = rounding
 
     def update(self, total: int) -> None:
-        """Update ``value``.
+        """Update ``value`` from the present counts.
 
         Args:
             total: The sum over the processes that exist now.
@@ -50,23 +55,23 @@ class MonotonicCounter:
 
 
 class ProcessTree:
-    """A task's first process and all its descendants. Once found, a process is followed to its end,
-    even if another process has adopted it.
+    """A task's first process and all its descendants. Once found, a process is measured until it
+    ends, even if its parent ends before and another process adopts it.
 
-    The resident sets are summed over the processes, as Slurm's jobacct_gather/linux does, so shared
-    pages count once for each process.
+    The resident sets of all processes are added, as Slurm's jobacct_gather/linux adds them, so
+    memory that processes share counts once for each of them.
 
     Args:
         rank: The task's rank.
         root: The pid of the task's first process.
 
     Attributes:
-        cpu: Nanoseconds of CPU time.
-        resident: Bytes of memory.
-        delay: Nanoseconds that the main threads waited for a CPU.
-        bytes_read: Bytes read from storage. A child's bytes count as its parent's once the parent
-            has waited for it.
-        bytes_written: Bytes written to storage, counted in the same way.
+        cpu: The counter of CPU time, in nanoseconds.
+        resident: Bytes of memory at the last look.
+        delay: Nanoseconds that the main threads have waited for a CPU.
+        bytes_read: The counter of bytes read from storage. The bytes of a child count as bytes of
+            its parent once the parent has waited for the child.
+        bytes_written: The counter of bytes written to storage, counted in the same way.
     """
 
     def __init__(self, rank: int, root: int) -> None:
@@ -82,7 +87,7 @@ class ProcessTree:
 
     @property
     def processes(self) -> int:
-        """The number of processes that were alive at the last look."""
+        """The number of processes that were running at the last look."""
         return len(self._members)
 
     def look(self, *, thorough: bool) -> None:
@@ -105,11 +110,11 @@ class ProcessTree:
         self.bytes_written.update(sum(each.bytes_written for each in members))
 
     def _pass(self, *, thorough: bool) -> bool:
-        """Read all processes once and tell whether one of them has ended."""
+        """Read all processes once, and return whether one of them has ended."""
         ended = []
         queue = list(self._members.values())
-        # The loop appends to the list that it walks: a new child is read in the same pass, because
-        # it may have children itself.
+        # The loop appends new children to the list that it walks, so that each is read in the same
+        # pass: it may have children itself.
         for process in queue:
             if not process.look(thorough=thorough):
                 ended.append(process)
@@ -132,7 +137,7 @@ class ProcessTree:
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of clock_getcpuclockid(3)
-# Fields of /proc/PID/stat, counted from the state.
+# Numbers of fields in /proc/PID/stat. Field 0 here is the process's state, which follows its name.
 _REAPED_USER = 13
 _REAPED_SYSTEM = 14
 _THREADS = 17
@@ -140,15 +145,16 @@ _RESIDENT = 21
 
 
 class Process:
-    """A process that may end at any time. Its numbers are those of the last look.
+    """A process that may end at any time. The attributes have their values of the last look.
 
     Attributes:
-        cpu: Nanoseconds of CPU time that its threads have used.
-        reaped: Nanoseconds of CPU time of the children that it has waited for.
-        resident: Bytes of its resident set.
-        delay: Nanoseconds that its main thread has waited for a CPU.
-        bytes_read: Bytes read from storage, by it and by the children that it has waited for.
-        bytes_written: Bytes written to storage, by the same processes.
+        cpu: Nanoseconds of CPU time that the process's threads have used.
+        reaped: Nanoseconds of CPU time of the children that the process has waited for.
+        resident: Bytes of the process's resident set.
+        delay: Nanoseconds that the process's main thread has waited for a CPU.
+        bytes_read: Bytes that the process, and the children that it has waited for, have read from
+            storage.
+        bytes_written: Bytes that these processes have written to storage.
 
     Raises:
         OSError: The process does not exist.
@@ -156,8 +162,8 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        # Compute the id of the process's CPU clock as clock_getcpuclockid(3) does: reading that
-        # clock takes one system call and no file.
+        # Compute the id of the process's CPU clock as clock_getcpuclockid(3) does. Reading this
+        # clock takes one system call, and no file has to be opened.
         self._clock = (~pid << 3) | _PROCESS_CLOCK
         self._stat = KernelFile(f"/proc/{pid}/stat")
         self._children = opened(f"/proc/{pid}/task/{pid}/children")
@@ -171,15 +177,17 @@ class Process:
         self.reaped = self.resident = self.delay = self.bytes_read = self.bytes_written = 0
 
     def look(self, *, thorough: bool) -> bool:
-        """Read the numbers that have changed. If the process has ended, keep the old ones and
-        return False.
+        """Read the process's CPU clock and, if the process has run since the last look, its files.
 
-        If its CPU clock stands still, the process has neither waited for children nor read
-        anything. Reading the clock costs a tenth of reading its files.
+        A process whose CPU clock stands still has neither waited for children nor read or written
+        anything, and reading the clock costs a tenth of reading the files.
 
         Args:
-            thorough: Read everything in any case, because others can change a process that does not
-                run, for example by taking its memory.
+            thorough: Whether to read the files even if the process has not run. Its memory may have
+                changed all the same, for example because the kernel has taken pages from it.
+
+        Returns:
+            Whether the process still exists. If not, the attributes keep their values.
         """
         try:
             cpu = time.clock_gettime_ns(self._clock)
@@ -210,20 +218,21 @@ class Process:
                 self.bytes_read = number_after(text, b"\nread_bytes: ") or 0
                 self.bytes_written = number_after(text, b"\nwrite_bytes: ") or 0
         except OSError:
-            # The process has changed its user, or has ended, which the next look finds out.
+            # The process has changed its user, or has ended. The next look finds out if it has
+            # ended.
             self._io = None
 
     def new_children(self, *, of_all_threads: bool) -> list[int]:
-        """List the pids of the children if the list has changed since the last call; else return
-        none.
+        """Return the pids of all children if the children have changed since the last call; else an
+        empty list.
 
         Args:
-            of_all_threads: Include children that were forked by a thread other than the main
-                thread.
+            of_all_threads: Whether to include children that were forked by other threads than the
+                main thread.
         """
         before = self._known
         with contextlib.suppress(OSError):
-            # /proc/PID/task/TID/children lists only the children that this thread has forked.
+            # /proc/PID/task/TID/children lists only the children that the thread TID has forked.
             if self._ran and of_all_threads and self._threads > 1:
                 self._known = self._of_threads()
             elif self._ran:
@@ -252,7 +261,7 @@ class Tasks:
         rank_variable: The environment variable that holds a task's rank.
 
     Attributes:
-        trees: One for each task found so far, even if it has ended.
+        trees: The processes of each task that was found so far, even if the task has ended.
         visible: The values of ``CUDA_VISIBLE_DEVICES`` among the tasks; None stands for unset.
     """
 
@@ -266,37 +275,37 @@ class Tasks:
         else:
             self._started = None
         self._before = b""
-        # The root is the supervisor's ancestor (or the supervisor itself) that is a child of the
-        # launcher. If the launcher is no ancestor, the root is the supervisor.
+        # The root of this task is the child of the launcher from which the supervisor descends, or
+        # the supervisor itself if it does not descend from the launcher.
         line = [each for each, _ in ancestors(supervisor)]
         if self._launcher in line[1:]:
-            # ancestors() goes upwards from the supervisor, so the entry before the launcher is its
-            # child.
+            # ancestors() goes upwards from the supervisor, so the entry before the launcher is the
+            # launcher's child.
             root = line[line.index(self._launcher) - 1]
         else:
             root = supervisor
         self.trees = [ProcessTree(rank, root)]
-        # On a spare node that replaces a lost node, the ranks differ from those in the variable,
-        # all by the same number.
+        # On a spare node that replaces a lost node, the tasks have different ranks from those in
+        # the launcher's variable. The difference is the same for all tasks of the node.
         own = os.environ.get(rank_variable, "")
         self._moved_by = rank - int(own) if own.isdecimal() else 0
         self.visible = {os.environ.get(_VISIBLE)}
         self._known = {root}
 
     def look(self, *, thorough: bool) -> bool:
-        """Read the present numbers of all tasks and look for new tasks.
+        """Look for new tasks, and read the present numbers of all tasks.
 
         Args:
-            thorough: Look for new tasks even if the launcher has no new children; also passed on to
-                :meth:`ProcessTree.look`.
+            thorough: Whether to look for new tasks even if the launcher has no new children. It is
+                also the argument of :meth:`ProcessTree.look`.
 
         Returns:
             Whether new tasks have been found.
         """
         before = len(self.trees)
         if self._started and (thorough or self._has_started_others()):
-            # A process has no rank in its environment before it executes the task's program. Those
-            # without one stay unknown, so the next look sees them again.
+            # A child of the launcher has no rank in its environment before it executes the task's
+            # program. It stays unknown until then, so that the next look reads it again.
             for pid in set(children_of(self._launcher)) - self._known:
                 self._add_task(pid)
         for tree in self.trees:
@@ -323,7 +332,11 @@ class Tasks:
             self.trees.append(ProcessTree(int(rank) + self._moved_by, pid))
 
     def rows(self, time: str) -> str:
-        """Return one CSV line for each task that still has a process."""
+        """Return one CSV line for each task that still has a process.
+
+        Args:
+            time: The first column of each line, in Unix time.
+        """
         return "".join(
             f"{time},{tree.rank},{tree.cpu.value * _NANO:.3f},{tree.resident},{tree.processes},"
             f"{tree.delay * _NANO:.3f}\n"
@@ -332,7 +345,9 @@ class Tasks:
         )
 
     def cpus(self) -> int:
-        """Count the CPUs that occur in the affinity mask of at least one task."""
+        """Return the number of CPUs on which the affinity mask of at least one task allows it to
+        run; 0 if no task still runs.
+        """
         union: set[int] = set()
         for tree in self.trees:
             with contextlib.suppress(OSError):

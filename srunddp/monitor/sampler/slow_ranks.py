@@ -1,8 +1,8 @@
 """Reports once, while the job runs, which ranks are slower than the others.
 
-The sampler of rank 0's node finds them in the files of all ranks, as the report does after the run.
-Each look runs in a process of its own, because it takes some tenths of a second and reads from a
-file system that may not answer.
+The sampler of rank 0's node finds the slow ranks in the files of all ranks, as the report does
+after the run. Each look at the files runs in a separate process, because it takes some tenths of a
+second and reads from a file system that may not answer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import NoReturn
 from srunddp.monitor.config import MonitorConfig
 from srunddp.supervisor.signals import die_with_parent
 
-# Samples until the first look, which is after two minutes with --monitor's default.
+# The number of readings before the first look. With the default interval of --monitor, the first
+# look comes after two minutes.
 _FIRST_AFTER = 24
-_TIMES = 2  # the wait before each look is longer than the one before by this factor
+_TIMES = 2  # each wait for the next look is this many times as long as the previous wait
 _HAS_SAID = 3  # exit code of a look that has named ranks
 _LOWEST_PRIORITY = 19
 
@@ -29,8 +30,8 @@ class SlowRankLooks:
     """Starts looks for slow ranks at growing intervals, until one has named some.
 
     Args:
-        run: The monitoring of the supervisor's own task.
-        end: The socket to the supervisor, which prints the line.
+        run: How the supervisor's own task is monitored.
+        end: The socket to the supervisor, which prints the line that names the slow ranks.
     """
 
     def __init__(self, run: MonitorConfig, end: socket.socket) -> None:
@@ -43,7 +44,9 @@ class SlowRankLooks:
         self._is_over = run.rank != 0
 
     def tick(self) -> None:
-        """Start a look if it is due, without waiting for its end. Call it at each reading."""
+        """Start a look if one is due, without waiting until it ends. Call this after each
+        reading.
+        """
         if self._is_over:
             return
         if self._process is not None:
@@ -67,8 +70,9 @@ class SlowRankLooks:
         sampler = os.getpid()
         try:
             with warnings.catch_warnings():
-                # Python warns about a fork while other threads run. If the child blocks on a lock
-                # that one of them held, only this look is lost.
+                # Python warns about a fork while other threads run, because a lock that another
+                # thread held could block the child forever. Then slow ranks are named only in the
+                # report, and nothing else is lost.
                 warnings.simplefilter("ignore")
                 pid = os.fork()
         except OSError:
@@ -79,15 +83,20 @@ class SlowRankLooks:
 
 
 def _look(sampler: int, folder: Path, end: socket.socket) -> NoReturn:
-    """Send the supervisor a line that names the slow ranks, if there are any, and end this
-    process.
+    """Look for slow ranks, send the supervisor a line that names them if there are any, and end
+    this process.
+
+    Args:
+        sampler: The pid of the sampler, with which this process ends.
+        folder: The monitoring folder, with the files of all ranks.
+        end: The socket to the supervisor.
     """
     code = 0
     try:
         die_with_parent(sampler)
         os.nice(_LOWEST_PRIORITY)
         gc.disable()
-        # Only this process needs the report.
+        # Imported here, because only this process needs the report's modules.
         from srunddp.report.advice import slow_ranks
         from srunddp.report.run import read
         from srunddp.report.summarize import summary_of
@@ -96,5 +105,5 @@ def _look(sampler: int, folder: Path, end: socket.socket) -> NoReturn:
             end.sendall(f"{found}\n".encode())
             code = _HAS_SAID
     finally:
-        # Never return into the sampler's code.
+        # Never return into the sampler's code, which runs in the parent process.
         os._exit(code)
