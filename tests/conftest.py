@@ -66,7 +66,7 @@ settings.load_profile("few")
 # In a module of which all tests are slow.
 _ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
 _TEST = re.compile(r"^def test_", re.MULTILINE)
-_LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
+_LIMIT = 600 * SLOWNESS  # seconds: a test that hangs fails, rather than hold up all others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

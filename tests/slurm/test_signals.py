@@ -11,14 +11,13 @@ from functools import partial
 import pytest
 
 from tests.cluster.cluster import Settings, beside, requirements
-from tests.conftest import BED, SLOWNESS, missing
+from tests.conftest import BED, missing
 from tests.recorded_signals import Recorded, differences, table
 from tests.slurm.conftest import SlurmJobRunner, data_network
 from tests.slurm.signals import ROWS, processes, record
 from tests.support.starting import until
 
-# The first test waits for the whole table.
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600 * SLOWNESS)]
+pytestmark = pytest.mark.slurm
 
 Jobs = dict[str, dict[str, Recorded]]
 
