@@ -172,8 +172,8 @@ class Environment(Identity):
         notes: lines for the user, such as what was ignored and why.
         node_sizes: the number of ranks on each node, in the order of the nodes, if the ranks' nodes
             may change during the run; else empty.
-        spares: how many task numbers, from ``world_size`` on, have no rank. Most are those of spare
-            nodes' tasks; after a lost node's place was left out, some are those of no task.
+        spares: how many task numbers, from ``world_size`` on, have no rank: the numbers of spare
+            nodes' tasks, and after a node was lost also numbers that no task has any more.
         min_nodes: the fewest nodes with which the run goes on when no spare node is left; 0 if it
             needs all nodes.
         first_world_size: the number of ranks in the first start, if the ranks' nodes may change;
@@ -215,8 +215,9 @@ class Environment(Identity):
 
     @property
     def returning_number(self) -> int:
-        """The number by which this process says hello while :attr:`is_returning` is true. It is
-        higher than the number of every rank and spare task, and no other process has the same.
+        """The number that this process gets if its node is given up, to wait until the run takes it
+        back. It is higher than the numbers of all ranks and spare nodes' tasks, and no other
+        process gets the same one.
         """
         return self.world_size + self.spares + self.task
 

@@ -33,13 +33,13 @@ OTHER_NAME = (
 
 
 def network_hint(environment: Environment) -> str:
-    """Return how the user finds a network over which the ranks reach each other; empty if all share
-    one node.
+    """Return a hint by which command the user finds a network over which the ranks reach each
+    other; empty if all ranks share one node.
     """
     if environment.one_node:
         return ""
-    # Over the broken network, the ranks of a scan could not find rank 0 either. Over PMI, the
-    # scan's rank 0 publishes all addresses of its node.
+    # The scan must find its own rank 0 although the network of this run does not work. So advise to
+    # start it with PMI, over which its rank 0 publishes all addresses of its node.
     if environment.step and not environment.discovery.publishes:
         scan = f"`srun --mpi=pmi2 {_SCAN}`"
     else:
