@@ -48,8 +48,8 @@ class Place:
         """Return this place with the host as the other place writes it, if both have the same port
         and this place's host resolves to the other's; else this place unchanged.
         """
-        # A script may set MASTER_ADDR to the name of rank 0's node. Compare the ports first: to look
-        # up the name may take long.
+        # A script may set MASTER_ADDR to the name of rank 0's node. To look up this name may take
+        # long, so compare the ports first.
         if self.port != other.port or not has_address(self.host, other.host):
             return self
         return replace(self, host=other.host)

@@ -270,7 +270,8 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     os.environ.pop(USE_AGENT_STORE, None)
     os.environ.update(place.variables())
     # OpenMP reads OMP_NUM_THREADS when it is loaded, so setting it has no effect if the script has
-    # already imported torch. If srunddp has imported torch, the worker corrects the number itself.
+    # already imported torch. If srunddp has imported torch, the worker sets torch's number of
+    # threads to this value before the script begins.
     if place.meeting.local_world_size > 1 and (ahead or "torch" not in sys.modules):
         os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
     # Set the mark after all other variables, because its checksum covers them.
