@@ -100,8 +100,8 @@ def asked(environ: Mapping[str, str]) -> int:
 
 
 def _known_to_srun(environ: Mapping[str, str]) -> int:
-    """Return the CPUs per task in ``SLURM_TRES_PER_TASK``, a number that srun has applied; 0 if the
-    variable does not give it.
+    """Return the CPUs per task in ``SLURM_TRES_PER_TASK``, a number that srun takes into account; 0
+    if the variable does not give it.
 
     Since Slurm 23.11, sbatch sets this variable from ``--cpus-per-task``, srun reads it, and
     ``--cpus-per-task`` of srun itself replaces the value. In Slurm 22.05 and 23.02, srun ignores

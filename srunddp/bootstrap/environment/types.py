@@ -205,12 +205,14 @@ class Environment(Identity):
 
     @property
     def is_spare(self) -> bool:
-        """Whether this process waits on a spare node."""
+        """Whether this process has no rank: it waits on a spare node, or to come back to the run."""
         return self.rank >= self.world_size
 
     @property
     def is_returning(self) -> bool:
-        """Whether the run goes on without this process, which waits to be a spare node's task."""
+        """Whether this process's node was given up, so that the run goes on without the process. It
+        waits for a next start, to be a spare node's task then.
+        """
         return self.nodes_may_change and self.rank >= self.world_size + self.spares
 
     @property

@@ -97,8 +97,7 @@ def unused_devices(local_world_size: int, visible: int, *, own: bool = False) ->
     Args:
         local_world_size: the number of ranks on the rank's node.
         visible: the number of GPUs that the rank sees.
-        own: whether the rank sees several GPUs that no other rank sees; else all ranks of the node
-            see the same GPUs.
+        own: whether the rank sees several GPUs that no other rank sees.
     """
     if own:
         unused = ", ".join(f"cuda:{index}" for index in range(1, visible))

@@ -267,7 +267,7 @@ class _Kind(Enum):
     NOT_LISTENING = auto()  # the node answers, and no process listens there
     UNREACHABLE = auto()  # this node or a router has no route there
     NO_ANSWER = auto()  # nothing comes back: the node is down, or a firewall drops the packets
-    DEPUTY = auto()  # rank 0 may be at a likelier address
+    DEPUTY = auto()  # a deputy listens there, and a process listens at a likelier address
     MUTE = auto()  # a process has accepted the connection, and does not answer
     STRANGER = auto()  # a process of another run, or another program, has answered
     REFUSED = auto()  # a process with this run's token has another kind of proof
@@ -456,8 +456,8 @@ class RendezvousClient:
         Raises:
             _NotRankZeroError: A process accepts connections at a likelier address.
         """
-        # Try one likelier address each time: if its node is off, the try takes ANSWER_WITHIN, and
-        # when rank 0 answers, this task has to go on within 2 s.
+        # Try only one likelier address each time. If its node is off, the try takes ANSWER_WITHIN
+        # seconds, and a new rank 0 waits for this task's proof for no more than 2 s.
         likelier = itertools.cycle(self._likelier)
         while time.monotonic() < deadline:
             look_at = min(time.monotonic() + _LOOKS_BACK_EVERY, deadline)
@@ -496,7 +496,9 @@ class RendezvousClient:
             )
 
     def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
-        """Return the error about this rank's own failure; rank 0 prints it if it was reported."""
+        """Return the error about this rank's own failure. If it was reported to rank 0, rank 0
+        prints it, and this rank does not.
+        """
         return failure.error_of(
             self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK
         )

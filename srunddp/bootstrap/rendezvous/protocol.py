@@ -45,7 +45,7 @@ class Address:
 
     @property
     def family(self) -> socket.AddressFamily:
-        """AF_INET or AF_INET6."""
+        """The family of the host's address, ``AF_INET`` or ``AF_INET6``."""
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 
@@ -86,8 +86,8 @@ class BoundSockets:
             return None
 
     def port_for_probes(self, agent_store: socket.socket | None) -> int:
-        """Return a port of rank 0's node to which other nodes may connect later, to test whether
-        they reach it: a firewall leaves the port open, and a connection starts no agent store.
+        """Return the port to which nodes connect later, to test whether they reach each other. A
+        firewall lets this port through, and on rank 0's node a connection starts no agent store.
 
         Args:
             agent_store: the result of :meth:`listen_for_agent_store`.
@@ -95,9 +95,9 @@ class BoundSockets:
         used = self.rendezvous_address.port
         if port_of(agent_store) != used:
             return used
-        # The agent store listens on the port of the rendezvous, because no other allowed port was
-        # free. So use the port of the ranks' store: a connection that sends nothing does no harm to
-        # the store.
+        # The agent store has the port of the rendezvous, because all other allowed ports are in use
+        # on this node, perhaps by strangers. So use the port of the ranks' store, which accepts
+        # connections that send nothing.
         return self.store_address.port
 
 
