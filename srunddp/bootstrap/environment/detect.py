@@ -118,8 +118,8 @@ def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[s
     if pid and is_below_rank(variables, pid):  # 0 stands for a process of another machine
         return _single(variables), _single_notes("a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
-    # Take an MPI launcher into account only if all three of its variables are set, because `srun
-    # --mpi=pmi2` sets one or two that Hydra sets too, such as PMI_RANK.
+    # Take an MPI launcher into account only if all three of its variables are set: `srun
+    # --mpi=pmi2` too sets some of Hydra's variables, such as PMI_RANK, but not all three.
     launchers = [
         each
         for each in mpi.LAUNCHERS

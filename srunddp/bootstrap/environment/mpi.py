@@ -197,9 +197,9 @@ def finalize_on_exec() -> None:
     def finalizing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         @functools.wraps(execute)
         def finalize_and_execute(path: Any, *arguments: Any, **named: Any) -> NoReturn:
-            # Do not finalise in a process that the script has forked: MPI has not started there.
-            # Nor for a path that is not executable: os.execvp tries one path for each folder of
-            # PATH, and this process goes on if a path cannot be executed.
+            # Do not finalise in a process that the script has forked, because MPI has not started
+            # there. And do not finalise before a call that will fail: os.execvp tries the program
+            # in each folder of PATH, and only an executable file replaces this process.
             if os.getpid() == process and (isinstance(path, int) or os.access(path, os.X_OK)):
                 finalize()
             execute(path, *arguments, **named)

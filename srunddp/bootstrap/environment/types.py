@@ -205,7 +205,7 @@ class Environment(Identity):
 
     @property
     def is_spare(self) -> bool:
-        """Whether this process has no rank: it waits on a spare node, or to come back to the run."""
+        """Whether this process has no rank: it waits on a spare node, or :attr:`is_returning`."""
         return self.rank >= self.world_size
 
     @property
