@@ -59,7 +59,8 @@ def init(
             take part in making each subgroup, even a subgroup of Gloo, or the call hangs.
 
     Returns:
-        The world, a context manager that destroys the process group when the ``with`` block ends.
+        The world, a context manager that destroys the process group when the ``with`` block ends
+        without an error.
 
     Raises:
         SrunddpError: the environment or configuration is wrong, there are too few GPUs, two ranks
