@@ -6,7 +6,8 @@ script has ``from mpi4py import MPI``, mpi4py would start MPI as that rank a sec
 then ends the process, or the job hangs. So this module tells mpi4py not to start MPI there. The
 launcher's variables stay, because a script may read its rank from them in these processes too.
 
-Other modules may have something done in these processes as well, see :func:`call_in_processes`.
+Other modules may register functions that these processes call first, see
+:func:`call_in_processes`.
 """
 
 import sys
@@ -23,7 +24,8 @@ _FORK_SERVER = "from multiprocessing.forkserver import"
 # The resource tracker imports no script, and its CODE begins differently.
 _IMPORTERS = (_FORK_SERVER, "from multiprocessing.spawn import")
 
-# Whether this process was started below a rank, so that only the rank may start MPI.
+# Whether this process is not a rank but was started by one, directly or through other processes.
+# Then MPI must not start in this process, nor in those that it starts.
 _below_rank = False
 _calls: list[str] = []
 _fork_server_calls: list[str] = []
@@ -34,11 +36,15 @@ def prepare_processes(util: ModuleType) -> None:
     """Make ``multiprocessing.util`` start processes in which mpi4py does not start MPI, and which
     first make the calls of :func:`call_in_processes`.
 
-    As long as a rank has not started MPI and still may, its processes start as in plain Python:
-    the script may intend to start MPI in one of them.
+    A rank that has not started MPI, and still may, leaves mpi4py as it is in the processes that it
+    starts: the script may intend to start MPI in one of them.
+
+    Args:
+        util: the module ``multiprocessing.util``. A second call changes nothing.
     """
     global _plain_start
-    # If this was done twice, _plain_start would be _start, which would call itself endlessly.
+    # A second replacement would make _plain_start refer to _start, which would then call itself
+    # endlessly.
     if _plain_start is None:
         _plain_start = util.spawnv_passfds
         util.spawnv_passfds = _start  # type: ignore[attr-defined]  # not known of a module
@@ -109,8 +115,8 @@ def enter(*, mpi_blocked: bool) -> None:
     this process, nor in the processes that it starts.
 
     Args:
-        mpi_blocked: whether the rank refuses the import of ``mpi4py.MPI``; this process then does
-            too.
+        mpi_blocked: whether the rank refuses the import of ``mpi4py.MPI``. If so, this process
+            refuses the import too.
     """
     # This flag makes _prepared() keep MPI out of the processes that this one starts.
     global _below_rank

@@ -64,9 +64,9 @@ def mask() -> str:
 def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
     """Return how many CPUs a rank may use for itself, at least 1.
 
-    mpirun without binding gives all ranks of a node the same mask. Slurm gives each task its own
-    mask; but without an affinity plugin it binds nothing, and only the environment then says how
-    many CPUs were asked for.
+    Ranks with the same affinity mask divide its CPUs: mpirun without binding gives one mask to all
+    ranks of a node. Slurm without an affinity plugin does so too, so the result is at most the
+    number of CPUs per task that the environment says were asked for.
 
     Args:
         cpus: the number of CPUs that the rank may share with others, from :func:`usable`.
@@ -78,8 +78,8 @@ def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
 
 
 def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
-    """Return ``OMP_NUM_THREADS`` with the number of :func:`share`, to export before torch is
-    imported.
+    """Return the variable ``OMP_NUM_THREADS`` that gives the rank one thread for each CPU of its
+    :func:`share`. It must be exported before torch is imported.
 
     Args:
         environ: the rank's environment.
@@ -100,11 +100,13 @@ def asked(environ: Mapping[str, str]) -> int:
 
 
 def _known_to_srun(environ: Mapping[str, str]) -> int:
-    """Return how many CPUs per task srun itself was asked for; 0 if no variable says so.
+    """Return the CPUs per task in ``SLURM_TRES_PER_TASK``, a number that srun takes into account; 0
+    if the variable does not give it.
 
-    Since Slurm 23.11, sbatch's ``--cpus-per-task`` is also in ``SLURM_TRES_PER_TASK``, which srun
-    reads; an option of srun's own command line replaces the value. srun of 22.05 and 23.02 reads
-    only ``SRUN_CPUS_PER_TASK``, which later versions do not read.
+    Since Slurm 23.11, sbatch sets this variable from ``--cpus-per-task``, srun reads it, and
+    ``--cpus-per-task`` of srun itself replaces the value. In Slurm 22.05 and 23.02, srun ignores
+    sbatch's ``--cpus-per-task`` and reads only ``SRUN_CPUS_PER_TASK``; later versions do not read
+    ``SRUN_CPUS_PER_TASK``.
     """
     return tres_count(environ.get("SLURM_TRES_PER_TASK", ""), "cpu")
 
@@ -143,8 +145,8 @@ def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
 
 
 def _of_mpirun(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
-    """Advise against Open MPI's default of binding each rank to one core, which it uses for one or
-    two ranks; the rank's loader workers share that core.
+    """Return advice against Open MPI's default for one or two ranks, which binds each rank to one
+    core: the rank's loader workers have to share that core. Empty if the binding wastes no CPU.
     """
     # Slurm may have given the job only a part of the machine.
     there = min(cpus.machine, _number(environ, "SLURM_CPUS_ON_NODE") or cpus.machine)

@@ -1,7 +1,8 @@
 """Find out from the environment variables which rank a process is, and how it finds rank 0.
 
-The first of these decides: an MPI launcher, a step of Slurm, explicit variables; without any of
-them the process is single. The variables of other launchers must agree with the one that decides.
+The first of these decides: an MPI launcher, a step of Slurm, explicit variables. Without any of
+them the process is a single one, with world size 1. The variables of other launchers must agree
+with those of the launcher that decides.
 A process in an allocation, a batch script or an interactive shell has Slurm's variables, but is not
 a rank.
 
@@ -107,7 +108,7 @@ def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
     return rank, local_rank
 
 
-# Who this process is.
+# The functions from here on decide who this process is.
 
 
 def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[str, ...]]:
@@ -117,7 +118,8 @@ def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[s
     if pid and is_below_rank(variables, pid):  # 0 stands for a process of another machine
         return _single(variables), _single_notes("a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
-    # A launcher must have set all three: `srun --mpi=pmi2` sets PMI_RANK as Hydra does.
+    # Take an MPI launcher into account only if all three of its variables are set: `srun
+    # --mpi=pmi2` too sets some of Hydra's variables, such as PMI_RANK, but not all three.
     launchers = [
         each
         for each in mpi.LAUNCHERS
@@ -129,8 +131,8 @@ def _identify(variables: Mapping[str, str], pid: int) -> tuple[Identity, tuple[s
         return _from_mpi(variables, launchers, step), ()
     if step and not step.typed:
         return _from_slurm(variables, step), ()
-    # Check this after mpirun and a step: both set PMIX_RANK too, but they also set all other
-    # numbers.
+    # Check for prterun only after mpirun and Slurm's steps were ruled out: their ranks have
+    # PMIX_RANK too, but with all other numbers.
     mpi.reject_prterun(variables)
     if any(name in variables for name in EXPLICIT):
         return _explicit(variables), ()
@@ -147,8 +149,8 @@ def _from_mpi(
     """Return the identity that the first of these launchers gives this process.
 
     Raises:
-        ConfigError: another of these launchers gives another rank or world size; so does Slurm, and
-            srun itself started this process.
+        ConfigError: another of these launchers gives a different rank or world size; or srun itself
+            started this process, and Slurm gives a different one.
     """
     identity = _from_variables(variables, launchers[0])
     # If srun itself started this process, SLURM_PROCID is this process's and has to agree.
@@ -241,7 +243,7 @@ def _single_notes(where: str) -> tuple[str, ...]:
     ranks.
 
     Args:
-        where: What kind of process it is.
+        where: what this process is, as the note says it after "this is".
     """
     return (
         f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task",
@@ -266,7 +268,8 @@ def _from_variables(
         "local_rank": names.local_rank,
         "world_size": names.world_size,
     }
-    # The name may be None, and `None in os.environ` is a TypeError.
+    # Test the name first: if the launcher has no such variable it is None, and `None in os.environ`
+    # is a TypeError.
     if names.local_world_size and names.local_world_size in variables:
         set_by["local_world_size"] = names.local_world_size
     numbers = {field: slurm.parse_uint(variables, name) for field, name in set_by.items()}
@@ -305,7 +308,7 @@ def _source_of_node(variables: Mapping[str, str]) -> str:
     return "hostname"
 
 
-# Other variables that name a rank.
+# The functions from here on find and check other variables that name a rank.
 
 
 def _require_agreement(
@@ -386,8 +389,8 @@ def _note_on_master(identity: Identity, variables: Mapping[str, str]) -> tuple[s
 def _others_that_name_a_rank(
     identity: Identity, variables: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the variables that also name a launcher or give one of its numbers, but did not
-    decide. The keys are ``launcher`` and the names of the numbers.
+    """Return the variables that name another launcher, or give a rank's number although another
+    variable decided it: for ``launcher`` and each of ``_NUMBERS``, lines for the user.
     """
     not_chosen = {
         "launcher": tuple(
@@ -416,7 +419,7 @@ def _names_of(number: str) -> Iterator[str]:
         yield _OF_THE_JOB
 
 
-# How this process finds rank 0.
+# The functions and classes from here on choose how this process finds rank 0.
 
 
 class _ChosenDiscoveries(NamedTuple):
@@ -424,7 +427,7 @@ class _ChosenDiscoveries(NamedTuple):
 
     Attributes:
         discoveries: the ways, the preferred one first; empty for a single process.
-        source: what decided the first way, and which ways follow if it does not work.
+        source: what decided the first way, and which ways are tried after it, for messages.
         not_chosen: all other ways, and why each is not the first.
     """
 

@@ -18,9 +18,9 @@ from srunddp.bootstrap.environment.types import LauncherVariables
 from srunddp.errors import ConfigError, RendezvousError, Scope
 from srunddp.util.descriptors import opening_high
 
-# If a process has the variables of several launchers, the first of this list is the innermost.
-# Hydra (MPICH, Intel MPI) is recognised by the local rank's variable, because srun --mpi=pmi2 sets
-# PMI_RANK too.
+# If a process has the variables of several launchers, the one that comes first in this list is the
+# innermost. Hydra (MPICH, Intel MPI) is recognised by the local rank's variable, because srun
+# --mpi=pmi2 sets PMI_RANK too.
 LAUNCHERS = (
     LauncherVariables(
         "Open MPI",
@@ -37,8 +37,8 @@ LAUNCHERS = (
     LauncherVariables("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
 )
 
-# The beginning of each library's name for itself, and variables of which at least one is set if the
-# library has a world in this process.
+# By library (the beginning of the text that its MPI.Get_library_version() returns), some variables:
+# if none of them is set, no launcher has started this process as a rank of that library.
 _WORLDS = {
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK"),
     "MPICH": ("PMI_FD", "PMI_PORT", "PMI_RANK", "PMIX_RANK"),
@@ -63,8 +63,8 @@ class MpiNotLaunchedError(Exception):
     """This MPI library has no world in this process, so it must not be initialised."""
 
 
-# A script that closes what it may have inherited, as daemons do, must not close MPI's descriptors:
-# MPI_Finalize would then wait for ever.
+# Give MPI's descriptors high numbers. Otherwise a script that closes the low ones, as daemons do,
+# would close MPI's too, and MPI_Finalize would wait for ever.
 @opening_high()
 def broadcast(message: str | None, world_size: int, interface: str | None) -> str:
     """Send rank 0's message to all ranks over MPI; initialise MPI if the script has not done so.
@@ -190,16 +190,16 @@ def finalize_on_exec() -> None:
 
     mpirun takes a process that has called MPI_Init and ends without MPI_Finalize for a failed one,
     and the script does not know that srunddp has called MPI_Init. MPI_Finalize waits for all ranks,
-    so all have to do the same.
+    so every rank must replace its process, or exit.
     """
     process = os.getpid()
 
     def finalizing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         @functools.wraps(execute)
         def finalize_and_execute(path: Any, *arguments: Any, **named: Any) -> NoReturn:
-            # A process that the script has forked inherits this function, but MPI does not know it.
-            # os.execvp tries a path in each folder of PATH; only an executable file replaces this
-            # process.
+            # Do not finalise in a process that the script has forked, because MPI has not started
+            # there. And do not finalise before a call that will fail: os.execvp tries the program
+            # in each folder of PATH, and only an executable file replaces this process.
             if os.getpid() == process and (isinstance(path, int) or os.access(path, os.X_OK)):
                 finalize()
             execute(path, *arguments, **named)
@@ -244,10 +244,10 @@ def reject_prterun(variables: Mapping[str, str]) -> None:
         variables: the rank's environment variables.
 
     Raises:
-        ConfigError: one of them started the rank.
+        ConfigError: prterun or prun started the rank.
     """
-    # srun --mpi=pmix sets only PMIX_RANK. Open MPI's mpirun sets both of these, but its OMPI_*
-    # variables are checked first.
+    # srun --mpi=pmix sets PMIX_RANK, but not PRTE_LAUNCHED. Open MPI's mpirun sets both, but the
+    # caller has found mpirun's ranks before by their OMPI_* variables.
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
         raise ConfigError(
             f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local"

@@ -1,8 +1,8 @@
-"""Makes and recognises the mark that a rank exports, so that the processes which it starts are not
-taken for ranks.
+"""Makes and recognises the mark that a rank exports, so that the processes started by the rank are
+not taken for ranks.
 
-Such processes inherit the launcher's variables, but they are not the rank. If a rank starts another
-launcher, that launcher's processes are ranks again.
+Processes started by a rank inherit the launcher's variables, but they are not the rank. If a rank
+starts another launcher, that launcher's processes are ranks again.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.rank_zero_discovery import EXPLICIT
 
 RANK_PROCESS = "_SRUNDDP_RANK_PROCESS"
-# If a launcher is started below a rank, at least one of these is different in its processes.
+# If a launcher is started below a rank, at least one of these variables has another value in the
+# launcher's processes than in the rank.
 _LAUNCHER_VARIABLES = (
     *("SLURM_JOB_ID", slurm.STEP_ID, slurm.RANK, "SLURM_TASK_PID"),
     *("PMIX_NAMESPACE", "PMI_PORT", "OMPI_MCA_ess_base_jobid", "PALS_APID", "FLUX_JOB_ID"),
@@ -46,10 +47,10 @@ def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
         return False
     # A mark with missing parts gets empty ones, and an empty checksum never matches.
     rank, checksum, pmi = (*found.split(","), "", "")[:3]
-    # A rank that runs another program by exec keeps its process id, and is still the rank.
-    # If PMI_FD is closed it proves nothing, because `subprocess` closes it in the processes that it
-    # starts. If it is open it must be the rank's: the processes of another Hydra may have the same
-    # rank numbers, but they have a socket of their own.
+    # The process with the mark's process id is the rank itself, after it has run another program by
+    # exec. A closed PMI_FD proves nothing, because `subprocess` closes descriptors in the processes
+    # that it starts. An open PMI_FD must be the rank's socket: the processes of another Hydra may
+    # have the same rank numbers, but they have another socket.
     return (
         rank != str(pid)
         and checksum == _launcher_checksum(variables)

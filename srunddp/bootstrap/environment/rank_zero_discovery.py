@@ -2,7 +2,8 @@
 ``DISCOVERIES`` has the preferred way first.
 
 Over PMI-1 and MPI, rank 0 publishes its address. From ``SLURM_*`` or explicit variables, each rank
-works the address out. To add a way, write a class like these and put it into that list.
+works the address out. To add a way, write a subclass of ``Discovery`` and put it into
+``DISCOVERIES``.
 
 PMI-1 needs only the standard library. Slurm (``srun --mpi=pmi2``), Hydra (MPICH, Intel MPI) and
 Flux speak it on the socket ``PMI_FD``. Each message is one line of ``key=value`` words. A process
@@ -31,7 +32,8 @@ PMI = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 _PMI_KEY = "srunddp"
 # Below Linux's ephemeral range (32768 and up), from which the kernel gives ports to any process.
 _DERIVED_PORTS = range(20480, 32768)
-# Every other rank tries all of rank 0's ports in turn, so their number limits how long that takes.
+# The most ports that are derived for rank 0. The other ranks try rank 0's ports in turn, so with
+# more ports they would take longer to find it.
 _MOST_PORTS = 24
 
 
@@ -223,8 +225,8 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
 
 
 def _exchange(connection: socket.socket, message: str | None) -> str:
+    # PMI-1 requires init before any other command.
     _ask(connection, "cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
-    # PMI-1 requires init first. The launcher then names the job's key-value space.
     space = _ask(connection, "cmd=get_my_kvsname", "my_kvsname", "kvsname")
     if message is not None:
         _ask(connection, f"cmd=put kvsname={space} key={_PMI_KEY} value={message}", "put_result")

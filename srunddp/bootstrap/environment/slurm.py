@@ -1,7 +1,8 @@
 """Read the variables that Slurm sets for a task of a job step.
 
-Nodes and tasks are taken from the step's variables, not the job's (``SLURM_NODELIST``,
-``SLURM_NTASKS``): these describe the whole allocation, and a step may run on a part of it.
+Nodes and tasks are taken from the step's variables. The job's variables (``SLURM_NODELIST``,
+``SLURM_NTASKS``) are not used, because they describe the whole allocation, and a step may run on a
+part of it.
 """
 
 import itertools
@@ -28,7 +29,8 @@ RANKS_HERE = "SLURM_GTIDS"
 NODE_NAME = "SLURMD_NODENAME"
 # The variables by which Slurm or the user limits the GPUs that a process sees, NVIDIA's and AMD's.
 _VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_BINDING = "SLURMD_TRES_BIND"  # such as gres/gpu:per_task:2; in Slurm 22.05 it begins with gpu:
+# How srun binds GPUs to tasks, such as gres/gpu:per_task:2; Slurm 22.05 writes gpu:per_task:2.
+_BINDING = "SLURMD_TRES_BIND"
 
 # The batch script, the interactive shell and the extern step have ids from here on; some versions
 # of Slurm print these ids as negative numbers.
@@ -64,7 +66,8 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
         return False
     tasks_here = variables.get(RANKS_HERE, "")
     if tasks_here and len(tasks_here.split(",")) != local_world_size:
-        # mpirun has started several ranks in one task of Slurm, which share the task's GPUs.
+        # The ranks are not Slurm's tasks: mpirun has started several ranks in one task of Slurm,
+        # and these ranks share the task's GPUs.
         return False
     if visible in _gpus_per_task(variables):
         return True
@@ -90,7 +93,8 @@ def gpus_here(variables: Mapping[str, str]) -> int:
     if not re.fullmatch("[0-9]{1,6}", given):
         return 0
     count = int(given)
-    # With a GPU bound to each task, or the user's own choice, a process sees fewer.
+    # If Slurm has bound a GPU to each task, or the user has chosen some GPUs, this process sees
+    # fewer GPUs than Slurm has allocated on the node.
     for name in _VISIBLE_GPUS:
         shown = variables.get(name)
         if shown in NO_GPU:

@@ -19,8 +19,16 @@ NO_LAUNCHER = "none"
 
 @dataclass(frozen=True)
 class LauncherVariables:
-    """The names of the variables by which one launcher tells a process its rank, its local rank
-    and their counts.
+    """The name of a launcher, and the names of the variables by which it tells a process its
+    numbers.
+
+    Attributes:
+        name: the launcher's name.
+        rank: the variable for the process's number among all ranks.
+        world_size: the variable for the number of ranks.
+        local_rank: the variable for the process's number among the ranks of its node.
+        local_world_size: the variable for the number of ranks on the node; None if the launcher has
+            no such variable.
     """
 
     name: str
@@ -72,7 +80,9 @@ class SlurmStep:
 
     @property
     def why_rank0_unknown(self) -> str:
-        """Why rank 0 may not be on the first node of :attr:`nodes`; empty if it is there."""
+        """Why rank 0 may be on another node than the first of :attr:`nodes`; empty if rank 0 is
+        certainly on that first node.
+        """
         if self.heterogeneous:
             return "a heterogeneous step"
         # A host file may begin with any node of the step.
@@ -84,7 +94,8 @@ class SlurmStep:
 
     def layout(self) -> dict[int, str]:
         """Return the node of each rank, by rank; empty if the variables do not determine it."""
-        # Where a rank runs then depends on the components, the host file or the size of a plane.
+        # In these steps the components, the host file or the size of a plane decide where a rank
+        # runs, and Slurm's variables do not give them.
         if self.heterogeneous or self.distribution.startswith(("arbitrary", "plane")):
             return {}
         # If the variables contradict each other, no layout is better than a wrong one: messages
@@ -122,8 +133,9 @@ class Identity:
         sources: what decided ``launcher``, ``rank``, ``local_rank``, ``world_size``, ``node`` and,
             if known, ``local_world_size``: the variable with its value, or a sentence if no
             variable did.
-        step: the task as Slurm describes it, if the launcher is Slurm.
-        master: host and port in ``MASTER_ADDR`` and ``MASTER_PORT``, if explicit variables decide.
+        step: the task as Slurm describes it; None if the launcher is not Slurm.
+        master: host and port in ``MASTER_ADDR`` and ``MASTER_PORT`` if explicit variables decide;
+            else None.
     """
 
     launcher: str
@@ -160,15 +172,15 @@ class Environment(Identity):
         notes: lines for the user, such as what was ignored and why.
         node_sizes: the number of ranks on each node, in the order of the nodes, if the ranks' nodes
             may change during the run; else empty.
-        spares: how many task numbers from ``world_size`` on have no rank. After a node was lost and
-            no spare node has replaced it, some of these numbers have no task either.
+        spares: how many task numbers, from ``world_size`` on, have no rank: the numbers of spare
+            nodes' tasks, and after a node was lost also numbers that no task has any more.
         min_nodes: the fewest nodes with which the run goes on when no spare node is left; 0 if it
             needs all nodes.
         first_world_size: the number of ranks in the first start, if the ranks' nodes may change;
             else 0.
         layout: how often the ranks have been renumbered in this run.
-        task: the launcher's number of this process, which stays, if ranks may move to other nodes;
-            else 0.
+        task: the launcher's number for this process if the ranks' nodes may change; else 0. The
+            process keeps this number when its rank changes.
     """
 
     discoveries: tuple[Discovery, ...] = ()
@@ -193,23 +205,29 @@ class Environment(Identity):
 
     @property
     def is_spare(self) -> bool:
-        """Whether this process waits on a spare node."""
+        """Whether this process has no rank: it waits on a spare node, or :attr:`is_returning`."""
         return self.rank >= self.world_size
 
     @property
     def is_returning(self) -> bool:
-        """Whether the run goes on without this process, which waits to be a spare node's task."""
+        """Whether this process's node was given up, so that the run goes on without the process. It
+        waits for a next start, to be a spare node's task then.
+        """
         return self.nodes_may_change and self.rank >= self.world_size + self.spares
 
     @property
     def returning_number(self) -> int:
-        """The number of this process while it returns: behind those of all tasks, and its own."""
+        """The number that this process gets if its node is given up, to wait until the run takes it
+        back. It is higher than the numbers of all ranks and spare nodes' tasks, and no other
+        process gets the same one.
+        """
         return self.world_size + self.spares + self.task
 
     @property
     def leads_node(self) -> bool:
-        """Whether this is the first rank of its node other than rank 0."""
-        # On rank 0's node that is most often rank 1. In some layouts that node has no such rank.
+        """Whether this is the first rank of its node, not counting rank 0."""
+        # On rank 0's node, the first other rank is most often rank 1. Where rank 1 is on another
+        # node, this is false for all ranks of rank 0's node.
         return self.rank == 1 or (self.rank > 0 and self.local_rank == 0)
 
     @property
@@ -251,7 +269,7 @@ class RankZero:
 
     Attributes:
         name: the name of rank 0's node, or the host in ``MASTER_ADDR``.
-        is_node: whether ``name`` is a node's name; ifaces.conf may give a node another address.
+        is_node: whether ``name`` is a node's name, for which ifaces.conf may give another address.
         here: whether rank 0 is on this rank's node.
     """
 
@@ -266,17 +284,18 @@ class Discovery(ABC):
     Attributes:
         name: as ``--channel`` takes it.
         hint: how the user has to start the ranks to make this way available.
-        variable: the environment variable that makes this way available; empty if it is the
-            variable that gives the rank.
+        variable: the environment variable that makes this way available; empty if the variable that
+            gives the rank does.
         publishes: whether rank 0 sends its address and a secret to the others by :meth:`exchange`.
             If not, each rank works the address out by :meth:`rank_zero` and :meth:`ports`.
-        waits_in: the call in which :meth:`exchange` waits for all ranks, for messages.
+        waits_in: what messages call the place where :meth:`exchange` waits for all ranks, such as
+            ``MPI_Init``; empty if rank 0 does not publish.
         starts_mpi: whether :meth:`exchange` starts MPI. If it does, only the worker may call it,
             and it does not return before all ranks have called it.
         rules_out_mpi: whether the ranks cannot start MPI after :meth:`exchange`.
         overrides_launcher: whether ``--channel`` with this name makes explicit variables decide,
             whatever a launcher says.
-        ports_rule: how rank 0's port is chosen, for messages.
+        ports_rule: how messages describe the choice of rank 0's port.
     """
 
     name: ClassVar[str]
@@ -356,7 +375,7 @@ class Discovery(ABC):
 
 
 class NoDiscovery(Discovery):
-    """Stands for no way: a single process has no other rank to find."""
+    """The stand-in for a way to rank 0 in a single process, which has no other rank to find."""
 
     name = "none"
 

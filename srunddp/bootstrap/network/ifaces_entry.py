@@ -12,8 +12,8 @@ from srunddp.util.quick_dataclass import dataclass
 
 AUTO = "auto"
 NEAREST = "nearest"
-# Variables that srunddp sets for every rank: torch's, torchrun's, and the interface for Gloo and
-# NCCL.
+# Variables that srunddp sets for every rank: torch's, torchrun's, and the interface for Gloo, NCCL
+# and TensorPipe. An entry's env must not set them.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 _TORCHRUNS = (
     "GROUP_WORLD_SIZE",
@@ -40,15 +40,15 @@ class IfacesEntry:
     Attributes:
         nodes: a Slurm host list; ``*`` and ``?`` are allowed.
         interfaces: names or shell patterns, which the local ranks use in turn; or only ``auto``, or
-            only ``nearest``.
-        networks: networks such as ``10.20.0.0/16``, which the local ranks use in turn; an entry has
-            these or interfaces.
+            only ``nearest``; empty if the entry has networks.
+        networks: networks such as ``10.20.0.0/16``, which the local ranks use in turn; empty if the
+            entry has interfaces.
         address: the name by which other nodes reach the node, with ``{node}`` for the node's name;
             empty if it is the node's name.
         env: further variables for the ranks of these nodes.
         ports: the ports that a firewall leaves open, inclusive; None for any.
         metrics: the folder for the metrics of runs, absolute; empty for none.
-        where: file, line and column of the entry, for messages.
+        where: file, line and column of the entry, for messages; a sentence for ``DEFAULT``.
     """
 
     nodes: str
@@ -62,7 +62,9 @@ class IfacesEntry:
 
     @property
     def exact(self) -> bool:
-        """Whether the interfaces are names, so that they are known without looking at the node."""
+        """Whether all :attr:`interfaces` are plain names, so that the choice does not depend on
+        which interfaces the node has.
+        """
         named = not self.networks and self.interfaces[0] not in (AUTO, NEAREST)
         return named and not any(is_pattern(name) for name in self.interfaces)
 

@@ -28,7 +28,7 @@ _ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
 # The most node names in a whole file, four times as many as in one list. There is a limit because
 # every rank reads all of them.
 LONGEST_FILE = 4 * LONGEST_LIST
-# The tags that YAML 1.1 gives to values without one of their own.
+# The tags that YAML 1.1 gives to a value for which the file writes no tag.
 _TAG = "tag:yaml.org,2002:"
 _IMPLICIT = frozenset(
     _TAG + name for name in ("str", "bool", "int", "float", "null", "timestamp", "merge", "value")
@@ -45,7 +45,8 @@ class Reader:
         self._path = path
         self._errors: list[ConfigError] = []
         self._names = 0  # names of nodes in the entries so far
-        self._variables: dict[int, dict[str, str]] = {}  # by the YAML node that they were read from
+        # The env of entries, by the id() of the YAML node that it was read from.
+        self._variables: dict[int, dict[str, str]] = {}
         self._keys: dict[str, Callable[[yaml.Node], Any]] = {
             "nodes": self._nodes,
             "interface": self._interfaces,
@@ -184,7 +185,8 @@ class Reader:
         children = self._several(node)
         names = tuple(self._scalar(child) for child in children)
         for child, name in zip(children, names, strict=True):
-            # An address is allowed as a name, but it is never meant as one.
+            # Linux allows an IP address as an interface's name, but who writes one here means the
+            # interface that has this address, or its network.
             if not _is_interface(name) or _network_of(name):
                 self._errors.append(self._wrong(child, f"interface {name!r}", *_meant(name)))
         if {AUTO, NEAREST} & {*names} and len(names) > 1:
@@ -247,7 +249,8 @@ class Reader:
 
     def _metrics(self, node: yaml.Node) -> str:
         folder = self._scalar(node)
-        # Each run has a working directory of its own.
+        # A relative path would mean another folder in each run, because the working directories
+        # differ.
         if not folder.startswith("/") or not folder.isprintable():
             raise self._wrong(
                 node,
@@ -283,7 +286,8 @@ class Reader:
         return variables
 
     def _check_type(self, name: str, node: yaml.Node) -> None:
-        """Refuse a value that YAML reads in one way, but a program that gets it as text in another.
+        """Refuse a value of ``env`` whose meaning in YAML differs from what most programs read from
+        the same text in the variable.
 
         For example, NCCL reads ``yes`` as 0, and ``1_000`` as 1.
 

@@ -2,8 +2,9 @@
 
 An interface that the user exported (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``) wins over the
 entry of ifaces.conf. Gloo wants exact names. NCCL takes a list of prefixes; a leading ``=`` makes
-them exact names, and a leading ``^`` excludes them. The choice is exported in both spellings, and
-for torch's RPC in ``TP_SOCKET_IFNAME``, whose one exact name TensorPipe reads.
+them exact names, and a leading ``^`` excludes them. The choice is exported to Gloo as the exact
+name and to NCCL with the ``=``. It is also exported in ``TP_SOCKET_IFNAME``, from which TensorPipe
+(torch's RPC) reads one exact name.
 """
 
 import fnmatch
@@ -186,7 +187,8 @@ def select_elsewhere(
         variables: its environment variables.
 
     Returns:
-        None if only the node itself can choose.
+        The interface; None if the choice depends on what interfaces the node has, so that only a
+        process on the node can make it.
     """
     names = list(entry.interfaces if entry.exact else ())
     for variable in (GLOO, NCCL, TENSORPIPE):
@@ -295,8 +297,9 @@ def _order(link: NetworkInterface) -> tuple[object, ...]:
 def _nearest(
     links: Links, environment: Environment, variables: Mapping[str, str], where: str
 ) -> _Choice:
-    """Choose the interface nearest to this rank's GPU on the PCI bus, among those of the best kind;
-    local ranks use equally near ones in turn. If the GPU is unknown, choose as ``auto`` does.
+    """Choose the interface nearest to this rank's GPU on the PCI bus. Only interfaces of the best
+    kind are candidates: InfiniBand if there is any, then the fastest. Local ranks use equally near
+    interfaces in turn. If the GPU is unknown, choose as ``auto`` does.
     """
     from srunddp.bootstrap.network import pci  # most sites do not need it
 
@@ -337,8 +340,8 @@ def _interface(
         NCCL: f"={choice.name}",
         TENSORPIPE: choice.name,
     }
-    # If the interface has several addresses NCCL chooses one, which must be of the family over
-    # which the ranks met.
+    # If the interface has IPv4 and IPv6 addresses, NCCL chooses one itself. Make it use the family
+    # over which the ranks have met.
     if ":" in address:
         ours["NCCL_SOCKET_FAMILY"] = "AF_INET6"
     sources = dict.fromkeys(ours, choice.source) | env_sources(entry, variables)
@@ -409,9 +412,10 @@ def _exported(variables: Mapping[str, str], links: Links) -> list[_Exported]:
 
 
 def _exported_for_rpc(variables: Mapping[str, str]) -> list[_Exported]:
-    """Return the interface that the user's variable names for torch's RPC, if it names one.
+    """Return the interface that the user's ``TP_SOCKET_IFNAME`` names for torch's RPC, as a list of
+    one; empty if the variable is not set.
 
-    It stays with RPC: the ranks' other traffic keeps its interface, which may be faster.
+    The variable does not decide the interface of Gloo and NCCL, which may use a faster one.
     """
     name = variables.get(TENSORPIPE, "")
     return [_Exported(name, TENSORPIPE)] if name else []
@@ -468,7 +472,7 @@ def is_loopback(host: str) -> bool:
 
 
 def shown_speed(speed: int) -> str:
-    """Return a link's speed, given in Mbit/s, as text in Gbit/s."""
+    """Return a link's speed, given in Mbit/s, as text in Gbit/s; ``speed unknown`` for 0."""
     return f"{speed / 1000:g} Gbit/s" if speed > 0 else "speed unknown"
 
 
@@ -531,7 +535,7 @@ def _listed(links: Links) -> str:
 
 
 def list_interfaces() -> Links:
-    """Ask psutil for this node's interfaces."""
+    """Return all network interfaces of this node, usable or not, as psutil lists them."""
     import psutil
 
     states = psutil.net_if_stats()

@@ -68,8 +68,8 @@ def _device(folder: Path) -> Path | None:
 
 
 def _numa(device: Path) -> str:
-    """Return the NUMA node of a device, or of the nearest device above it that has one: a virtio
-    interface has none itself.
+    """Return the NUMA node of a device. If sysfs gives none for the device itself, as for a virtio
+    interface, it is that of the nearest device above; empty if none has one.
     """
     return next(
         filter(None, (text_of(place / "numa_node") for place in (device, *device.parents))), ""

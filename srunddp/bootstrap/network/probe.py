@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from srunddp.bootstrap.network.interface import shares_subnet
 
 WITHIN = 2.0  # seconds for one connection
-BRIEFLY = 0.1  # seconds if no answer is expected, because the packet only has to arrive
-AT_ONCE = 64
+BRIEFLY = 0.1  # seconds for a probe that needs no answer, because its packet only has to arrive
+AT_ONCE = 64  # how many connections connect_all() tries in parallel
 NO_ANSWER = "no answer"
 
 
@@ -38,10 +38,11 @@ def connect(probe: Probe) -> str:
     """Try a connection, and return why it fails; empty if it succeeds.
 
     The socket is bound to the interface as well as to its address, because with the address alone
-    the kernel would send over the interface that has the route. But a socket that is bound to an
-    interface sends to any address as if that were on the same link, and Linux answers for all
-    addresses of a node on all its interfaces. So only an address in the subnet of ``source``, or
-    one that the kernel would route from ``source``, is tried.
+    the kernel would send over whichever interface has the route. But a socket that is bound to an
+    interface treats every host as if it were on that interface's link, and a Linux node answers on
+    any of its interfaces for all its addresses. So a connection could succeed that the routes do
+    not allow. To avoid this, a host is tried only if it is in the subnet of ``source``, or if the
+    kernel would route to it from ``source``.
     """
     if probe.interface and not (
         shares_subnet(probe.source, probe.host) or _routed_from(probe.host) == probe.source
@@ -96,8 +97,8 @@ def _routed_from(host: str) -> str:
 class Prober:
     """The sockets on which a rank listens, at rank 0's request, for the probes of other ranks.
 
-    No connection is accepted: it stays in the listener's queue. Before Linux 5.4 the queue holds
-    128, so rank 0 must not ask for more connections to one listener.
+    The listeners never accept: a connection stays in its listener's queue. Before Linux 5.4 a queue
+    holds 128 connections, so rank 0 must not ask for more to one listener.
 
     Attributes:
         listeners: the listening sockets, by address.

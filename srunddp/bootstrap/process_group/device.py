@@ -22,8 +22,8 @@ BACKENDS = ("nccl", "gloo", "auto")
 
 
 def device_index(local_rank: int, local_world_size: int, visible: int, *, own: bool = False) -> int:
-    """Return the number of a rank's CUDA device: 0 if the rank sees only one GPU or only GPUs of
-    its own, else its local rank.
+    """Return the number of a rank's CUDA device: 0 if the rank sees only one GPU, or only GPUs that
+    no other rank sees; else its local rank.
 
     Args:
         local_rank, local_world_size: torch's terms.
@@ -77,8 +77,8 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
     Raises:
         ConfigError: another rank has the same GPU.
     """
-    # Because the expected value is empty, the store sets the key only if there is none. So of two
-    # ranks with one GPU, the second gets the first one's number.
+    # With an empty expected value, the store sets the key only if it does not exist yet, and always
+    # returns the key's value. So the second of two ranks with one GPU gets the number of the first.
     holder = store.compare_set(f"srunddp/gpu/{node}/{gpu}", "", str(rank)).decode()
     if holder != str(rank):
         raise ConfigError(
@@ -115,7 +115,7 @@ def unused_devices(local_world_size: int, visible: int, *, own: bool = False) ->
 
 def idle_gpus(environment: Environment, variables: Mapping[str, str]) -> str:
     """Return a note if Slurm has given this node several GPUs, and only one rank runs there; else
-    an empty text. It does not need torch, so it can be printed before the script begins.
+    an empty text. This does not import torch, so a supervisor can call it.
 
     Args:
         environment: this rank's environment.

@@ -43,23 +43,24 @@ def init(
     """Join the world: choose the device and initialise the default process group on the right
     interface.
 
-    It works in a script that ``srunddp`` started, and in one that srun or mpirun started directly.
-    In the latter case the ranks wait for each other for at most 300 s, and no supervisor watches
-    them.
+    The script may have been started by ``srunddp``, or directly by srun or mpirun. Ranks that srun
+    or mpirun started directly wait for each other for at most 300 s, and have no supervisor.
 
-    The device becomes the current one. It is the CPU if no GPU is visible. Of several GPUs it is
-    number ``local_rank``, or the first if each rank sees its own, as with ``--gpus-per-task=2``.
+    The chosen device becomes torch's current one. It is the CPU if no GPU is visible. If several
+    GPUs are visible, it is the one with number ``local_rank``, or the first if each rank sees other
+    GPUs, as with ``--gpus-per-task=2``.
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``; None for the value of ``--backend``, else ``auto``.
         timeout: the time limit of collectives and of the store, as in ``init_process_group``; None
             for torch's default.
-        device_id: with NCCL, pass the device to ``init_process_group``. The communicator is then
-            made at once, and those of subgroups are split from it. All ranks must take part in
-            making each subgroup, also one of Gloo, or the call hangs.
+        device_id: with NCCL, pass the device to ``init_process_group``. torch then makes the
+            communicator at once, and splits the communicators of subgroups from it. All ranks must
+            take part in making each subgroup, even a subgroup of Gloo, or the call hangs.
 
     Returns:
-        The world, a context manager that destroys the group at its end.
+        The world, a context manager that destroys the process group when the ``with`` block ends
+        without an error.
 
     Raises:
         SrunddpError: the environment or configuration is wrong, there are too few GPUs, two ranks
@@ -82,7 +83,8 @@ def init(
         RendezvousOptions(backend=backend or "auto")
     )
     world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)
-    # If the rank has a supervisor, that has printed the note already.
+    # A rank with a supervisor does not warn if the supervisor has already printed a note about the
+    # idle GPUs.
     is_said = is_supervised() and world.rank == 0 and idle_gpus(place.environment, os.environ)
     if warning and world.local_rank == 0 and not is_said:
         _log.warning("srunddp: %s", warning)
@@ -95,8 +97,8 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     if mpi.is_running() and (
         over_mpi := [each for each in environment.discoveries if each.starts_mpi]
     ):
-        # MPI has already used the PMI socket, which can be used only once. But MPI itself can tell
-        # where rank 0 is.
+        # MPI has already used the PMI socket, which can be used only once. So use only the way that
+        # goes over MPI itself.
         environment = replace(environment, discoveries=tuple(over_mpi))
     if environment.rank == 0:
         for note in environment.notes:
@@ -119,8 +121,8 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     if environment.rank == 0 and environment.world_size > 1:
         text = "srunddp: %d ranks without a supervisor; start with `srunddp SCRIPT` to have one"
         _log.warning(text, environment.world_size)
-    # Python calls the handlers in reverse order, so those that the script registers later can still
-    # use the group.
+    # atexit calls the handlers in reverse order of their registration. So handlers that the script
+    # registers later run before _leave(), and can still use the process group.
     atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
 
@@ -128,8 +130,15 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
 def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:
     """End a rank that has no supervisor: destroy its process group, and say goodbye to rank 0.
 
-    Rank 0 has the store, so it waits for the goodbyes of the others. It does so after it has
-    destroyed its group, and for a limited time, so that the others notice if it ends early.
+    Rank 0 waits for the goodbyes of the other ranks, because they may still need its store. It
+    destroys its process group before it waits, so that the others notice if rank 0 ends early, and
+    it waits for at most ``_GOODBYES_WITHIN`` seconds.
+
+    Args:
+        pid: the process id of the rank. In any other process the function does nothing.
+        rank: this rank's number.
+        connections: on rank 0 the connections to all other ranks; on another rank the connection to
+            rank 0.
     """
     import torch.distributed as dist
 

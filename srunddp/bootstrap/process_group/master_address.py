@@ -1,8 +1,9 @@
-"""Decides whether a script that joins a process group means the agent store, by its address.
+"""Decides, by the address at which a script joins a process group, whether it means the agent
+store.
 
-A process that joins at ``MASTER_ADDR`` and ``MASTER_PORT`` of the run connects to the agent store,
-because of ``TORCHELASTIC_USE_AGENT_STORE``. A process that joins at another address has to serve a
-store there itself, so this variable is hidden from torch meanwhile.
+If a process joins at the ``MASTER_ADDR`` and ``MASTER_PORT`` of the run, torch connects it to the
+agent store, because ``TORCHELASTIC_USE_AGENT_STORE`` is set. If a process joins at another address,
+torch has to serve a store there itself, so the variable is hidden from torch during the call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place in a process group, as torch's environment variables describe it."""
+    """A rank's place in a process group, as torch's environment variables describe it.
+
+    Attributes:
+        rank: the text of ``RANK``; empty if it is not known.
+        world_size: the text of ``WORLD_SIZE``; empty if it is not known.
+        host: the host of the group's store, ``MASTER_ADDR``.
+        port: the port of the group's store, ``MASTER_PORT``.
+    """
 
     rank: str
     world_size: str
@@ -33,13 +41,15 @@ class Place:
     port: str
 
     def is_at(self, other: Place) -> bool:
-        """Whether two places have the same store."""
+        """Whether two places have the same host and port, and so the same store."""
         return (self.host, self.port) == (other.host, other.port)
 
     def with_address_of(self, other: Place) -> Place:
-        """Return the same place, with the host of the other place if both are one address."""
-        # A script may set MASTER_ADDR to the name of rank 0's node. Only the equal port is a reason
-        # to look the name up, which may take long.
+        """Return this place with the host as the other place writes it, if both have the same port
+        and this place's host resolves to the other's; else this place unchanged.
+        """
+        # A script may set MASTER_ADDR to the name of rank 0's node. To look up this name may take
+        # long, so compare the ports first.
         if self.port != other.port or not has_address(self.host, other.host):
             return self
         return replace(self, host=other.host)
@@ -62,7 +72,8 @@ class MasterAddress:
 
     Attributes:
         host, port: ``MASTER_ADDR`` and ``MASTER_PORT``.
-        run: ``TORCHELASTIC_RUN_ID``. A launcher that the script starts gives its ranks another one.
+        run: ``TORCHELASTIC_RUN_ID``. If the script starts another launcher, the ranks of that
+            launcher have another value.
     """
 
     host: str
@@ -75,8 +86,11 @@ class MasterAddress:
 
 
 def asked_for(url: str, variables: Mapping[str, str]) -> Place:
-    """Return the place that a url of ``init_process_group`` means, together with the environment
-    variables.
+    """Return the place that ``init_process_group`` joins.
+
+    Args:
+        url: its ``init_method``, beginning with ``env://`` or ``tcp://``.
+        variables: the environment variables, which give what the url does not.
     """
     from urllib.parse import parse_qs, urlsplit
 
@@ -98,8 +112,8 @@ def asked_for(url: str, variables: Mapping[str, str]) -> Place:
 def join(
     master: MasterAddress, asked: Place, rendezvous: Iterator[Any]
 ) -> Iterator[tuple[Store, int, int]]:
-    """Yield what torch's handler yields. If the script means another store, hide the variable of
-    the agent store from torch meanwhile.
+    """Yield what torch's handler yields. If the script means another store than the agent store,
+    hide ``TORCHELASTIC_USE_AGENT_STORE`` from torch until the handler has made its store.
 
     Args:
         master: the address of the agent store.
@@ -115,8 +129,8 @@ def join(
 
 @contextlib.contextmanager
 def _without_agent_store(master: MasterAddress) -> Iterator[None]:
-    """Hide the variable of the agent store from torch, unless another launcher has set it: that
-    launcher serves its own store.
+    """Remove ``TORCHELASTIC_USE_AGENT_STORE`` from the environment inside the ``with`` block. Keep
+    it if another launcher has set it, because that launcher serves an agent store itself.
     """
     is_from_us = os.environ.get(RUN_ID) == master.run
     value = os.environ.pop(USE_AGENT_STORE, None) if is_from_us else None

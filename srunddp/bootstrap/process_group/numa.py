@@ -50,7 +50,8 @@ def bind_near_gpu(environment: Environment, variables: Mapping[str, str]) -> Bin
     """
     binding = plan(environment, variables, os.sched_getaffinity(0), SYSFS)
     try:
-        # The kernel changes only this thread; what the thread starts afterwards inherits the mask.
+        # The kernel changes the mask of this thread only. Threads and processes that this thread
+        # starts afterwards inherit it.
         os.sched_setaffinity(0, binding.cpus or os.sched_getaffinity(0))
     except OSError as error:
         return Binding(f"the kernel refuses {binding.value}: {error.strerror}")
@@ -60,7 +61,10 @@ def bind_near_gpu(environment: Environment, variables: Mapping[str, str]) -> Bin
 def plan(
     environment: Environment, variables: Mapping[str, str], mask: set[int], sysfs: Path = SYSFS
 ) -> Binding:
-    """Choose the CPUs of a rank from its affinity mask; nothing is changed.
+    """Choose the CPUs of a rank from its affinity mask, without binding anything.
+
+    The result has no CPUs if the rank is to stay unbound: something else already limits its CPUs,
+    its GPU or the GPU's NUMA node is not known, or fewer CPUs are near than were asked for.
 
     Args:
         environment: the rank's environment.
@@ -86,7 +90,8 @@ def plan(
     beside = text_of(sysfs / "bus/pci/devices" / gpu.device["address"] / "local_cpulist")
     near = mask & numbers_of(beside)
     numa_node = gpu.device["numa"]
-    # The kernel shows -1 if the firmware does not give the NUMA node, often on machines with one.
+    # The kernel shows -1 if the firmware does not name the device's NUMA node, as often on machines
+    # that have only one NUMA node.
     if numa_node < 0 or not near:
         return Binding(f"{gpu}: its NUMA node is unknown, or has none of this rank's CPUs")
     share = _share(near, gpu.peers, environment.local_rank, sysfs)
@@ -113,8 +118,8 @@ class _OwnGpu:
     Attributes:
         index: the GPU's number among those that the rank sees.
         device: what NVML and sysfs say about the GPU.
-        peers: the local ranks whose GPUs are on the same NUMA node, this one included; empty if the
-            ranks do not see each other's GPUs.
+        peers: the local ranks whose GPUs are on the same NUMA node, this rank included; empty if
+            this rank cannot know them, because the ranks do not see each other's GPUs.
     """
 
     index: int
@@ -129,8 +134,8 @@ def _own_gpu(environment: Environment, variables: Mapping[str, str], sysfs: Path
     """Find the GPU that the script in this rank will choose.
 
     Raises:
-        ConfigError: no GPU is visible, there are fewer than ranks, or it is not known yet which one
-            the rank will use.
+        ConfigError: no GPU is visible, fewer GPUs are visible than ranks share the node, or it is
+            not known yet which GPU the rank will use.
     """
     view = look(variables.get("CUDA_VISIBLE_DEVICES"), sysfs)
     visible = view.devices
@@ -165,8 +170,15 @@ class _Share:
 
 
 def _share(near: set[int], peers: Sequence[int], local_rank: int, sysfs: Path) -> _Share:
-    """Divide the cores next to a GPU among the ranks whose GPUs are there, and return this rank's;
-    a core goes to one rank with all its hardware threads.
+    """Divide the cores next to a GPU among the ranks whose GPUs are on the same NUMA node, and
+    return this rank's share. A core's hardware threads all go to one rank. If there are fewer cores
+    than such ranks, or the ranks are not known, every rank gets all these cores.
+
+    Args:
+        near: the CPUs next to the GPU.
+        peers: the local ranks whose GPUs are on the same NUMA node.
+        local_rank: this rank's local rank.
+        sysfs: the folder where the kernel's sysfs is mounted.
     """
     topology = sysfs / "devices/system/cpu"
     siblings = (

@@ -25,7 +25,8 @@ RENDEZVOUS = "torch.distributed.rendezvous"
 
 
 def call_in_others(host: str, port: str, run: str) -> None:
-    """Make every process that this one starts by ``multiprocessing`` call :func:`enter` first.
+    """Make every process that this process starts by ``multiprocessing`` call :func:`enter` before
+    it imports the script.
 
     Args:
         host, port, run: as in
@@ -35,8 +36,8 @@ def call_in_others(host: str, port: str, run: str) -> None:
 
 
 def enter(host: str, port: str, run: str) -> None:
-    """Let torch in this process, and in those that it starts, connect to the agent store only if
-    ``MASTER_ADDR`` and ``MASTER_PORT`` are those of the agent store.
+    """Let torch connect to the agent store only if the script joins at the agent store's address,
+    in this process and in the processes that it starts by ``multiprocessing``.
 
     Args:
         host, port, run: as for :func:`call_in_others`.
@@ -48,7 +49,9 @@ def enter(host: str, port: str, run: str) -> None:
 
 @contextlib.contextmanager
 def preparing_others(util: ModuleType) -> Iterator[None]:
-    """Prepare the processes that ``multiprocessing.util`` starts, once it has been imported."""
+    """Surround the import of ``multiprocessing.util``: after it, call
+    :func:`srunddp.bootstrap.environment.child_processes.prepare_processes`.
+    """
     yield
     child_processes.prepare_processes(util)
 

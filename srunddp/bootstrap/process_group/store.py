@@ -2,13 +2,14 @@
 
 A script written for torchrun calls ``init_process_group()`` and gets srunddp's store, because
 torch's handlers for ``env://`` and ``tcp://`` are replaced when torch is imported. Each
-initialisation has its own prefix in that store. In any other case the handlers do what torch's own
-handlers do:
+initialisation has its own prefix in that store. If the script joins with other values than those
+that srunddp has exported, the replaced handlers call torch's handlers:
 
-- If the address is srunddp's, but rank or world size differ, as in a group of some ranks, they
-  connect to the agent store, see :mod:`srunddp.supervisor.agent_store`.
-- If the address is the script's own, they serve a store there. Under torchrun they would connect to
-  a store that nobody serves, because of ``TORCHELASTIC_USE_AGENT_STORE``.
+- If only rank or world size differ, as in a group of some ranks, torch's handlers connect to the
+  agent store, see :mod:`srunddp.supervisor.agent_store`.
+- If the script has chosen another address, torch's handlers serve a store there. Under torchrun
+  they would try to connect to a store that nobody serves, because
+  ``TORCHELASTIC_USE_AGENT_STORE`` is set; srunddp hides this variable from them.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ from srunddp.util.quick_dataclass import dataclass
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-# How many descriptors rank 0 needs for each rank: NCCL's threads have their own connections to the
-# store.
+# How many descriptors rank 0 needs for each rank, because NCCL's threads have their own connections
+# to the store; and how many it needs besides, for all else that it opens.
 _FILES_PER_RANK = 4
 _OTHER_FILES = 256
 # The position of nscount in glibc's struct __res_state, counted in ints: two ints and a long (as
@@ -75,12 +76,15 @@ class ProcessGroupContext:
     """This process's place in the world after the rendezvous, and the store once it is made.
 
     Attributes:
+        environment: who this process is.
+        interface: this rank's network interface.
+        meeting: what rank 0 has told this rank in the rendezvous.
         store_fd: the descriptor of rank 0's listening socket for the ranks' store, which later owns
             the socket; None on the other ranks.
         timeout: seconds for which the store waits for a key or a connection.
         backend: the backend of ``srunddp.init()`` if the script does not choose one.
         generation: how many restarts this run has had so far.
-        max_restarts: how many restarts it may have.
+        max_restarts: how many restarts the run may have; 0 without ``--restarts``.
         initialisations: how often :meth:`next_store` was called.
     """
 
@@ -96,12 +100,13 @@ class ProcessGroupContext:
     _store: Store | None = None
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that a script written for torchrun reads, and those of
-        the interface.
+        """Return the environment variables to export: those that a script written for torchrun
+        reads, those of the interface, and Slurm's if the ranks' nodes may change.
         """
         environment = self.environment
         meeting = self.meeting
-        # Without --restarts, only Slurm's requeue restarts a run.
+        # Without --restarts only a requeue of the job starts the ranks again, so give Slurm's count
+        # of requeues as the restart count.
         requeues = os.environ.get("SLURM_RESTART_COUNT") or "0"
         return {
             "RANK": str(environment.rank),
@@ -119,7 +124,8 @@ class ProcessGroupContext:
             RUN_ID: meeting.run,
             "TORCHELASTIC_RESTART_COUNT": str(self.generation) if self.max_restarts else requeues,
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
-            # Without an agent store torch has to serve a store itself, or report why it cannot.
+            # Without an agent store do not set this variable: torch would connect to a store that
+            # nobody serves, instead of serving one itself.
             **({USE_AGENT_STORE: "True"} if meeting.store_port else {}),
             **self.interface.exports,
             **(self._slurm_variables() if environment.nodes_may_change else {}),
@@ -128,8 +134,8 @@ class ProcessGroupContext:
     def _slurm_variables(self) -> dict[str, str]:
         """Return Slurm's variables with the values of this start, for scripts that read them.
 
-        If the ranks' nodes may change, Slurm's own values count all tasks of the step, also spare
-        and lost ones.
+        They replace those that Slurm has set, which count all tasks of the step, even those of
+        spare and of lost nodes.
         """
         environment = self.environment
         meeting = self.meeting
@@ -150,8 +156,10 @@ class ProcessGroupContext:
         return values
 
     def next_store(self) -> Store:
-        """Return the store under a new prefix, which is the same on all ranks if all of them
-        initialise equally often.
+        """Return the store under a new prefix; the first call makes the store, or connects to it.
+
+        The prefix has the number of the call. So it is the same on all ranks if all of them
+        initialise process groups equally often.
         """
         from torch._C._distributed_c10d import TCPStore
         from torch.distributed.distributed_c10d import PrefixStore
@@ -184,10 +192,12 @@ class ProcessGroupContext:
         return self.meeting.store_port or self.meeting.master_port
 
     def _listening(self) -> int | None:
-        """Return the descriptor of the socket for the store; None on the other ranks.
+        """Return on rank 0 the descriptor of the listening socket for the store; None on the other
+        ranks.
 
         If the script has closed the socket, for example by closing all descriptors as daemons do,
-        listen again. The port is free, because no other process has the socket.
+        this listens on the same port again. The port is free, because no other process has the
+        socket.
         """
         if self.store_fd is None or _is_socket(self.store_fd):
             return self.store_fd
@@ -203,11 +213,13 @@ class Bypass(Enum):
     FILE = auto()  # file://
 
 
+# This process's place in the world; None before the rendezvous. A process that was forked from the
+# rank inherits it.
 _joined: ProcessGroupContext | None = None
 _joined_by = 0  # the id of the process that is the rank
-# The address of the agent store; None without one.
+# The address of the agent store; None if there is no agent store.
 _master: MasterAddress | None = None
-_told: set[Bypass] = set()
+_told: set[Bypass] = set()  # the kinds of bypass for which rank 0 has printed its line
 
 
 def _is_socket(descriptor: int) -> bool:
@@ -224,7 +236,9 @@ def current_context() -> ProcessGroupContext | None:
 
 
 def is_fork_of_rank() -> bool:
-    """Whether this process was forked from the rank, and so has the rank's place in its memory."""
+    """Whether this process was forked from the rank after the rendezvous. Then it is not the rank,
+    although :func:`current_context` returns the rank's place.
+    """
     return _joined is not None and _joined_by != os.getpid()
 
 
@@ -239,23 +253,25 @@ def restart_count() -> int:
 
 
 def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
-    """Export the variables, and make torch's ``env://`` and ``tcp://`` use srunddp's store from now
-    on.
+    """Export the rank's variables, and make torch's ``env://`` and ``tcp://`` use srunddp's store
+    from now on.
 
     Args:
         place: this process's place in the world.
-        ahead: whether srunddp has imported torch before the script begins.
+        ahead: whether srunddp itself has imported torch before the script begins. Then
+            ``OMP_NUM_THREADS`` is exported although torch is loaded already.
     """
     global _joined, _joined_by, _master
     _joined = place
     _joined_by = os.getpid()
     leave_to_srunddp()
-    # If srunddp runs under torchrun, torchrun has set this. Without an agent store, every rank
-    # would become a client of a store that no process serves.
+    # If srunddp runs under torchrun, torchrun has set this variable. If this run has no agent
+    # store, the variable would make every rank a client of a store that no process serves.
     os.environ.pop(USE_AGENT_STORE, None)
     os.environ.update(place.variables())
     # OpenMP reads OMP_NUM_THREADS when it is loaded, so setting it has no effect if the script has
-    # already imported torch. If srunddp has imported torch, the worker corrects the number itself.
+    # already imported torch. If srunddp has imported torch, the worker sets torch's number of
+    # threads to this value before the script begins.
     if place.meeting.local_world_size > 1 and (ahead or "torch" not in sys.modules):
         os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
     # Set the mark after all other variables, because its checksum covers them.
@@ -276,8 +292,8 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
 
 @contextlib.contextmanager
 def gc_frozen(_: object = None) -> Iterator[None]:
-    """Exclude the objects of an import from Python's garbage collection, now and later, because
-    torch's modules never become garbage.
+    """Exclude the objects that the ``with`` block makes, such as torch's modules when it imports
+    torch, from Python's garbage collection for good: torch's modules never become garbage.
     """
     # An import makes many objects and hardly any garbage, so the collector would scan them again
     # and again for nothing.
@@ -295,8 +311,9 @@ def gc_frozen(_: object = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
-    """Do what ``accelerate launch --cpu`` does: without a GPU, accelerate treats the ranks as one
-    world only if this variable tells it to use CPUs.
+    """Set ``ACCELERATE_USE_CPU`` before accelerate is imported if there is no GPU, as ``accelerate
+    launch --cpu`` does. Without a GPU and this variable, accelerate would not treat the ranks as
+    one world.
     """
     import torch
 
@@ -374,7 +391,9 @@ def _tell(bypass: Bypass, line: str) -> None:
 
 
 def _place_of(place: ProcessGroupContext) -> Place:
-    """Return the place that a rank was given."""
+    """Return the place in the process group of all ranks that srunddp has given a rank, in torch's
+    terms.
+    """
     return Place(
         rank=str(place.environment.rank),
         world_size=str(place.environment.world_size),
@@ -406,18 +425,19 @@ def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> Proce
 
 @contextlib.contextmanager
 def without_reverse_dns() -> Iterator[None]:
-    """Make reverse lookups of this thread use only /etc/hosts, and keep c10d from warning if they
-    find no name.
+    """Make reverse lookups of this thread use only /etc/hosts inside the ``with`` block, and keep
+    c10d from warning if a lookup finds no name.
 
-    TCPStore looks up the name of the address to which it connects, for a log line. If reverse DNS
-    does not answer, this takes up to ten seconds and prints a warning, which users mistake for the
-    cause of other problems.
+    TCPStore looks up the name of the address to which it connects, for a log line. If the DNS
+    servers do not answer, the lookup takes up to ten seconds, and TCPStore prints a warning, which
+    users mistake for the cause of other problems.
 
-    torch has no option against this. glibc's own settings, ``RES_OPTIONS`` and ``resolv.conf``,
-    apply to the whole process and are read only once. So this changes the resolver's state, of
-    which each thread has its own: without a name server, the resolver asks only /etc/hosts. The
-    layout of the state is part of glibc's ABI, see resolv.h. With another C library, on a 32-bit
-    machine, or if the user has set ``TORCH_CPP_LOG_LEVEL``, nothing is changed.
+    torch has no option that prevents the lookup. glibc's settings, ``RES_OPTIONS`` and
+    ``resolv.conf``, apply to the whole process and are read only once. So this function changes the
+    resolver's state, which glibc has for each thread: with the number of name servers set to 0, the
+    resolver asks only /etc/hosts. The layout of the state is part of glibc's ABI, see resolv.h.
+    With another C library, on a 32-bit machine, or if the user has set ``TORCH_CPP_LOG_LEVEL``,
+    nothing is changed.
     """
     import platform
 

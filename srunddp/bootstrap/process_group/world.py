@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-# Seconds between two looks at the store: the first time, and the most to which they double.
+# Seconds between two looks for a key in the store: at first, and the most to which they double.
 _LOOK_EVERY = 0.01
 _LOOK_SELDOM = 1.0
 
@@ -30,9 +30,9 @@ _LOOK_SELDOM = 1.0
 def wait_for_gloo_threads() -> None:
     """Wait until Gloo's threads are idle, for at most 2 seconds. Call this before Python exits.
 
-    Such a thread releases the Python objects of a finished collective a moment after the script
-    has seen its result. If Python is already exiting then, the process aborts, and a successful run
-    has the exit code 134.
+    A Gloo thread releases the Python objects of a finished collective a moment after the script has
+    got the collective's result. If Python is already exiting at that moment, the process aborts, so
+    a successful run would have the exit code 134.
     """
     deadline = time.monotonic() + 2.0
     before = _gloo_activity()
@@ -80,7 +80,8 @@ def await_message(store: Store, key: str) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place among all ranks of the run. It is a context manager that closes itself.
+    """This rank's place among all ranks of the run. It is a context manager, which calls
+    :meth:`close` when the ``with`` block ends without an error.
 
     Attributes:
         rank: this rank's number, from 0 to ``world_size - 1``.
@@ -116,8 +117,8 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        # After an error the other ranks may still be in a collective, and destroying NCCL's group
-        # would wait for them.
+        # Do not close after an error: the other ranks may still be in a collective, and destroying
+        # NCCL's process group would wait for them.
         if (
             error is None
             or isinstance(error, Stopped)
@@ -130,8 +131,8 @@ class World:
         """Run the ``with`` block on rank 0 first, then on all other ranks at the same time; for
         downloads.
 
-        All ranks must call this, and equally often. The other ranks wait without a time limit, and
-        that of ``--stall-timeout`` is suspended meanwhile.
+        All ranks must call this, and equally often. The other ranks wait without a time limit:
+        ``--stall-timeout`` has no effect until the next step.
 
         Args:
             per_node: run the block first on local rank 0 of each node, for folders that nodes do
@@ -141,8 +142,8 @@ class World:
             PeerError: the block failed on the rank that ran it first. On that rank itself, the
                 block's own error is raised.
         """
-        # The number of the call distinguishes calls, because all ranks make equally many. The
-        # node's number gives each node its own key.
+        # All ranks make the same number of calls, so the number of the call names this call on all
+        # ranks. With per_node, the node's number gives each node another key.
         key = f"rank_zero_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
         # A download may take longer than --stall-timeout, and no rank makes a step meanwhile.
         heartbeat(last=True)
@@ -205,7 +206,8 @@ def open_world(
         backend, environment.local_rank, meeting.local_world_size
     )
     store = place.next_store()
-    # Check this before NCCL compares the GPUs itself, which it does at the first collective.
+    # Look for a GPU that two ranks use now: NCCL would find it too, but only at the first
+    # collective, and with a less clear message.
     if backend == "nccl" and (gpu := device.identity(chosen.index)):
         device.claim_gpu(store, environment.node, gpu, environment.rank)
     # init_process_group sets this timeout only in a store that it makes itself. Without this line,
@@ -219,8 +221,8 @@ def open_world(
         rank=environment.rank,
         world_size=environment.world_size,
         timeout=timeout,
-        # With a device, torch 2.13 would split subgroups from the world. Its Gloo cannot do this,
-        # so new_group() would fail.
+        # Do not pass the device to a group of Gloo: with a device, torch 2.13 would split subgroups
+        # from the world's group. Gloo cannot be split, so new_group() would fail.
         device_id=chosen if device_id and backend == "nccl" else None,
     )
     if backend == "gloo":

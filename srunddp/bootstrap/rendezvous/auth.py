@@ -1,5 +1,5 @@
-"""Makes and checks proofs that both ends of a connection belong to one run. The token of a hello
-only prevents mix-ups.
+"""Makes and checks proofs that both ends of a connection belong to one run. The token in a hello is
+no proof, because other processes can know it: it only prevents mix-ups.
 
 A rank's kind of proof is ``secret`` if PMI or MPI has carried a secret to it; else ``munge`` if
 Slurm's authentication service works on its node; else ``none``. Both ends need the same kind.
@@ -25,7 +25,8 @@ EXPECTED = "one proof that all nodes have"
 HINT = (
     "start munged with one key on all nodes, or use `srun --mpi=pmi2`, whose secret needs no munge"
 )
-# If the run has a secret, munge does not help: a process without the secret is not part of the run.
+# The hint about a process without the run's secret. It does not advise munge as HINT does, because
+# such a process is not part of the run.
 IMPOSTOR_HINT = "see who listens there (ss -tlnp), or name other ports with --port"
 _LONGEST_NONCE = 64
 
@@ -44,7 +45,9 @@ def mismatch(kind: str, rank_zeros: str) -> str:
 
 
 def mismatches(kind: str) -> list[str]:
-    """Return all texts of :func:`mismatch` about a rank with this kind of proof."""
+    """Return the texts of :func:`mismatch` about a rank with this kind of proof: one for each other
+    kind that rank 0 may have.
+    """
     return [mismatch(kind, other) for other in KINDS if other != kind]
 
 
@@ -180,7 +183,8 @@ class MungeAuthenticator(Authenticator):
         else:
             text = b""
         _libc.free(data)
-        # munge_decode() also decodes a credential that is expired or replayed, and says so.
+        # Check the answer even if there is a text: munge_decode() also decodes a credential that
+        # has expired or was replayed, and only its answer says so.
         self._check(answer)
         return user.value, text
 

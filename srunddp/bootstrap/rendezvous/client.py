@@ -50,7 +50,8 @@ from srunddp.util.console import SAY_EVERY
 from srunddp.util.messages import receive, send
 from srunddp.util.tcp import limit_silence
 
-# Seconds for which a rank waits for an answer: the first time, and the most to which it doubles.
+# Seconds for which a rank waits for an answer in the first round of addresses. Each further round
+# doubles the time, up to _LONGEST_PATIENCE.
 ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
 # The number of ranks that rank 0 answers per second at least, if all come at once; munged makes
@@ -66,17 +67,19 @@ _RANK_ZERO_LATER = 60.0
 # The most letters of a refusal that the error quotes, because the process that refuses has not
 # proven that it is rank 0.
 _LONGEST_REASON = 400
-# Of a task that wants to come back: seconds between two rounds, after which a connection must have
-# been accepted, and after which a connection is made anew, because no poll() waits for ever.
-_NEXT_ROUND_AFTER = 1.0
+# These four are for a task that comes back after its node was given up.
+_NEXT_ROUND_AFTER = 1.0  # seconds between two rounds, in which the task tries all addresses
+# If a round takes longer than this many seconds for each address, a process has accepted the task's
+# connection and kept it.
 _ACCEPTED_AFTER = 2.0
+# Seconds after which the task makes its connection anew, because no poll() can wait for ever.
 _LONGEST_STAY = 7 * 86400.0
-# Seconds after which such a task, while it waits at a deputy, looks again whether rank 0 is there.
+# Seconds between two looks, while the task waits at one address, whether a likelier one answers.
 _LOOKS_BACK_EVERY = 5.0
-# Seconds without any process that listens after which a rank gives up, with spare nodes.
+# With spare nodes: if no process listens at any address for this many seconds, a rank gives up.
 _NOBODY_AFTER = 5.0
-# Seconds after which a rank that has not found rank 0 says so. Normally all ranks start within
-# less.
+# Seconds after which a rank that has not found rank 0 prints this. Normally all ranks have started
+# by then.
 _SAYS_AFTER = 15.0
 
 
@@ -157,7 +160,7 @@ class Round:
 
     Attributes:
         are_all_closed: whether each node has answered, and no process listens on any of them.
-        has_waited: whether a process had accepted the task, until the connection ended.
+        has_waited: whether a process has accepted the task's connection and kept it for a while.
     """
 
     are_all_closed: bool = False
@@ -172,7 +175,7 @@ def come_back(
     lost_after: float,
     why_over: Callable[[Round], str],
 ) -> NoReturn:
-    """Wait at rank 0 until a next start takes this task, whose node was given up.
+    """Wait for rank 0 to take this task, whose node was given up, into a next start.
 
     Rank 0's kernel accepts the connection at once. Rank 0 itself answers when the next start
     begins, which may be hours later.
@@ -180,14 +183,15 @@ def come_back(
     Args:
         candidates: addresses at which rank 0 may be, the likeliest first.
         hello, own, interrupt: as for :func:`join`.
-        lost_after: seconds without an answer of rank 0's node after which it is looked for again.
-        why_over: is called before each round with what the last one has come to, and returns why
-            there is to be no other; empty if there is to be one.
+        lost_after: seconds without an answer of rank 0's node after which this task looks for rank
+            0 again.
+        why_over: is called before each round with the result of the previous round. It returns why
+            the task should stop looking for rank 0; empty if it should go on.
 
     Raises:
         ReassignedError: the run takes the task back, with this number.
         NotNeededError: the run is over.
-        RendezvousError: ``why_over`` says so, or the run has ended with an error.
+        RendezvousError: ``why_over`` has returned a reason, or the run has ended with an error.
         PeerError: a rank failed during the rendezvous, perhaps this one.
     """
     cancel = interrupt or CancelToken()
@@ -247,8 +251,8 @@ def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
 
 
 def comes_later(rank: int) -> float:
-    """Return the seconds for which a rank waits before it connects, so that not too many ranks
-    connect at once.
+    """Return the seconds for which a rank waits before it connects, so that not more ranks connect
+    at once than rank 0's kernel queues; 0 for the first 4,096 ranks.
     """
     return max(0, rank - _AT_ONCE) / _LATER_PER_SECOND
 
@@ -263,7 +267,7 @@ class _Kind(Enum):
     NOT_LISTENING = auto()  # the node answers, and no process listens there
     UNREACHABLE = auto()  # this node or a router has no route there
     NO_ANSWER = auto()  # nothing comes back: the node is down, or a firewall drops the packets
-    DEPUTY = auto()  # rank 0 may be at a likelier address
+    DEPUTY = auto()  # a deputy listens there, and a process listens at a likelier address
     MUTE = auto()  # a process has accepted the connection, and does not answer
     STRANGER = auto()  # a process of another run, or another program, has answered
     REFUSED = auto()  # a process with this run's token has another kind of proof
@@ -342,7 +346,8 @@ class RendezvousClient:
     report: SearchReport = field(default_factory=SearchReport)
     waits: bool = False
     passed_over: dict[Address, _PassedOver] = field(default_factory=dict)
-    _likelier: list[Address] = field(default_factory=list)  # than where this task waits
+    # The candidates that come before the address at which this task waits to come back.
+    _likelier: list[Address] = field(default_factory=list)
     _began: float = 0.0
     _says_at: float = 0.0
     _said: frozenset[_Kind] = frozenset()
@@ -376,7 +381,8 @@ class RendezvousClient:
             if not self._are_all_closed:
                 open_at = now
             elif self.lost_after is not None and now - open_at > _NOBODY_AFTER:
-                # After a restart rank 0 listens all the time, and so does who may take over.
+                # Do not wait until the deadline: after a restart, rank 0 or the deputies that may
+                # take over listen all the time.
                 raise self._not_found()
             # If rank 0 answers late, it may be busy with proofs. A rank that gives up and says
             # hello again costs rank 0 one more proof, so wait longer the next time.
@@ -402,8 +408,9 @@ class RendezvousClient:
                 self._likelier = self.candidates[:number]
                 if not self._wait_at(address):
                     break
-            # Only a connection that was accepted, and then kept, lasts this long. One that is
-            # accepted and closed at once must not make the task look for ever.
+            # A round lasts this long only if a process has accepted a connection and kept it. A
+            # connection that is accepted and closed at once does not count: with such connections
+            # the task would look for rank 0 for ever.
             accepted = time.monotonic() - began > _ACCEPTED_AFTER * max(1, len(self.candidates))
             found = Round(are_all_closed=self._are_all_closed, has_waited=accepted)
             self.interrupt.wait(time.monotonic() + _NEXT_ROUND_AFTER)
@@ -415,11 +422,12 @@ class RendezvousClient:
         return kinds == [_Kind.NOT_LISTENING] * len(self.candidates)
 
     def _wait_at(self, address: Address) -> bool:
-        """Wait at one address as long as the connection lasts, and return if it has ended without
-        an answer that counts.
+        """Connect to one address and wait as long as the connection lasts. An answer that decides
+        what becomes of the task is raised as an error, see the function :func:`come_back`.
 
         Returns:
-            Whether to try the next address; False if a likelier one is there by now.
+            Whether to try the next address; False if a process now listens at a likelier one, so
+            that the next round should begin.
         """
         self._stop_if_interrupted()
         deadline = time.monotonic() + _LONGEST_STAY
@@ -438,16 +446,18 @@ class RendezvousClient:
         return True
 
     def _await_answer(self, connection: socket.socket, deadline: float) -> None:
-        """Wait for the first answer of rank 0, as long as no likelier address is there.
+        """Wait for the first answer to this task's hello, but only until a process listens at a
+        likelier address.
 
-        A deputy listens as well, and reads nothing unless it takes over. It may have been the first
-        that could be reached when the network came back. While rank 0 is there, the next start is
-        there too.
+        This task may wait at a deputy, because the deputy was the first process that it could reach
+        when the network came back. A deputy queues connections and reads nothing unless it takes
+        over. As long as rank 0 runs, the next start takes tasks from rank 0's socket only.
 
         Raises:
             _NotRankZeroError: A process accepts connections at a likelier address.
         """
-        # One at a time: a likelier node may be off, and this task has to answer within 2 s.
+        # Try only one likelier address each time. If its node is off, the try takes ANSWER_WITHIN
+        # seconds, and a new rank 0 waits for this task's proof for no more than 2 s.
         likelier = itertools.cycle(self._likelier)
         while time.monotonic() < deadline:
             look_at = min(time.monotonic() + _LOOKS_BACK_EVERY, deadline)
@@ -486,7 +496,9 @@ class RendezvousClient:
             )
 
     def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
-        """Return the error about this rank's own failure; rank 0 prints it if it was reported."""
+        """Return the error about this rank's own failure. If it was reported to rank 0, rank 0
+        prints it, and this rank does not.
+        """
         return failure.error_of(
             self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK
         )
@@ -549,8 +561,9 @@ class RendezvousClient:
     ) -> None:
         # A timeout of 0 would make the socket non-blocking.
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
-        # Between two subnets let the kernel's routes choose the interface: a strict reverse-path
-        # filter drops packets that arrive over another one.
+        # Bind the socket to this rank's own address only within one subnet. Between two subnets the
+        # kernel's routes must choose the interface, because a strict reverse-path filter drops
+        # packets that arrive over another interface than the one its routes name.
         if self.hello.address and shares_subnet(self.hello.address, address.host):
             connection.bind((self.hello.address, 0))
         connection.connect((address.host, address.port))
@@ -591,8 +604,8 @@ class RendezvousClient:
         challenge = Challenge(
             self.hello.token,
             self.hello.rank,
-            # The address as this end sees it. A relay in between would have another address than
-            # rank 0, and rank 0 signs its own.
+            # Take the address to which this rank has connected. Rank 0 signs the address at which
+            # it has accepted; with a relay in between the two differ, and the proof is invalid.
             str(Address(*connection.getpeername()[:2])),
             nonce,
             greeting.nonce,
@@ -678,7 +691,9 @@ class RendezvousClient:
         )
 
     def _await_others(self, greeted: _Greeted, deadline: float) -> RendezvousInfo:
-        """Send this rank's proof to rank 0, and wait until the last rank has come."""
+        """Send this rank's proof to rank 0, wait until all ranks have come, and return what rank 0
+        then tells this rank.
+        """
         connection = greeted.connection
         send(connection, Here(greeted.proof))
         # From here on rank 0 may send nothing for long, because it waits for others. Only the
@@ -702,8 +717,9 @@ class RendezvousClient:
             if failure := self.interrupt.failure:
                 answer = _tell(connection, failure)
                 if isinstance(answer, RendezvousInfo):
-                    # Rank 0 sent this before it could read of the failure, and no longer reads it:
-                    # the ranks have met, so the failure monitor has to tell rank 0.
+                    # Rank 0 sent this answer before it could read the failure, and the rendezvous
+                    # no longer reads messages. So end the rendezvous without an error here: the
+                    # failure monitor has to report the failure.
                     connection.settimeout(None)
                     return answer
                 raise self._failed(failure, _is_known(answer))
@@ -755,9 +771,9 @@ def _tell(connection: socket.socket, failure: AbortReason | CannotCome) -> Rende
 
 
 def _is_known(answer: RendezvousMessage | None) -> bool:
-    """Whether rank 0's answer shows that it knows of this rank's failure, or that it is ending the
-    rendezvous for another one.
+    """Whether rank 0's answer shows that rank 0 knows of this rank's failure, or that it is ending
+    the rendezvous because of another failure.
 
-    In both cases rank 0 prints an error, and this rank does not add its own.
+    In both cases rank 0 prints an error, so this rank does not print one.
     """
     return isinstance(answer, Told | AbortReason | NotMet)

@@ -33,13 +33,13 @@ OTHER_NAME = (
 
 
 def network_hint(environment: Environment) -> str:
-    """Return how the user finds a network over which the ranks reach each other; empty if all share
-    one node.
+    """Return a hint by which command the user finds a network over which the ranks reach each
+    other; empty if all ranks share one node.
     """
     if environment.one_node:
         return ""
-    # Over the broken network, the ranks of a scan could not find rank 0 either. Over PMI, the
-    # scan's rank 0 publishes all addresses of its node.
+    # The scan must find its own rank 0 although the network of this run does not work. So advise to
+    # start it with PMI, over which its rank 0 publishes all addresses of its node.
     if environment.step and not environment.discovery.publishes:
         scan = f"`srun --mpi=pmi2 {_SCAN}`"
     else:
@@ -51,9 +51,10 @@ def token(environment: Environment) -> str:
     """Return the text by which the ranks of one run recognise each other.
 
     It prevents mix-ups between jobs and steps; it is not secret and stops no attacker. In a job
-    step all ranks know it before the rendezvous, and it differs after each requeue. With explicit
-    variables they know it too, but it is the same in each start. Otherwise each process draws a
-    random token, and rank 0 publishes its own together with its address.
+    step all ranks know the token before the rendezvous, and each requeue changes it. With explicit
+    variables the ranks know it too, but every run at this address and port has the same one.
+    Otherwise this function returns a random token, and all ranks use the one of rank 0, which is
+    published together with rank 0's address.
     """
     if environment.step:
         return environment.step.id
@@ -284,8 +285,8 @@ def candidate_addresses(
     """
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
-    # On rank 0's own node, its name may resolve to loopback (as in Debian's /etc/hosts), where rank
-    # 0 does not listen.
+    # Do not resolve rank 0's name on rank 0's own node. The name may resolve to loopback there (as
+    # in Debian's /etc/hosts), and rank 0 does not listen on loopback.
     if here:
         hosts = _own(environment, interface)
     else:
@@ -307,7 +308,8 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
         return [interface.address]
     if environment.one_node:
         return ["127.0.0.1"]
-    # Without an interface, it is not known on which of these rank 0 listens, or the others try.
+    # Without an interface, it is not known at which address of this node rank 0 listens, or the
+    # others look for it. So return all of them.
     addresses = [address for link in list_interfaces() for address in link.addresses]
     return [host for host in addresses if not is_loopback(host)]
 
@@ -320,8 +322,8 @@ def resolve_node(
 
     Args:
         environment: rank 0's environment.
-        interface: rank 0's, at whose address the ranks of its node look; None if it could not be
-            chosen.
+        interface: rank 0's interface; None if it could not be chosen. The ranks on rank 0's node
+            look for rank 0 at the address of this interface.
         entries: the entries of ifaces.conf.
     """
     if interface:
@@ -378,8 +380,8 @@ def _resolve(name: str, environment: Environment) -> list[str]:
 def check_reachable(
     environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Links
 ) -> None:
-    """Check on rank 0 that the others will not look for it at another interface of its node, so
-    that it does not wait in vain.
+    """Check that the other ranks will look for rank 0 at the interface on which it listens, and not
+    at another interface of its node, where they would not find it. Call this on rank 0.
 
     Args:
         environment: rank 0's environment.

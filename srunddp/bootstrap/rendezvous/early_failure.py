@@ -41,8 +41,8 @@ def report_early_failure(
     error: SrunddpError,
     interface: SelectedInterface | None = None,
 ) -> bool:
-    """Tell the other ranks that this rank fails before the rendezvous; this takes 5 s or little
-    more.
+    """Tell the other ranks that this rank fails before the rendezvous. This takes hardly longer
+    than ``TELL_FOR`` seconds.
 
     Rank 0 publishes its failure instead of its address, or answers the ranks that look for it.
     Another rank tells rank 0. Nothing is sent over MPI, because that would block.

@@ -1,8 +1,8 @@
 """Accepts connections on rank 0, makes each peer prove that it belongs to this run, and passes on
-the messages of those that do.
+the messages of proven peers.
 
-A peer without a proof causes at most a line in the log, whatever it sends, even if it sends
-nothing, and even if there are many such peers.
+Whatever peers without a proof send, and however many they are, they cannot disturb the rendezvous:
+they cause at most a few lines in the log.
 """
 
 import errno
@@ -38,7 +38,8 @@ _LONGEST = 4096
 _LONGEST_WORD = 256
 # The most lines in the log about refused peers: a stranger that comes repeatedly must not fill it.
 _MOST_NOTES = 10
-# How many connections are accepted in a row, and how many peers are read before the next row.
+# The most connections that are accepted in a row, and how many ready sockets are read until new
+# connections are accepted again.
 _AT_ONCE = 4096
 _BETWEEN = 64
 
@@ -55,8 +56,8 @@ class PendingPeer:
         address: the peer's address.
         since: the time of :func:`time.monotonic` at which it was accepted.
         received: the bytes that the peer has sent, as lines.
-        hello: what the peer says of itself; None before that.
-        challenge: what the peer has to prove; None before its hello was answered.
+        hello: the peer's hello; None before rank 0 has read it.
+        challenge: what the peer has to prove; None before rank 0 has answered the hello.
     """
 
     connection: socket.socket
@@ -74,8 +75,9 @@ class PendingPeer:
 
 @dataclass(kw_only=True)
 class AuthenticatedListener:
-    """Rank 0's listening sockets, and the peers that have connected. It is a context manager, which
-    stops watching all of them at its end.
+    """Rank 0's listening sockets, and the peers that have connected. It is a context manager: when
+    the ``with`` block ends, it closes the connections of peers without a proof, and leaves the
+    listening sockets and the connections in :attr:`known` open.
 
     Attributes:
         listening: the listening sockets.
@@ -111,20 +113,20 @@ class AuthenticatedListener:
         self._selector.close()
         for stranger in self._waiting:
             stranger.close()
-        # Close the sockets of peers that have gone, if events() has not yet handed this on. The
-        # sockets in `known` belong to the caller.
+        # Close the sockets of proven peers whose connection has ended, if events() has not yet
+        # yielded this and closed them. The sockets in `known` belong to the caller.
         for event in self._said_by_peers:
             if event[2] is None:
                 event[1].close()
 
     def events(self, seconds: float) -> Iterator[PeerEvent]:
-        """Yield the messages of proven peers: those left from the last call, else those that come.
+        """Yield the messages of proven peers that have come; if there are none, wait for some.
 
-        If the caller stops in the middle, because of an error for example, the next call yields the
-        remaining messages.
+        If the caller stops before the last message, for example because of an error, the next call
+        yields the remaining messages without waiting.
 
         Args:
-            seconds: how long to wait at most if no message is left.
+            seconds: how long to wait at most if no message remains from an earlier call.
 
         Yields:
             Each peer's messages in their order; the first is :class:`Here` or
@@ -146,12 +148,14 @@ class AuthenticatedListener:
 
     @property
     def has_unproven(self) -> bool:
-        """Whether a peer has connected that has not yet sent its proof."""
+        """Whether any connected peer has not yet proven that it belongs to this run."""
         return bool(self._waiting)
 
     @property
     def is_proving(self) -> bool:
-        """Whether a peer has said hello that has not yet sent its proof."""
+        """Whether any connected peer has got rank 0's answer to its hello, but has not yet sent its
+        proof.
+        """
         return any(peer.challenge is not None for peer in self._waiting.values())
 
     def _wait_once(self, seconds: float) -> None:
@@ -236,7 +240,9 @@ class AuthenticatedListener:
         self.known.pop(peer.connection, None)
 
     def _wait_is_over(self, peer: PendingPeer) -> None:
-        """Stop counting a peer among those that have proven nothing."""
+        """Remove a peer from those without a proof, because it has proven itself, or its connection
+        is no longer watched. Nothing changes for a proven peer.
+        """
         if self._waiting.pop(peer.connection, None):
             self._waiting_from[peer.address.host] -= 1
 
@@ -255,7 +261,8 @@ class AuthenticatedListener:
                 return  # _take() has refused the peer
         if piece and len(peer.received) < _LONGEST:
             return
-        # The peer's end is queued after its last messages, so that these are handled first.
+        # The connection has ended. Queue the None that says so behind the peer's last messages, so
+        # that the caller handles these first.
         if peer.hello and peer.connection in self.known:
             self._forget(peer)
             self._said_by_peers.append((peer.hello, peer.connection, None))
@@ -294,8 +301,8 @@ class AuthenticatedListener:
             self._note(peer, "it sent no message of srunddp's")
             return
         hello = message
-        # Write no line in the log: a rank of another step has tried the wrong port, and will go on
-        # to its own.
+        # Print no line: a rank of another step has tried this port while it looks for the rank 0 of
+        # that step, and goes on to the next port.
         if hello.token != self.own.token:
             self._dismiss(peer)
             return
@@ -304,8 +311,8 @@ class AuthenticatedListener:
             self._refuse(peer, auth.mismatch(hello.proof_kind, self.trust.kind), auth.HINT)
             return
         with suppress(OSError):
-            # A rank that has waited too long for its turn has closed the connection, and connects
-            # again.
+            # If the rank has waited too long for this answer, it has closed the connection, and
+            # connects again. Then do not spend time on a proof for this connection.
             if not peer.connection.recv(1, socket.MSG_PEEK):
                 self._close(peer)
                 return
@@ -331,7 +338,8 @@ class AuthenticatedListener:
         Args:
             peer: the peer that is not admitted.
             why: the reason.
-            hint: what to do; empty for the advice on munge, or none if this run has a secret.
+            hint: advice for the user. If it is empty, the line has the advice on munge, or none if
+                this run has a secret.
         """
         send(peer.connection, Refused(why))
         self._close(peer)

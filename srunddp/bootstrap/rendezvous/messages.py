@@ -1,8 +1,8 @@
 """Defines the messages between a rank and rank 0 until the rendezvous is over.
 
 The two ends may be different versions of srunddp. Unknown fields of a message are ignored, so that
-rank 0 can read the other version's hello and name both versions in its error. It compares them when
-the rank has proven itself.
+rank 0 can read the hello of another version. When the rank has proven itself, rank 0 compares the
+versions, and names both in its error if they differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RendezvousMessage(Message, extensible=True):
     """A message between a rank and rank 0 until the rendezvous is over."""
 
 
-# From a rank to rank 0.
+# The messages from a rank to rank 0.
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,17 @@ class Hello(RendezvousMessage, kind="hello"):
 
     Attributes:
         token: The text by which the ranks of one run recognise each other.
-        rank, world_size: With spare nodes, the world size includes their tasks, and these have the
-            numbers after all ranks. A task that comes back after its node was given up has a number
-            above all of these.
+        rank: The sender's rank. With spare nodes, their tasks have the numbers after all ranks, and
+            a task that comes back after its node was given up has a number from ``world_size`` on.
+        world_size: The number of ranks, and with spare nodes also of their tasks.
+        local_rank: The sender's number among the ranks of its node.
+        node: The name of the sender's node.
+        address: The address of the sender's network interface; empty if it has not been chosen.
+        pid: The sender's process id.
+        cpus: A checksum of the sender's affinity mask.
         local_world_size: The launcher's number of ranks on this node, or 0 if it is not known.
         version: The rank's version of srunddp.
-        deputy_port: The port on which the rank listens for the time when rank 0 is gone, or 0.
+        deputy_port: The port on which the rank listens as a deputy; 0 if it does not.
         layout: How often the ranks have been renumbered in this run.
         generation: How many restarts the run has had.
         nonce: A random number for this connection, which is part of rank 0's proof.
@@ -61,8 +66,8 @@ class Hello(RendezvousMessage, kind="hello"):
     deputy_port: int = 0
     layout: int = 0
     generation: int = 0
-    # The client fills these two in for each connection, so they do not count when two hellos of a
-    # rank are compared.
+    # The client sets nonce and proof_kind anew for each connection, so they do not count when two
+    # hellos of a rank are compared.
     nonce: str = field(default="", compare=False)
     proof_kind: str = field(default="", compare=False)
 
@@ -115,12 +120,12 @@ class Goodbye(RendezvousMessage, kind="goodbye"):
     """The rank no longer needs rank 0's store; only sent in a run without supervisors."""
 
 
-# From both.
+# The message that both a rank and rank 0 send.
 
 
 @dataclass(frozen=True)
 class AbortReason(RendezvousMessage, kind="failed"):
-    """A rank has failed: the sender, or any rank if rank 0 is the sender.
+    """A rank has failed: the sender itself, or any rank of the run if the sender is rank 0.
 
     Attributes:
         text: The error of the failed rank.
@@ -156,7 +161,7 @@ class AbortReason(RendezvousMessage, kind="failed"):
         return self.exit_code if 0 < self.exit_code < 256 else 1
 
 
-# From rank 0.
+# The messages from rank 0 to a rank.
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,8 @@ class Stranger(RendezvousMessage, kind="stranger"):
 
 @dataclass(frozen=True)
 class Seen(RendezvousMessage, kind="seen"):
-    """Rank 0 has read the hello. The rank counts as present once it has answered :class:`Here`.
+    """Rank 0 has read the rank's hello. The rank counts as present when it has answered with
+    :class:`Here`.
 
     Attributes:
         nonce: A random number for this connection, which is part of the rank's proof.
@@ -201,16 +207,17 @@ class RendezvousInfo(WorkerMessage, RendezvousMessage, kind="world"):
         run: The run's token, for ``TORCHELASTIC_RUN_ID``.
         channel: The way over which the ranks found rank 0.
         master_node: Rank 0's node.
-        sharers: The number of ranks on this node with this rank's affinity mask, including it.
+        sharers: The number of ranks on this node with this rank's affinity mask, this rank
+            included.
         deputies: Rank, address and port of each rank that may act for rank 0 when rank 0 is gone,
             in the order in which they do so.
-        takeover: If nodes can be replaced or left out, the text that says where the deputies
-            listen, in place of one that rank 0 publishes.
-        returns_at: If nodes can be replaced or left out, the text that says where a task comes back
-            whose node was given up, which is at rank 0 or at a deputy that has taken over.
-        vacant: The numbers that have no task any more.
+        takeover: Where the deputies listen, written as rank 0 would publish its address. If rank 0
+            is gone, the ranks look for its successor there. Empty if no deputy may take over.
+        returns_at: Where rank 0 and the deputies listen for tasks that come back after their node
+            was given up, written as rank 0 would publish its address. Empty if none can come back.
+        vacant: The numbers, of ranks or of spare nodes' tasks, that no task has any more.
         node_list: If the ranks' nodes may change, the names of these nodes in their order, as a
-            host list of Slurm.
+            host list of Slurm; else, or if the list is too long for a message, empty.
     """
 
     master_addr: str
@@ -273,7 +280,8 @@ class Told(RendezvousMessage, kind="told"):
     """Rank 0 has read that the rank failed, and will print the error."""
 
 
-# For the table in docs/how-it-works.md, in the order of a rendezvous.
+# The rows of the table in docs/how-it-works.md, in the order in which a rendezvous sends the
+# messages.
 FROM_A_RANK = (Hello, Here, CannotCome, AbortReason, Goodbye)
 FROM_RANK_ZERO = (
     Stranger,

@@ -45,7 +45,7 @@ class Address:
 
     @property
     def family(self) -> socket.AddressFamily:
-        """AF_INET or AF_INET6."""
+        """The family of the host's address, ``AF_INET`` or ``AF_INET6``."""
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 
@@ -55,7 +55,12 @@ class BoundSockets:
     the ranks.
 
     Attributes:
-        ports: the ports on which the store may listen; 0 lets the kernel choose.
+        rendezvous: the socket to which the other ranks say hello.
+        store: the socket of the store of the ranks.
+        rendezvous_address: where ``rendezvous`` listens.
+        store_address: where ``store`` listens.
+        ports: the ports on which the ranks' store and the agent store may listen; 0 lets the kernel
+            choose.
     """
 
     rendezvous: socket.socket
@@ -69,10 +74,10 @@ class BoundSockets:
         socket of the rendezvous has been closed.
 
         Returns:
-            None if no port is free.
+            The listening socket; None if no port is free.
         """
-        # The port of the rendezvous is free again. It comes last, because ranks of other jobs may
-        # look for their rank 0 there.
+        # The port that the rendezvous has used is free again. Try it last, because ranks of other
+        # jobs may look for their rank 0 there.
         used = self.rendezvous_address.port
         ports = sorted(self.ports, key=lambda port: port == used)
         try:
@@ -81,8 +86,8 @@ class BoundSockets:
             return None
 
     def port_for_probes(self, agent_store: socket.socket | None) -> int:
-        """Return a port by which the nodes can later test whether they reach each other: a firewall
-        lets it through, and a connection to it starts no agent store.
+        """Return the port to which nodes connect later, to test whether they reach each other. A
+        firewall lets this port through, and on rank 0's node a connection starts no agent store.
 
         Args:
             agent_store: the result of :meth:`listen_for_agent_store`.
@@ -90,8 +95,9 @@ class BoundSockets:
         used = self.rendezvous_address.port
         if port_of(agent_store) != used:
             return used
-        # All other ports are taken, so a test would reach another process. The port of the ranks'
-        # store belongs to this rank 0, and the store accepts connections that send nothing.
+        # The agent store has the port of the rendezvous, because all other allowed ports are in use
+        # on this node, perhaps by strangers. So use the port of the ranks' store, which accepts
+        # connections that send nothing.
         return self.store_address.port
 
 
@@ -183,7 +189,7 @@ def listen(host: str, ports: list[int]) -> socket.socket:
 
 
 def port_of(listening: socket.socket | None) -> int | None:
-    """Return the port of a listening socket; None for None."""
+    """Return the port of a listening socket; None if there is no socket."""
     if listening is None:
         return None
     port: int = listening.getsockname()[1]
@@ -230,7 +236,8 @@ class CancelToken:
             code: this rank's exit code.
         """
         if not self.failure:
-            # Set this before sending the byte: a thread that the byte wakes up reads it.
+            # Set the failure before sending the byte, because a thread that the byte wakes up reads
+            # the failure.
             self.failure = AbortReason(text, code)
             with contextlib.suppress(OSError):  # the rendezvous is over
                 self._write_end.send(b"!")
@@ -287,7 +294,8 @@ def encode_advertisement(token: str, addresses: Sequence[Address], secret: str =
 
 def encode_abort(failure: AbortReason) -> str:
     """Return the text by which rank 0 publishes that it has failed."""
-    # No token is `failed`. quote() replaces spaces, which a value of PMI-1 must not contain.
+    # The text begins with `failed` where an advertisement has the token; no token is `failed`.
+    # quote() replaces spaces, which a value of PMI-1 must not contain.
     return f"{_FAILED}@{failure.exit_code}@{quote(failure.text)[:_LONGEST]}"
 
 

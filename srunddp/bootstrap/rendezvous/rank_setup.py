@@ -1,7 +1,8 @@
 """Prepares a rank for the rendezvous: its options, its network interface, its listening sockets.
 
-:func:`prepare` makes the setup, and :func:`bind` adds the sockets. ``run`` calls them under a
-supervisor, and :func:`listen_as_deputy` too; ``srunddp.init()`` calls them without a supervisor.
+:func:`prepare` makes the setup, and :func:`bind` adds rank 0's sockets. In a run with supervisors,
+``run`` calls these two and :func:`listen_as_deputy`. Without a supervisor, ``srunddp.init()`` calls
+only these two.
 """
 
 from __future__ import annotations
@@ -95,6 +96,14 @@ class Rejoin:
 class RendezvousOptions:
     """The options of the rendezvous, from the command line and the previous start; the defaults are
     those of ``srunddp.init()``.
+
+    Attributes:
+        backend: the backend of ``srunddp.init()`` if the script does not choose one.
+        ifaces: the file that ``--ifaces`` names; None without the option.
+        timeout: seconds that the ranks wait for each other.
+        ports: the ports of ``--port``, which replace those of ifaces.conf; None without the option.
+        max_restarts: how many restarts the run may have; 0 without ``--restarts``.
+        rejoin: how the ranks find each other after a restart; None in the first start.
     """
 
     backend: str = "auto"
@@ -115,14 +124,18 @@ class RankSetup:
     """Everything that a rank knows and holds before the rendezvous.
 
     Attributes:
+        options: the options of the rendezvous.
+        environment: who this process is, and how it finds rank 0.
+        entries: the entries of ifaces.conf.
+        interface: this rank's network interface.
         held: rank 0's listening sockets; None on the other ranks.
         published: the text with token, address and secret that rank 0 publishes over PMI or MPI;
             None on the other ranks.
         deputy: the socket on which this rank listens for the time when rank 0 is gone; None if it
             is no deputy.
-        standing: on rank 0, if nodes may change, the socket on which it listens until the next
-            start, in which it meets the others there; None on the other ranks, and if no port is
-            free.
+        standing: on rank 0, if nodes may change, the socket to which tasks connect that come back
+            during this start. The kernel queues the connections, and the next start accepts them.
+            None on the other ranks, in a start that no restart may follow, and if no port is free.
         returns_at: the text that says where ``standing`` listens; empty without it.
     """
 
@@ -168,7 +181,8 @@ def bind(prepared: RankSetup) -> RankSetup:
     alone = environment.world_size == 1
     rejoin = prepared.options.rejoin
     entry = entry_for(prepared.entries, environment.node, or_default=alone)
-    # In each of these cases no other rank looks up a name to find rank 0.
+    # Check whether rank 0's name leads to its interface, but not in these cases, in which no other
+    # rank looks up the name.
     if not (
         environment.world_size == 1
         or environment.discovery.publishes
@@ -187,8 +201,8 @@ def bind(prepared: RankSetup) -> RankSetup:
             ports = [0]
         else:
             ports = discovery.rendezvous_ports(environment, entry, forced)
-            # Any user of this node may hold the ports that the others work out from the job's
-            # number. Over PMI they learn the port from rank 0.
+            # If all other ports are taken, let the kernel choose one (0). The others can find any
+            # port over PMI, because rank 0 publishes it.
             way = environment.discovery
             if way.publishes and not way.starts_mpi and not (forced or entry.ports):
                 ports = [*ports, 0]
@@ -204,15 +218,19 @@ def bind(prepared: RankSetup) -> RankSetup:
 
 
 def listen_as_deputy(prepared: RankSetup) -> RankSetup:
-    """Listen for the time when rank 0 is gone, if this rank may be a deputy and a port is free.
+    """Listen as a deputy, to which the other ranks connect when rank 0 is gone, if this rank may be
+    a deputy and a port is free.
+
+    Returns:
+        The setup with the socket; the setup unchanged if this rank does not listen.
 
     Raises:
         ConfigError: this task may have to take over from rank 0, but only two ports are allowed,
             which are reserved for rank 0.
     """
     environment = prepared.environment
-    # Deputies are the first rank of each node, and rank 1. On rank 0's own node another rank is
-    # needed in case only rank 0 is killed.
+    # Only the first rank of each node and rank 1 may be deputies. Rank 1, which is most often on
+    # rank 0's node, is one because rank 0 may be killed although its node is not lost.
     if not environment.leads_node or environment.is_returning:
         return prepared
     entry = entry_for(prepared.entries, environment.node, or_default=True)
@@ -239,11 +257,16 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
 
 
 def listen_for_next_start(prepared: RankSetup) -> RankSetup:
-    """On rank 0, begin to listen for the next start if nodes may change, and if a port is free.
+    """Begin to listen for tasks that come back after their node was given up. This is done on rank
+    0, if nodes may change, a restart may follow, and a port is free.
 
-    Tasks whose node was given up connect there while this start runs. The kernel keeps their
-    connections, which the next start accepts. So that they find rank 0 however long they were cut
-    off, the address stays the same while rank 0 does, and the secret in the whole run.
+    Such tasks connect while this start runs. The kernel queues their connections, and the next
+    start accepts them. A task must find rank 0 however long it was cut off. So the address stays as
+    long as rank 0 stays, also after a restart, and the secret stays the same in the whole run.
+
+    Returns:
+        The setup with ``standing`` and ``returns_at``; the setup unchanged if rank 0 does not
+        listen, and on other ranks.
     """
     environment = prepared.environment
     options = prepared.options
@@ -258,7 +281,8 @@ def listen_for_next_start(prepared: RankSetup) -> RankSetup:
     else:
         entry = entry_for(prepared.entries, environment.node, or_default=True)
         allowed = options.ports or entry.ports
-        # A rank 0, of this run or of another, looks for a port from the first one on.
+        # Try the ports from the last one down, because a rank 0, of this run or of another, tries
+        # them from the first one up.
         ports = [0] if allowed is None else [*allowed][::-1]
         found = protocol.listen_where_possible([prepared.interface.address], ports)
         if not found:

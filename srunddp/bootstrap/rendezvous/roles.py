@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # Seconds by which a rank may notice later than another rank that rank 0 is gone.
 _SEEN_LATER = 20.0
-# On how many nodes a rank says that it does not reach rank 0. On further ones the reason would be
-# the same.
+# The most nodes on which a rank prints that it does not reach rank 0. Ranks of further nodes would
+# only repeat the reason.
 _NODES_THAT_SAY_SO = 4
 
 
@@ -74,7 +74,8 @@ def rendezvous(
             ranks that do not reach rank 0.
         interrupt: ends the rendezvous when this rank fails.
         replacing_server: with spare nodes, makes rank 0's server after a restart.
-        return_to_run: with spare nodes, brings a task back whose node was given up.
+        return_to_run: with spare nodes, waits in a task whose node was given up until the run takes
+            the task back.
         agent_store: whether rank 0 listens for an agent store, which its supervisor starts.
 
     Returns:
@@ -82,7 +83,8 @@ def rendezvous(
 
     Raises:
         SrunddpError: the rendezvous failed.
-        PeerError: a rank failed during the rendezvous; this rank, if ``interrupt`` ended it.
+        PeerError: a rank failed during the rendezvous; if ``interrupt`` has ended the rendezvous,
+            it is this rank.
         ReassignedError: this task has been given another number.
         NotNeededError: this task was to come back, and the run is over.
     """
@@ -213,13 +215,13 @@ class ServerParts(NamedTuple):
 
 
 ReplacingServer = Callable[[ServerParts, SpareNodeTerms], "RendezvousServer"]
-"""Makes the server of a restart that gives lost ranks to spare nodes, from what the previous start
-has left.
+"""Makes rank 0's server for a restart that gives lost ranks to spare nodes. Its arguments are the
+values for every kind of server, and the terms that the previous start has passed on.
 """
 
 ReturnToRun = Callable[[Introduction, CancelToken | None], NoReturn]
-"""Waits until the run takes a task back, from what the task says of itself; then raises
-:class:`ReassignedError`.
+"""Waits until the run takes this task back, and then raises :class:`ReassignedError`. Its arguments
+are the task's introduction, and the token that ends the wait if the task fails.
 """
 
 

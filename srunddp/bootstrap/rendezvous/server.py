@@ -51,7 +51,7 @@ class RendezvousServer:
     Attributes:
         own: rank 0's hello.
         held: rank 0's listening sockets.
-        channel: the name of the way by which the others learn where these listen.
+        channel: the name of the way by which the other ranks learn rank 0's address.
         layout: the node of each rank as far as the launcher tells it, to name ranks that are
             missing.
         trust: rank 0's kind of proof.
@@ -61,8 +61,8 @@ class RendezvousServer:
         may_shrink: whether a restart may go on with fewer nodes.
         names_nodes: whether to tell the ranks the names of their nodes, which may change.
         agent_store: whether to listen for the agent store.
-        returns_at: the text that says where rank 0 listens until the next start; empty if it does
-            not.
+        returns_at: the text that says where rank 0 listens for tasks that come back after their
+            node was given up; empty if it does not listen for them.
         network_hint: how to find a network over which the ranks reach each other; empty if that
             cannot help.
         every: seconds between two lines that say which ranks are missing.
@@ -130,7 +130,8 @@ class RendezvousServer:
             # them for nobody.
             self.held.rendezvous.close()
         agent_store = None
-        # Only now: no rank looks for rank 0 any more, so none connects to this port by mistake.
+        # Listen for the agent store only now, when all ranks have found rank 0: before, a rank that
+        # tries the same port might connect to it by mistake.
         if self.agent_store:
             agent_store = self.held.listen_for_agent_store()
         return RendezvousResult(
@@ -173,7 +174,8 @@ class RendezvousServer:
     ) -> None:
         match message:
             case None:
-                # A rank that has come again over a new connection may close its old one.
+                # If the rank has connected again, only its new connection counts, and the rank may
+                # close the old one.
                 if self.connections.get(hello.rank) is connection:
                     self._settled.add(hello.rank)
                     raise PeerError(
@@ -264,13 +266,15 @@ class RendezvousServer:
         where = [Address(host, port) for _, host, port in deputies]
         if self.returns_at:
             standing = protocol.decode_advertisement(self.returns_at)
-            # The secret of the whole run, as a task that was cut off does not hear of another.
+            # Use the secret that stays the same in the whole run: a task that is cut off would not
+            # learn a new one.
             secret = standing.secret
             returns_at = protocol.encode_advertisement(
                 self.own.token, [*standing.addresses, *where], secret
             )
-        # Without a deputy on a spare node, only a rank could take over from rank 0. Its own number
-        # would then be free, so the ranks would have to be renumbered.
+        # A spare node's task can take over from rank 0 without further changes. If a rank takes
+        # over, its former number becomes free, so the ranks must be renumbered, which needs
+        # may_shrink.
         if any(self.may_shrink or number >= self._ranks for number, *_ in deputies):
             takeover = protocol.encode_advertisement(self.own.token, where, secret)
         infos = infos_of(
@@ -293,11 +297,11 @@ class RendezvousServer:
         return meetings[self.own.rank]
 
     def _deputies(self) -> Deputies:
-        """Return the deputies: one task that listens on each of ``MOST_DEPUTIES`` nodes at most.
+        """Return the deputies, at most ``MOST_DEPUTIES``: of each node the first task that listens.
 
         Tasks of spare nodes come first, because they can take over from rank 0 without a new number
-        for any rank. If other ranks can take over, none on rank 0's node is among them: that node
-        is left with rank 0.
+        for any other rank. If the run may go on with fewer nodes, no task on rank 0's node is a
+        deputy, because that node is given up together with rank 0.
         """
         listening = [hello for hello in self._here.values() if hello.deputy_port]
         if self.may_shrink:
