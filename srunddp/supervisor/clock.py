@@ -14,11 +14,11 @@ Clock = Callable[[], float]
 class ActiveClock:
     """Counts seconds from its creation. Nearly all time limits of a supervisor use this clock.
 
-    When a job continues after ``scontrol suspend`` has stopped it for an hour, no rank must count
-    as silent for an hour.
+    Suppose that ``scontrol suspend`` stops a job for an hour. When the job continues, no rank must
+    count as silent for an hour.
 
     Attributes:
-        now: The time, as of the last :meth:`advance`.
+        now: The seconds that have counted so far, as of the last :meth:`advance`.
     """
 
     def __init__(self, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -31,8 +31,8 @@ class ActiveClock:
         """Advance the clock by a wait that has just ended, and return the new time.
 
         Args:
-            asked: The requested maximum length of the wait, in seconds. Of the time beyond it, at
-                most :attr:`srunddp.supervisor.limits.Limits.late` counts.
+            asked: The requested maximum length of the wait, in seconds. If the wait took longer, at
+                most :attr:`srunddp.supervisor.limits.Limits.late` seconds of the excess count.
         """
         before = self._last
         self._last = self._clock()
