@@ -1,4 +1,4 @@
-"""Where a rank's output goes: to a file of its own, to the terminal, or to both.
+"""Where a rank's output goes: to the rank's own file, to the terminal, or to both.
 
 The worker's descriptors 1 and 2 are redirected, so the output of NCCL, of C code and of the
 script's children is caught as well. The output passes through the supervisor only if it has to
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 STDOUT = 1
 STDERR = 2
-# Marks where another start begins in a log that is not empty; triage looks for it.
+# The line that marks another start in a log that is not empty. ``srunddp triage`` looks for it.
 ANOTHER_START = b"\nsrunddp: another start begins here\n"
 _PIPE_SIZE = 1 << 18  # four times Linux's default, so that the worker seldom has to wait
 
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """Where the output of one rank goes.
+    """Where the output of one rank goes, as the options say.
 
     Attributes:
         file: The file to which the output is appended; None for none.
@@ -68,7 +68,8 @@ def output_target(
         rank: This rank.
         world_size: The number of ranks.
         node: This rank's node.
-        run: The name of the run's folder, the same on all ranks and after a requeue.
+        run: The name of the run's folder. All ranks have the same, and it stays the same after a
+            requeue.
 
     Raises:
         UsageError: ``show_ranks`` is not a list of ranks, names a rank that does not exist, or is
@@ -124,9 +125,9 @@ class OutputRedirect:
 
     Attributes:
         target: Where the output goes.
-        limits: How long the end of the output may take.
-        filled: Those of the descriptors 0, 1 and 2 that were closed when srunddp started. They are
-            ``/dev/null`` until the script begins.
+        limits: The times of the thread that passes output on.
+        filled: The descriptors among 0, 1 and 2 that were closed when srunddp started. They are
+            open on ``/dev/null`` until the script begins, so that no other file gets these numbers.
     """
 
     target: OutputTarget
@@ -139,7 +140,9 @@ class OutputRedirect:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors that the worker inherits for its output."""
+        """The descriptors that the worker inherits for its output: both ends of each pipe, and the
+        file's.
+        """
         return [end for ends in self._pipes.values() for end in ends] + (
             [] if self._file is None else [self._file]
         )
@@ -162,8 +165,8 @@ class OutputRedirect:
         return output
 
     def in_worker(self) -> None:
-        """Redirect descriptors 1 and 2. Call this in the worker, before it writes or starts
-        anything.
+        """Send descriptors 1 and 2 to their target, and close the other copies. Call this in the
+        worker, before it writes or starts anything.
         """
         for number in (STDOUT, STDERR):
             target = self._pipes[number][1] if self._pipes else self._file
@@ -203,7 +206,7 @@ class OutputRedirect:
     def finish(self, limit: float) -> None:
         """Pass on the rest of the output, and close the pipes. Call this when the worker has ended.
 
-        If a process that the worker left behind still holds a pipe open, this call ends when no
+        A process that the worker has left behind may hold a pipe open. Then this ends when no
         output has come for a moment.
 
         Args:
@@ -233,7 +236,7 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
     Raises:
         ConfigError: The folder or the file cannot be written.
     """
-    # Without O_NONBLOCK, opening a named pipe in the file's place would block for ever.
+    # With O_NONBLOCK, opening a named pipe in the file's place fails instead of blocking for ever.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     place = path.parent
     try:
@@ -265,8 +268,8 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
 
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe()
-    # This fails if the user's pipes together have reached their limit; in that case the default
-    # size is enough.
+    # Enlarging fails if the pipes of this user have reached their common limit. The default size is
+    # enough then.
     with contextlib.suppress(OSError):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
     return read, write
