@@ -218,9 +218,9 @@ class Limits:
     """
 
     unheard_pings: float = 1.5
-    """How many pings of a rank must be without an answer so that the rank cannot tell how rank 0
-    has ended, if the connection is then reset: the message that the run is over may not have
-    arrived.
+    """For how many intervals between pings nothing must have come from rank 0 so that a rank cannot
+    tell how rank 0 has ended, if the connection is then reset: the message that the run is over may
+    not have arrived.
     """
 
     slurm_is_asked_after: float = 10.0
