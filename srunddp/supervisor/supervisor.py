@@ -115,7 +115,9 @@ class RankAgent(Protocol):
         """
 
     def stop_sampler(self) -> None:
-        """Stop this node's sampler, if it is this rank's, before all descendants are killed."""
+        """Stop this node's sampler, if it is a child of this supervisor. This is called before all
+        descendants are killed.
+        """
 
     def agent_store(self) -> AgentStore | None:
         """Return the agent store, after the rendezvous on rank 0; None if this start has none."""
@@ -123,7 +125,7 @@ class RankAgent(Protocol):
 
 @dataclass(kw_only=True)
 class Supervisor:
-    """Watches one worker until it has ended and no other rank needs this one.
+    """Watches one worker until the worker has ended and no other rank needs this rank.
 
     Attributes:
         agent: The rendezvous and the telemetry of this rank.
@@ -136,13 +138,13 @@ class Supervisor:
         restart_grace: Seconds that any script may take to end before a restart.
         launcher: The launcher, which sends this rank signals.
         sentinel: Shows whether a signal has reached the worker too; None if there is no sentinel.
-        early: Signals that came before the worker was forked, and that it still has to get.
+        early: Signals that came before the worker was forked, and that the worker still has to get.
         descendants: Ends the processes that the worker leaves behind.
         limits: How long the supervisor waits, and how often it looks.
-        clock: The clock of these limits.
+        clock: The clock by which these times are measured.
         remaining: The process ids of descendants that could not be killed.
         asked: The numbers of all signals so far that ask for an end of the run.
-        is_interrupted: Whether the script has ended by a KeyboardInterrupt.
+        is_interrupted: Whether a KeyboardInterrupt has ended the script.
     """
 
     agent: RankAgent
@@ -172,7 +174,8 @@ class Supervisor:
     _error: BaseException | None = None  # raised at the end of run()
     # Whether SIGTSTP has come and no SIGCONT since, so that this process stops with the worker.
     _is_to_stop: bool = False
-    # The signals that have come from senders other than ranks.
+    # The signals from senders other than ranks, and those that a script has sent to its supervisor
+    # alone.
     _got: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -249,6 +252,7 @@ class Supervisor:
         return signals_descriptor
 
     def _rendezvous(self, ended: socket.socket) -> None:
+        """Run the rendezvous in its thread, and close the socket when it has ended."""
         try:
             self._outcome = self.agent.rendezvous()
         except BaseException as error:
@@ -262,8 +266,8 @@ class Supervisor:
                 return
             ready = {key.fileobj: key.data for key, _ in self._selector.select(wait)}
             self.clock.advance(wait)
-            # Signals first: if the launcher's signal ended the worker, that is not the worker's own
-            # failure.
+            # Handle signals first: if the launcher's signal has ended the worker, that is not a
+            # failure of the worker.
             if handler := ready.pop(signals_descriptor, None):
                 handler(signals_descriptor)
             for readable, handler in ready.items():
@@ -284,8 +288,8 @@ class Supervisor:
         be harmless when it is repeated.
         """
         now = self.clock.now
-        # The time limit comes first: if it has passed by now, this counts as older than a verdict
-        # that the failure monitor brings below.
+        # Handle the time limit first: if it has passed by now, it counts as older than a verdict
+        # that the failure monitor may bring below.
         waits = [self.limits.longest_wait]
         if now >= self._state.until:
             self._handle(TimeIsOver(now))
@@ -298,8 +302,8 @@ class Supervisor:
             # worker, after which tick() may close the connections.
             self._ask_monitor(self._monitor, now)
             waits.append(self._monitor.tick(now))
-            # Ask again after tick(): tick() may have found that a lease is over, which no socket
-            # reports, and then the worker must be gone within 3 s.
+            # Ask again after tick(), which may have found that a lease is over. No socket reports
+            # that, and then the worker must be gone within 3 s.
             self._ask_monitor(self._monitor, now)
         self._pass_on(self._forwarding.tick(now))
         others = (
@@ -317,9 +321,9 @@ class Supervisor:
     def _ask_monitor(self, monitor: FailureMonitor, now: float) -> None:
         """Turn the answers of the failure monitor into events.
 
-        The supervisor asks at each turn, because the answers depend on other ranks and on time. An
-        event that is repeated changes nothing. The verdict is repeated only if it has changed, see
-        :meth:`FailureMonitor.abandon`.
+        The supervisor asks at each turn, because the answers depend on other ranks and on time.
+        Asking again does no harm: an event that comes again changes nothing, and a verdict is
+        handled again only if it has changed, see :meth:`FailureMonitor.abandon`.
         """
         if monitor.root_cause:
             terms = VerdictTerms(
@@ -349,8 +353,8 @@ class Supervisor:
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)
         if agent_store := self.agent.agent_store():
             agent_store.watch(self._selector, self._on_agent_store)
-        # This comes before a failure of this rank is told, because there must be no restart if a
-        # signal has asked for an end.
+        # Tell the failure monitor of the signals before it is told of a failure of this rank,
+        # because there must be no restart if a signal has asked for an end.
         for number in tuple(self.asked):
             self._ask_for_end(number)
         self._handle(RanksHaveMet(now))
@@ -362,12 +366,12 @@ class Supervisor:
                 self._selector.unregister(connection)
 
     def _on_agent_store(self, agent_store: AgentStore) -> None:
-        """Start the agent store, because a process has connected to it. This is not an event,
+        """Start the agent store, because a process has connected to it. There is no event for this,
         because it means the same in all phases.
         """
         if not self._monitor or self._monitor.root_cause:
-            # After the root cause nothing new begins. Clients are refused, so that they need not
-            # wait for the end of the run.
+            # After the root cause, start nothing new, and refuse clients at once, so that they need
+            # not wait for the end of the run.
             agent_store.close()
             return
         agent_store.start()
@@ -378,9 +382,9 @@ class Supervisor:
         """Refuse the agent store's clients from now on.
 
         Returns:
-            The process id of the store if the process cannot be killed; otherwise empty. Such a
-            process may hang in a file system that does not answer, and has none of the worker's
-            memory.
+            The process id of the store if the process could not be killed, otherwise an empty set.
+            The process may hang in a file system that does not answer. It does no harm, because it
+            has none of the worker's memory.
         """
         agent_store = self.agent.agent_store()
         if agent_store is None or agent_store.close() or agent_store.process is None:
@@ -398,11 +402,11 @@ class Supervisor:
                     self.is_interrupted = message.is_interrupt
                     self._handle(ScriptFailed(now, self.recorder.of_message(message, now)))
                 case StartedMpi():
-                    self._monitor.uses_mpi()  # not an event: it means the same in all phases
+                    self._monitor.uses_mpi()  # no event, because it means the same in all phases
                 case NotesSignals():
-                    self._held.worker_notes = True  # not an event: the same in all phases
+                    self._held.worker_notes = True  # no event for the same reason
                 case SignalsNoted(numbers):
-                    self._held.add(numbers)  # not an event: the same in all phases
+                    self._held.add(numbers)  # no event for the same reason
                 case ScriptIsDone(waits):
                     self._handle(ScriptSucceeded(now, waits))
         if not self.pipe.open:
@@ -424,8 +428,8 @@ class Supervisor:
             f"its launcher, process {self.launcher.pid}, has ended", 137, now
         )
         if self._monitor and self._monitor.abandon(failure, now):
-            return  # the next turn finds a verdict, or a different one
-        self._ask_for_end(signal.SIGHUP)  # the launcher can no longer send it
+            return  # the next turn finds the verdict that this has brought
+        self._ask_for_end(signal.SIGHUP)  # as if the launcher had sent it before its end
         self._handle(LauncherHasEnded(now, failure))
 
     def _on_signals(self, _: int) -> None:
@@ -436,13 +440,15 @@ class Supervisor:
                     self.recorder.print_stack(self.process.pid)
             elif received.si_signo != signal.SIGCHLD:
                 self._on_signal(received)
-        # SIGCHLD is handled after all other signals: one from the launcher explains the worker's
-        # end.
+        # Handle SIGCHLD after all other signals, because a signal of the launcher explains the
+        # worker's end.
         if any(received.si_signo == signal.SIGCHLD for received in arrived):
             self._on_child()
 
     def _on_signal(self, received: signal.struct_siginfo) -> None:
-        """Handle a signal that the worker gets too, from its sender or from here."""
+        """Handle a signal that the worker has to get too: from its sender, or else from this
+        process.
+        """
         number = received.si_signo
         now = self.clock.now
         of_rank = self.launcher.is_of_rank(received.si_pid, self.descendants.not_of_worker)
@@ -476,8 +482,8 @@ class Supervisor:
 
     def _pass_on(self, missed: Iterable[MissedSignal]) -> None:
         for each in missed:
-            # A signal that a script sends to its supervisor alone counts like one from any other
-            # sender.
+            # A script has sent this signal to its supervisor alone, so it counts like a signal from
+            # any other sender.
             if each.of_rank:
                 self._note_request(each.number)
             self.process.send(each.number)
@@ -504,14 +510,14 @@ class Supervisor:
 
     def _on_worker_end(self) -> None:
         now = self.clock.now
-        # Messages that the worker sent before its end come first. The pipe may not have been
-        # readable when select() returned, so read it here.
+        # Read the messages that the worker sent before its end first. The pipe may have become
+        # readable only after select() returned.
         self._on_worker(self.pipe.end)
         status = self.process.status
         number = -(status or 0)
         if number in self._got & {*signals.FOR_HANDLERS}:
-            # Such a signal to a script without a handler ends the script, so its sender has asked
-            # for the end.
+            # The worker's script had no handler for this signal, so the sender has asked for the
+            # end.
             self._ask_for_end(number)
         # The launcher's signal may have reached the worker before it reaches this process.
         by_signal = number in signals.ENDING and self.launcher.pid is not None
@@ -579,8 +585,8 @@ class Supervisor:
         assert self._world is not None
         self.pipe.send(self._world)
         self.agent.on_rendezvous()
-        # The pipe is read only from now on: in a rendezvous over MPI, the thread of the rendezvous
-        # reads from it.
+        # Read the pipe only from now on: in a rendezvous over MPI, the thread of the rendezvous has
+        # read from it so far.
         self._reads_pipe = True
         self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
 

@@ -17,8 +17,8 @@ class WorkerMessage(Message):
 
 @dataclass(frozen=True)
 class Unreadable(WorkerMessage, kind="unreadable"):
-    """Stands for data that is not a message, so that the reader does not take it for the end of the
-    pipe.
+    """Stands for data that is not a message, so that the reader does not mistake it for the end of
+    the pipe.
     """
 
 
@@ -30,7 +30,7 @@ class ScriptIsDone(WorkerMessage, kind="script_is_done"):
     """The script has ended with 0.
 
     Attributes:
-        waits: Whether the worker stays until the scripts of all ranks are over.
+        waits: Whether the worker has to stay until the scripts of all ranks are over.
     """
 
     waits: bool
@@ -41,10 +41,10 @@ class ScriptHasFailed(WorkerMessage, kind="script_has_failed"):
     """The script has failed or stopped, and the worker is about to end.
 
     Attributes:
-        cause, traceback, exit_code, shown, failed_import: The fields of the failure with these
-            names.
-        weight: The number of its :class:`FailureKind`.
-        category: The value of its :class:`FailureCategory`.
+        cause, traceback, exit_code, shown, failed_import: The fields of the :class:`Failure` with
+            these names.
+        weight: The number of the failure's :class:`FailureKind`.
+        category: The value of the failure's :class:`FailureCategory`.
         is_interrupt: Whether a KeyboardInterrupt has ended the script.
     """
 
@@ -74,7 +74,7 @@ class NotesSignals(WorkerMessage, kind="notes_signals"):
 
 @dataclass(frozen=True)
 class SignalsNoted(WorkerMessage, kind="signals_noted"):
-    """The worker has stopped noting signals, and these have come meanwhile.
+    """The worker has stopped noting signals, and reports those that have come meanwhile.
 
     Attributes:
         numbers: The signals.
