@@ -1,5 +1,4 @@
-"""Detects whether a worker that has been told to end still does anything: runs Python or writes
-files.
+"""Detects whether a worker that is being ended still does anything: runs Python or writes files.
 
 A worker that handles SIGTERM may be saving. But Python calls the handler only when the main thread
 runs Python again, which it does not while it waits for another rank in a collective or for a GPU.
@@ -38,7 +37,8 @@ def arm(answer: Callable[[], None]) -> None:
     Args:
         answer: Counts an answer in a place that the supervisor can read.
     """
-    # Without SA_RESTART, the signal interrupts a read that blocks, and Python calls the handler.
+    # SA_RESTART is not set, so that Python calls the handler even during a read that does not
+    # return.
     signal.signal(PROBE, lambda *_: answer())
     os.register_at_fork(after_in_child=_disarm)
 
@@ -59,12 +59,12 @@ class _Snapshot(NamedTuple):
 
 @dataclass
 class WorkerActivity:
-    """Tells whether a worker has done anything since the previous :meth:`look`.
+    """Tells whether a worker has done anything since the last look.
 
     Attributes:
         pid: The worker's process id.
-        answers: Returns how many probes the worker has answered so far.
-        dump: The memory into which the worker writes its stack when :meth:`look` asks for it.
+        answers: Returns how many probes the worker has answered.
+        dump: The memory into which the worker writes its stack.
     """
 
     pid: int

@@ -7,14 +7,13 @@ a client. Here it works like this:
 
 1. The ranks have a store of their own, which rank 0's worker serves on another port. So a
    connection to ``MASTER_PORT`` never comes from a rank that joins the world of the run: it comes
-   from a program that a rank has started or turned into with ``exec``, from a group of only some
+   from a program that a rank has started, or has become by ``exec``, from a group of only some
    ranks, or from a client such as torchft's.
 2. When all ranks have met, rank 0's supervisor listens on ``MASTER_PORT`` before any rank learns
    the port. The kernel queues incoming connections, so no client is refused or has to try again.
 3. The first connection makes the supervisor start a process, which takes over the socket and serves
-   torch's ``TCPStore`` on it. Who has connected is not checked: nodes that test the network between
-   them use another port, so only a client of the store connects here. If nobody connects, the
-   process is never started.
+   torch's ``TCPStore`` on it. Who has connected is not checked, and need not be: nodes that test
+   the network between them use another port. If nobody connects, the process is never started.
 4. The process is a child of the supervisor, blocks all signals, and ends with the supervisor. It
    alone reads the interpreter's and torch's files, so a file system that does not answer holds up
    no other process. After a restart, the next start of the run listens on a new socket.
@@ -62,9 +61,7 @@ class AgentStore:
     _selector: selectors.BaseSelector | None = None
 
     def fileno(self) -> int:
-        """Return the listening socket's descriptor, which becomes readable when a first client
-        connects.
-        """
+        """Return a descriptor that is readable when the first process has connected."""
         return self.listening.fileno()
 
     def watch(

@@ -14,8 +14,8 @@ Clock = Callable[[], float]
 class ActiveClock:
     """Counts seconds from its creation. Nearly all time limits of a supervisor use this clock.
 
-    Suppose that ``scontrol suspend`` stops a job for an hour. When the job continues, no rank must
-    count as silent for an hour.
+    When a job continues after ``scontrol suspend`` has stopped it for an hour, no rank must count
+    as silent for an hour.
 
     Attributes:
         now: The seconds that have counted so far, as of the last :meth:`advance`.

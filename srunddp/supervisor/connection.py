@@ -30,7 +30,7 @@ _NO_ANSWER = (
 
 
 class SupervisorConnection:
-    """A connection between rank 0's supervisor and that of another rank.
+    """A connection between rank 0's supervisor and another rank's.
 
     Attributes:
         open: False once the connection has ended.
@@ -89,8 +89,7 @@ class SupervisorConnection:
         return False
 
     def read(self) -> list[RankMessage]:
-        """Return the messages that have arrived, without blocking. Lines that are not messages are
-        dropped.
+        """Return the messages that have arrived. Lines that are not messages are dropped.
 
         Afterwards :attr:`open` is False if the connection has ended, or if a line is too long to be
         a message.

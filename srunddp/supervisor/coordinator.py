@@ -351,7 +351,7 @@ class Coordinator(FailureMonitor):
         number = self._context.asked(now)
         if not number:
             return failure
-        # The launcher has sent this process a signal that ends the run. It sends the signal to all
+        # The launcher has sent this rank a signal that ends the run. It sends the signal to all
         # ranks, and kills a rank that takes too long to end.
         return replace(
             failure,
@@ -632,7 +632,7 @@ class Coordinator(FailureMonitor):
         return len(self._ended) >= len(ranks) - len(culprits) and ranks - culprits <= self._ended
 
     def _next_due(self, now: float) -> float:
-        """Return the time at which rank 0 has to act next if no message comes before then."""
+        """Return when rank 0 has to act next if nothing happens before then."""
         if self._decision.state is DecisionState.ASKING_GPUS:
             due = [self._decision.ends_at or now]
             if self._context.rank in self._asked_about_gpus:
@@ -914,11 +914,8 @@ def _all_alone(ranks: int) -> str:
 
 
 def _no_steps(timeout: float) -> str:
-    """Return the line for a run in which ``--stall-timeout`` has no effect so far, because no rank
-    has made a step that srunddp knows of.
-
-    Args:
-        timeout: The value of ``--stall-timeout``, in seconds.
+    """Return the line for a run in which ``--stall-timeout`` does not count, because no rank makes
+    a step that srunddp knows of.
     """
     return (
         f"srunddp: no step for {timeout:g} s, and --stall-timeout does not count yet: it begins"

@@ -9,8 +9,8 @@ the GPUs before it tells the ranks, and nothing that happens meanwhile changes t
 Rank 0 uses three clocks and never mixes them:
 
 - ``now``, here and wherever a supervisor waits, is the time of :class:`ActiveClock`, which stands
-  still while this process is suspended. So a job that continues after ``scontrol suspend`` counts
-  no rank as silent, and no time limit has passed meanwhile.
+  still while this process is suspended. So after ``scontrol suspend`` no rank counts as silent, and
+  no time limit has passed.
 - The clock of the leases of spare nodes goes on during a suspension, because the other nodes may
   have gone on without this one. See :class:`srunddp.spare_nodes.rank_zero.RankZeroSpareNodes`.
 - The time of day is only for texts that people read. The clocks of nodes differ, so failures are
@@ -129,11 +129,10 @@ class DecisionTimes(NamedTuple):
     """The times on which the decision depends, in seconds.
 
     Attributes:
-        limits: The times that users cannot set with an option.
+        limits: The times that no option changes.
         signal_grace: How long the other ranks may save after one has ended by the launcher's signal
             or has agreed to stop.
-        ends_within: How long a worker may take to end after the verdict before it is killed
-            (``--grace``).
+        ends_within: How long a worker may take to end after the verdict before it is killed.
     """
 
     limits: Limits = DEFAULT_LIMITS
@@ -162,10 +161,9 @@ TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
     # 6.5 s. The kernels of nodes that can be reached answer at once.
     DecisionState.PROBING_STALLED: lambda times: times.limits.probe_answers_within,
     DecisionState.PROBING_OTHERS: lambda times: times.limits.probe_answers_within,
-    # 3 s. After a GPU's fault its driver may not answer, and all ranks wait.
+    # 3 s. After a fault the driver may not answer, and all ranks wait.
     DecisionState.ASKING_GPUS: lambda times: times.limits.gpus_told_within,
-    # --grace and 12 s. By then the worker of each rank that can be reached has ended or been
-    # killed.
+    # --grace and 12 s. By then the workers of all ranks that can be reached have ended.
     DecisionState.DECIDED: lambda times: times.ends_within + times.limits.killed_within,
     # 1.2 s. The other supervisors close their side first: rank 0's kernel can send a lost message
     # again only while rank 0 keeps its side of the connection open.
@@ -302,8 +300,8 @@ _EVENTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What rank 0 knows at one moment and the decision depends on, in addition to the failures and
-    the time.
+    """The facts on which the decision depends at one moment, in addition to the failures and the
+    time.
 
     Attributes:
         steps_are_overdue: No rank has made a step for ``--stall-timeout``, though one is expected.
@@ -424,7 +422,7 @@ class Decision:
         return None
 
     def _after_the_wait(self, facts: Facts) -> DecisionEvent:
-        """Return the event that follows when WAITING_FOR_CAUSE or WAITING_FOR_ALL is over."""
+        """Return the event that follows when the wait for a cause, or for all ranks, is over."""
         if self.state is DecisionState.WAITING_FOR_ALL:
             return DecisionEvent.WAITED
         if facts.silent_may_be_cause:
@@ -438,17 +436,11 @@ class Decision:
         return DecisionEvent.WAITED
 
     def _after_the_stacks(self, facts: Facts) -> DecisionEvent:
-        """Return the event that follows when all ranks have sent their stacks, or their time is
-        over.
-        """
         if facts.network_can_be_tried and not facts.stacks_name_a_rank:
             return DecisionEvent.UNEXPLAINED
         return DecisionEvent.ANSWERED
 
     def _after_the_probe(self, facts: Facts) -> DecisionEvent:
-        """Return the event that follows when all nodes have sent their results, or the time is
-        over.
-        """
         if self.state is DecisionState.PROBING_OTHERS and facts.silent_may_be_cause:
             return DecisionEvent.SOMEONE_IS_SILENT
         return DecisionEvent.PROBED

@@ -17,8 +17,8 @@ class Deputies:
     connection, it is.
 
     Attributes:
-        listening: Rank, address and port of each deputy, in the order in which they are to act.
-        rank: The rank of this process, which need not be a deputy.
+        listening: Rank, address and port of each deputy, in the order in which they act.
+        rank: The rank of this process.
         master: Rank 0's address.
         limits: How long a deputy's kernel may take to accept.
         own: The listening socket of this process, if it is a deputy.
@@ -74,8 +74,8 @@ class Deputies:
         return not others or any(self._answers(*other) is not None for other in others)
 
     def _answers(self, host: str, port: int) -> bool | None:
-        """Return True if a deputy's kernel accepts a connection, False if the deputy's node rejects
-        it, and None if no answer comes.
+        """Return True if a deputy's kernel accepts a connection, False if the node rejects it, and
+        None if nothing answers.
         """
         # socket.create_connection() may import a module, and nothing may be imported at the moment
         # of a failure.

@@ -206,8 +206,8 @@ class Descendants:
         # need them to end the processes on its other nodes.
         if _is_launcher(pid) and self._has_time(pid):
             return
-        # Kill the children first. If the process starts more of them before it is killed itself,
-        # they become our own children, and the next round finds them.
+        # Kill the children first. When the process has ended, children that it has started
+        # meanwhile become our own children, and the next round finds them.
         for child in children_of(pid):
             self._end(child)
         _send(pid, signal.SIGKILL)
@@ -232,7 +232,6 @@ class Descendants:
 
 
 def _is_launcher(pid: int) -> bool:
-    """Return whether a process is a command that starts processes on other nodes, by its name."""
     return text_of(Path(f"/proc/{pid}/comm")) in REMOTE_STARTERS
 
 
@@ -249,7 +248,6 @@ def _identify(pid: int) -> Process | None:
 
 
 def _is_there(process: Process) -> bool:
-    """Return whether a process is still running, and its id has not passed to another process."""
     return _identify(process.pid) == process
 
 

@@ -205,7 +205,7 @@ class KillLeftBehind(Action):
 
 
 class TellEndAfterVerdict(Action):
-    """Tell the failure monitor that the worker has ended, now that the verdict is known."""
+    """Tell the failure monitor that the worker has ended since the verdict."""
 
 
 class AnnounceEnd(Action):

@@ -1,6 +1,6 @@
 """How one rank failed, and how likely its failure is the cause of the run's end.
 
-When a rank dies, its peers see errors too. Those errors are secondary: the death has caused them.
+When a rank dies, its peers see errors too; those errors are secondary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FailureCategory(Enum):
     """What a failure means for another start of the run."""
 
     OTHER = "other"
-    WRONG_SCRIPT = "wrong script"  # a syntax error, on which the script would fail again
+    WRONG_SCRIPT = "wrong script"  # a syntax error: the script would fail again
     IMPORT_FAILED = "import failed"  # the script would fail again, or the node lacks a package
     FINAL = "final"  # another start would do harm, see SrunddpError.final
     OUT_OF_MEMORY = "out of memory"  # the kernel has killed the worker for lack of memory
@@ -186,8 +186,7 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptErr
 def category_of(error: BaseException) -> FailureCategory:
     """Return what an exception means for another start, by its class.
 
-    An exception marked ``final`` also counts if the script has raised another one from it, or while
-    handling it.
+    A final error also counts if the script has raised another error from it, or while handling it.
     """
     if any(isinstance(each, SrunddpError) and each.final for each in _chain(error)):
         return FailureCategory.FINAL
@@ -273,7 +272,7 @@ def by_launcher(number: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a traceback, or its beginning and end if it is too long for a message."""
+    """Return the text, or its beginning and end if it is too long for a message."""
     half = _LONGEST // 2
     whole = text
     while len(json.dumps(text)) > _LONGEST:

@@ -86,7 +86,7 @@ def rotate_previous(folder: Path) -> None:
     """Rename the ``failure.json`` of an earlier attempt at the job to ``failure.N.json``, with the
     lowest N from 1 that is free. Do nothing if there is no such file, or it cannot be renamed.
 
-    Rank 0 calls this before its run can fail, so that the file of this attempt is a new one.
+    Rank 0 calls this before its run can fail.
 
     Args:
         folder: The folder of the run's logs.

@@ -214,13 +214,13 @@ class FailureMonitor:
             )
 
     def ended(self) -> None:
-        """Note that the worker has ended after :attr:`root_cause` was set."""
+        """Note that the worker has ended after the root cause was known."""
 
     def saves(self) -> None:
-        """Note that the worker handles SIGTERM and may save although :attr:`root_cause` is set."""
+        """Note that the worker handles SIGTERM, and may save after the root cause was known."""
 
     def tick(self, now: float) -> float:
-        """Do what is due now, and return in how many seconds to call this again."""
+        """Do what is due, and return in how many seconds something is due next."""
         found = self._found
         if found is None or self.root_cause is not None or self._gpus is None:
             return self._limits.single_looks
@@ -234,7 +234,8 @@ class FailureMonitor:
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """The facts about its own rank that a failure monitor needs. Those that change are functions.
+    """The facts about its own rank that a failure monitor needs, as values or as functions that
+    return them.
 
     Attributes:
         rank: The rank of this supervisor.

@@ -16,7 +16,7 @@ from srunddp.supervisor.sentinel import Mark, Sentinel
 from srunddp.supervisor.worker_process import WorkerProcess
 from srunddp.util.quick_dataclass import dataclass
 
-# When one of these two signals arrives, the kernel discards the other if it is still pending.
+# When one of these two signals comes, the kernel discards the other one if it is pending.
 _OPPOSITE: dict[int, int] = {signal.SIGTSTP: signal.SIGCONT, signal.SIGCONT: signal.SIGTSTP}
 
 
@@ -81,7 +81,7 @@ class SignalForwarding:
     limits: Limits = DEFAULT_LIMITS
     monotonic: Callable[[], float] = time.monotonic
     _questions: list[_Question] = field(default_factory=list)
-    # The signals that the sentinel has got, and that could not be assigned to a question so far.
+    # The signals that the sentinel has got and that belong to no question so far.
     _marks: list[Mark] = field(default_factory=list)
     _asked_at: float | None = None  # None if no answer is due
 
@@ -120,9 +120,7 @@ class SignalForwarding:
             self._asked_at = now
 
     def on_answer(self) -> list[MissedSignal]:
-        """Read the sentinel's answer, and return the signals that the worker has not got. Call this
-        when the sentinel's pipe is readable.
-        """
+        """Read the sentinel's answer, and return the signals that the worker has not got."""
         if self.sentinel is None:
             return []
         answer = self.sentinel.answer()
@@ -161,8 +159,8 @@ class SignalForwarding:
         return max(0.0, min(each.ask_at for each in self._questions) - now)
 
     def _without_sentinel(self) -> list[MissedSignal]:
-        """Stop using the sentinel: if it answered late, that would be taken for the answer to
-        another question. Return the signals of all open questions that were not passed on.
+        """Stop using the sentinel, whose late answer would be taken for the answer to another
+        question. Return the signals of all open questions that were not passed on.
         """
         self.sentinel = None
         self._asked_at = None
@@ -170,7 +168,6 @@ class SignalForwarding:
         return self._settle(self._questions)
 
     def _settle(self, questions: Iterable[_Question]) -> list[MissedSignal]:
-        """Close questions, and return the signals among them that the worker has not got."""
         missed = []
         for question in tuple(questions):
             self._questions.remove(question)

@@ -39,7 +39,7 @@ _KINDS = {
 
 
 class _Known(VisibleDevice):
-    """A GPU or a MIG instance, with what :func:`visible` has to know of it.
+    """A GPU or a MIG instance.
 
     Attributes:
         instance: NVML's id of the MIG instance on its GPU; None for a GPU.
@@ -87,7 +87,7 @@ class GpuState:
         needs_reset: Whether the driver asks for a reset.
         errors: How many uncorrected memory errors there were since the driver was loaded; None if
             the GPU does not count them.
-        is_remap_pending: Whether the next reset will retire rows or pages of its memory.
+        is_remap_pending: Whether rows or pages of memory are retired at the next reset.
         has_remap_failed: Whether a row could not be retired.
         slowdowns: The reasons why its hardware, or heat, slows the GPU down now.
     """
@@ -102,10 +102,10 @@ class GpuState:
 
 @dataclass(frozen=True)
 class RemappedRows:
-    """The row remapping of a GPU's memory, in which spare rows replace faulty ones.
+    """The row remapping of a GPU's memory, in which spare rows replace others.
 
     Attributes:
-        is_pending: Whether the next reset will replace a row.
+        is_pending: Whether a row is replaced at the next reset.
         has_failed: Whether a row could not be replaced.
     """
 

@@ -41,8 +41,7 @@ class NodeGpus:
     """Asks a separate process, for the supervisor, about the health of this node's GPUs.
 
     Attributes:
-        own: The process ids of children that the supervisor has started for itself. Those forked
-            here are added.
+        own: The process ids of the supervisor's own children, to which those forked here are added.
         limits: How long an answer may take.
         clock: The clock by which that time is measured.
         pid: The process that asks NVML; None if there is none now.
@@ -62,7 +61,7 @@ class NodeGpus:
         signals blocked.
 
         Args:
-            record: The file to which the process writes the faults; None to write none.
+            record: The file for the faults; None to write none.
         """
         self._fork(lambda end: _watch(end, record))
 
@@ -73,7 +72,7 @@ class NodeGpus:
 
     def ask(self) -> None:
         """Ask for the faults of the GPUs now. :meth:`look` returns the answer."""
-        self._read()  # closes the socket if the process has ended
+        self._read()  # notices a process that has ended
         self._answer = None
         self._ends_at = self.clock() + self.limits.gpus_answer_within
         if self._socket is None:
@@ -176,13 +175,7 @@ class NodeGpus:
 
 
 def _run(supervisor: int, end: socket.socket, serve: Callable[[socket.socket], None]) -> NoReturn:
-    """Do the work of the forked process, and exit.
-
-    Args:
-        supervisor: The process id of the supervisor, with which this process ends.
-        end: This process's end of the socket to the supervisor.
-        serve: Does the work.
-    """
+    """Do the work of the forked process, and exit."""
     try:
         die_with_parent(supervisor)
         # The launcher's signals go to the whole process group or job step, but are not meant for

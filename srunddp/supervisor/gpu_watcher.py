@@ -28,8 +28,8 @@ from srunddp.util.sample_files import GPU_FAULTS
 _MOST_FAULTS = 32  # in one message, which has to fit into one packet
 _WAIT = 60_000  # milliseconds that NVML waits for an event; the process can be ended meanwhile
 _PAUSE = 1.0  # seconds after an error of NVML, which may come again at once
-# For how many seconds an answer includes an Xid that is no hardware fault. The program may have
-# handled an older one.
+# An answer includes an Xid that is not a hardware fault only for this number of seconds. The
+# program may have handled an older one.
 _RECENT = 60.0
 
 
@@ -126,7 +126,6 @@ class _GpuWatcher:
         _send(self._end, found, is_answer=True)
 
     def _what_stays(self) -> list[GpuFault]:
-        """Return the faults that the GPUs' states show now."""
         return [
             fault
             for gpu, before in zip(self._gpus, self._before, strict=True)
@@ -134,7 +133,6 @@ class _GpuWatcher:
         ]
 
     def _tell(self, faults: list[GpuFault]) -> None:
-        """Record faults, and send the supervisor those of them that are new and of hardware."""
         news = self._record(faults)
         hardware = [each for each in news if each.kind == GpuFaultKind.HARDWARE.value]
         if hardware:

@@ -10,8 +10,8 @@ from pathlib import Path
 from srunddp.util.kernel_file import ancestors, environ_of
 from srunddp.util.quick_dataclass import dataclass
 
-# The names of the processes of launchers that start ranks. The kernel keeps at most 15 characters
-# of a name.
+# The processes of launchers that start ranks, by the names that the kernel keeps, which have at
+# most 15 characters.
 _SLURMSTEPD = "slurmstepd"
 _MPI_COMMANDS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra")
 _DAEMONS = (_SLURMSTEPD, "orted", "prted", "hydra_pmi_proxy", "palsd", *_MPI_COMMANDS)
@@ -25,7 +25,7 @@ REMOTE_STARTERS = frozenset(
 
 @dataclass(frozen=True)
 class Launcher:
-    """The launcher of this process, which may also send it signals.
+    """The launcher of this process, which also sends it signals.
 
     Attributes:
         pid: The launcher's process id; 0 if it is outside our process namespace; None if there is
@@ -123,7 +123,7 @@ def is_tracked_by_cgroup(groups: Path) -> bool:
     version 2. False if a container hides the groups.
 
     Args:
-        groups: The file that lists this process's control groups, ``/proc/self/cgroup``.
+        groups: ``/proc/self/cgroup``.
     """
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]

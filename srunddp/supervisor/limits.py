@@ -1,7 +1,7 @@
 """The times of a supervisor, in seconds: how long it waits, and how often it looks.
 
 One :class:`Limits` is handed to every part that waits, so a test can change all times in one place.
-A time that users may choose is an option instead, and only the option's default is here.
+A time that a user may choose is an option instead, and only its default is here.
 """
 
 from srunddp.util.quick_dataclass import dataclass
@@ -52,8 +52,8 @@ class Limits:
     """
 
     stopped_looks: float = 1.0
-    """How often a supervisor looks at a stopped worker. If the supervisor is stopped too, only one
-    such interval and :attr:`late` count towards :attr:`stopped_for`.
+    """How often a supervisor looks at a stopped worker. If the supervisor is stopped as well, only
+    one such wait and :attr:`late` count towards :attr:`stopped_for`.
     """
 
     kill_after: float = 1.0
@@ -83,8 +83,8 @@ class Limits:
     """
 
     left_behind_looks: float = 0.05
-    """How often a supervisor that waits for other ranks looks whether all processes that its worker
-    has left behind are gone.
+    """How often a supervisor that waits for other ranks looks whether all that its worker has left
+    behind is gone.
     """
 
     ends_within: float = 60.0
@@ -93,7 +93,7 @@ class Limits:
     """
 
     signal_may_follow: float = 0.1
-    """How long after a signal has ended a worker its supervisor may still get the same signal. A
+    """How long after a worker's end by a signal the supervisor may still get the same signal. A
     launcher sends it to one process after the other.
     """
 
@@ -163,8 +163,8 @@ class Limits:
 
     deputy_files_written_within: float = 0.5
     """How long a deputy waits to learn whether another deputy has written ``failure.json`` and so
-    has already reported for rank 0. After that the deputy reports too: if the file system is slow,
-    two reports are better than none.
+    has already reported for rank 0. After that it reports itself: if the file system is slow, two
+    reports are better than none.
     """
 
     deputy_stays: float = 0.5
@@ -199,8 +199,8 @@ class Limits:
     """
 
     first_step_times: float = 3.0
-    """The multiple of the time that an earlier start took to its first step. It is added to the
-    time of :attr:`first_step_stall_timeouts`.
+    """The multiple of the time to the first step in an earlier start. It is added to the time of
+    :attr:`first_step_stall_timeouts`.
     """
 
     # Which ranks are there.
@@ -224,8 +224,8 @@ class Limits:
     """
 
     slurm_is_asked_after: float = 10.0
-    """How long a node must be silent before rank 0 asks Slurm whether the node is down. With the
-    default :attr:`pings_every`, two pings are missing then.
+    """How long a node must be silent before rank 0 asks Slurm whether it is down. By default two
+    pings are missing then.
     """
 
     sinfo_within: float = 10.0
@@ -296,15 +296,15 @@ class Limits:
     """How often the failure monitor of a single process is asked to act; it never has to."""
 
     metrics_every: float = 10.0
-    """How often the metrics of a run are written, if the site has asked for metrics. Prometheus
-    usually reads them every 15 s to a minute.
+    """How often the metrics of a run are written, if the site has asked for them. Prometheus reads
+    them every 15 s to a minute.
     """
 
     # The thread that passes output on.
 
     relay_rests: float = 0.002
-    """The pause between two reads when a script prints line by line. Without the pause, each line
-    would wake the thread.
+    """The pause between two reads when a script prints line by line. Without it each line would
+    wake the thread.
     """
 
     relay_looks: float = 0.05

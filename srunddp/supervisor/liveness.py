@@ -1,4 +1,4 @@
-"""Rank 0's view of which ranks are still there, from pings and silence, and of which node is lost.
+"""Rank 0's view of which ranks are still there: pings, silence, and which node is lost.
 
 When a node's kernel no longer answers, the connection ends and is marked as lost. Rank 0 notices
 two more cases without the end of a connection: a supervisor that is stopped or starved sends no
@@ -18,15 +18,15 @@ from srunddp.supervisor.messages import Pong
 
 
 class Liveness:
-    """Keeps the time at which rank 0 last heard from each other task, and tells which tasks are
-    silent and which node is lost.
+    """Keeps when rank 0 last heard from each other task, and tells which tasks are silent and which
+    node is lost.
 
     All times are those of the supervisor's clock, which stands still during a suspension, so that
     afterwards no task counts as silent.
 
     Attributes:
-        next_look: When :meth:`look` is due again. The clock begins at 0 with this start, and the
-            first look is one interval later.
+        next_look: When :meth:`look` is due again. The clock begins at 0, and the first look is one
+            interval later.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Liveness:
             is_cut_off: Whether most of the tasks no longer answer; known only with spare nodes.
         """
         own = self._context.node
-        # Check the link last, because that asks the kernel for all interfaces, which takes time.
+        # The link is checked last, because this asks the kernel for all interfaces.
         if is_cut_off or self._nobody_answers(now) or not self._context.link_is_up():
             return own
         return self._context.nodes[rank]
@@ -136,7 +136,7 @@ class Liveness:
 
         With a single other node, either of the two may be cut off. If this node is cut off, the
         connections to the others end one after the other. When the first one ends, the others have
-        been silent for nearly as long, so silence for half of ``--lost-after`` is enough here.
+        been silent for nearly as long, so half of ``--lost-after`` is enough here.
         """
         nodes = self._context.nodes
         others = {rank for rank in self._connections if nodes[rank] != self._context.node}

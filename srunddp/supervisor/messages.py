@@ -27,8 +27,8 @@ class ScriptIsOver(RankMessage, kind="script_is_over"):
     """The rank's script has ended with 0.
 
     Attributes:
-        waits: Whether the rank's worker stays until the scripts of all ranks are over, because MPI
-            is initialised or a restart is possible.
+        waits: Whether its worker stays until the scripts of all ranks are over, because MPI is
+            initialised or a restart is possible.
         has_steps: Whether the rank has made a step in this start.
         ran_alone: Whether the script has used torch without ever being in a process group with
             other ranks.
@@ -184,7 +184,7 @@ class ProbeResult(RankMessage, kind="probe_result"):
     Attributes:
         reached: The ranks whose node has answered, or has refused the connection.
         missed: The ranks whose node has not answered within 5 s.
-        number: The number of the ``probe_wanted`` that this answers.
+        number: The number of the ``probe_wanted``.
     """
 
     reached: tuple[int, ...]

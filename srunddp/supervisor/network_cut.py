@@ -46,8 +46,7 @@ class Cut:
     Attributes:
         node: The node.
         others: The nodes that it does not reach, or that do not reach it.
-        way: In which direction they do not reach each other; always BOTH if there are several
-            others.
+        way: In which direction; BOTH if there are several others.
     """
 
     node: str
@@ -196,7 +195,7 @@ class NetworkProbe:
 
     def _pairs(self, ranks: Iterable[tuple[int, int]]) -> set[Pair]:
         nodes = self._nodes
-        # A message may name any rank: leave out those whose node was not asked about.
+        # A message may name any rank: one that was not asked about is left out.
         return {(nodes[here], nodes[there]) for here, there in ranks if there in nodes}
 
 

@@ -86,7 +86,7 @@ class NodeProbe:
         return ProbeResult(tuple(sorted(self._reached)), tuple(missed), self._wanted.number)
 
     def close(self) -> None:
-        """Close the sockets of the attempts that have not been answered."""
+        """Close the attempts that have not been answered."""
         for peer in self._missing.values():
             _close(peer)
 
@@ -103,7 +103,7 @@ class NodeProbe:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             connection = socket.socket(family)
-        except OSError:  # too many open files: at the next attempt there may be fewer
+        except OSError:  # too many open files: there may be fewer at the next attempt
             return None
         connection.setblocking(False)
         try:

@@ -1,4 +1,4 @@
-"""The interfaces through which a failure monitor uses spare nodes, in a run with spare nodes.
+"""The interfaces through which a failure monitor uses spare nodes, in a run that has some.
 
 The package :mod:`srunddp.spare_nodes` implements them. A run without ``--spare-nodes`` has none of
 these objects and does not import that package.
@@ -22,7 +22,7 @@ class NextStart:
     """What the rendezvous of the next start has to know.
 
     Attributes:
-        expected: The numbers of the tasks that are known to be alive and are expected to connect.
+        expected: The numbers of the tasks that are known to be alive and will come.
         quorum: How many tasks must come before a new rank 0 may go on. If fewer come, this side of
             a split network is cut off.
         not_before: The time, by the clock of the leases, by which the workers of all lost nodes
@@ -37,7 +37,7 @@ class NextStart:
 
 
 class LeaseTimes(NamedTuple):
-    """The times that a ping and its answer carry to extend a lease.
+    """The times that extend a lease; a ping and its answer carry them.
 
     Attributes:
         sent_at: When the message was sent, by the sender's clock.
@@ -149,7 +149,8 @@ class NodeReplacement(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodesOfStart:
-    """What the failure monitor of any task has to know about spare nodes in one start.
+    """The facts about the spare nodes in one start that the failure monitor of any task has to
+    know.
 
     Attributes:
         numbers: The numbers of the tasks that wait on spare nodes, as far as this task knows them.

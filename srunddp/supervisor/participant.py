@@ -167,8 +167,7 @@ class Participant(FailureMonitor):
         super().left()
         self._connection.send(WorkerHasEnded())
         if self._lease:
-            # Without its worker this rank cannot take over from rank 0. The next deputy does it
-            # then.
+            # This rank cannot take over from rank 0 any more: the next deputy does.
             self._context.deputies.stop_listening()
 
     def asked(self, by: str) -> None:
@@ -330,9 +329,7 @@ class Participant(FailureMonitor):
         self._end_without_rank_zero(end, now)
 
     def _how_rank_zero_is_gone(self, now: float) -> RankZeroEnd | None:
-        """Return how rank 0 is gone, by the surest sign that this rank has; None if rank 0 is not
-        gone.
-        """
+        """Return how rank 0 is gone, by the surest sign that there is; None if it is not gone."""
         if not self._connection.open:
             if self._connection.lost or self._rank_zero_was_cut_off():
                 return RankZeroEnd.UNREACHABLE

@@ -5,9 +5,10 @@ that follow.
 sockets, signals and the clock, calls this function, and carries out the actions that it returns. An
 event that is not in :data:`TABLE` changes nothing.
 
-Without a failure the phases are MEETING, RUNNING, FINISHING, LEAVING, GONE, OVER. Two things change
-that: a failure of this rank, which is reported once, and the verdict, after which the worker is
-ended (ENDING, CLOSING). Once the ranks have met, a failure changes the phase only in CRASHED.
+Without a failure the phases are MEETING, RUNNING, FINISHING, LEAVING, GONE, OVER. Two things lead
+away from this path: a failure of this rank, which is reported once, and the verdict, after which
+the worker is ended (ENDING, CLOSING). Once the ranks have met, a failure changes the phase only in
+CRASHED.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Times(NamedTuple):
             SIGTERM and is ended because of another rank; None for no limit, as in a single process,
             for which no other rank waits.
         restart_grace: How long any script may take to end before a restart.
-        limits: The times that users cannot set with an option.
+        limits: The times that no option changes.
     """
 
     grace: float | None
@@ -98,8 +99,8 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What a supervisor remembers between events: its phase, and everything else that decides what
-    follows from the next event.
+    """The phase of a supervisor, with everything else that decides what follows from the next
+    event.
 
     Attributes:
         phase: The current phase.
@@ -214,7 +215,6 @@ def _on(
 
 
 def _enter(state: State, phase: Phase, until: float = math.inf) -> State:
-    """Return a state in another phase, or in the same one, with the time limit set again."""
     return replace(state, phase=phase, until=until)
 
 
@@ -245,7 +245,7 @@ def _end_early(state: State, event: WorkerIsGone, times: Times) -> Step:
 
 @_on(TimeIsOver, Phase.ENDED_EARLY, Phase.CRASHED, to=(Phase.ENDED_EARLY, Phase.CRASHED))
 def _report_status(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Make a failure of the worker's exit code or signal."""
+    """Make a failure from the worker's exit code or signal."""
     return _enter(state, state.phase), [ReportStatus()]
 
 
@@ -284,8 +284,8 @@ def _end_unmet_early(state: State, event: RanksDoNotMeet, _: Times) -> Step:
 
 @_on(RanksHaveMet, Phase.ABORTING, to=(Phase.RUNNING, Phase.GONE))
 def _tell_failure_late(state: State, _: RanksHaveMet, __: Times) -> Step:
-    """Tell the failure monitor of the failure, because the last rank came before the rendezvous
-    could be ended.
+    """Tell the failure monitor of the failure: the last rank came before the rendezvous could be
+    ended.
 
     If the worker is still running, it gets the world all the same, and the verdict ends it.
     """
@@ -346,8 +346,8 @@ def _learn_error_in_the_end(state: State, event: RanksDoNotMeet, _: Times) -> St
 
 @_on(TimeIsOver, Phase.UNMET, to=Phase.UNMET)
 def _report_unmet_status(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Make a failure of the worker's exit code or signal. That failure shows whether the launcher's
-    signal has ended the worker.
+    """Make a failure from the worker's exit code or signal. The failure shows whether the
+    launcher's signal has ended the worker.
     """
     return _enter(state, Phase.UNMET), [ReportStatus()]
 
@@ -375,7 +375,6 @@ def _unmet(state: State, error: BaseException, times: Times) -> Step:
 
 
 def _soon(times: Times) -> EndWorker:
-    """Return the action that ends a worker whose script has not begun."""
     return EndWorker(ask=True, within=times.limits.kill_after)
 
 
@@ -400,9 +399,9 @@ def _finish(state: State, event: ScriptSucceeded, _: Times) -> Step:
 
 @_on(MayLeave, Phase.FINISHING, to=Phase.LEAVING)
 def _let_leave(state: State, event: MayLeave, times: Times) -> Step:
-    """Tell the worker that it may leave. In LEAVING it may stay for 60 s, for example in exit
-    handlers. There is no limit in a single process, for which no other rank waits, nor after a
-    failure, because then the verdict ends the worker.
+    """Tell the worker that it may leave. It may stay for 60 s, for example in exit handlers. There
+    is no limit in a single process, for which no other rank waits, nor after a failure, because the
+    verdict then ends the worker.
     """
     until = math.inf
     if times.grace is not None and state.failure is None:
@@ -531,8 +530,8 @@ def _obey(state: State, event: VerdictIsKnown, times: Times) -> Step:
 
 @_on(VerdictIsKnown, Phase.ENDING, to=Phase.ENDING)
 def _obey_again(state: State, event: VerdictIsKnown, times: Times) -> Step:
-    """End the worker within the time that the new verdict leaves. The verdict changes if the
-    launcher has ended and another node may go on with the ranks of this node.
+    """End the worker within the time that the new verdict leaves. A verdict changes if the launcher
+    ends and another node may go on with the ranks of this node.
     """
     return replace(state, terms=event.terms), [_end(state, event.terms, times)]
 
@@ -644,8 +643,8 @@ def _leave(state: State, _: NobodyNeedsUs, __: Times) -> Step:
 
 @_on(TimeIsOver, Phase.CLOSING, to=Phase.OVER)
 def _leave_in_any_case(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Leave although rank 0 has not closed the connections: all workers that can end have ended by
-    now.
+    """Leave although rank 0 has not closed the connections: by now all workers that end in time
+    have ended.
     """
     return _enter(state, Phase.OVER), []
 
@@ -658,5 +657,4 @@ def _end(state: State, terms: VerdictTerms, times: Times) -> EndWorker:
 
 
 def _closes_by(event: Event, times: Times) -> float:
-    """Return until when to wait, in CLOSING, for rank 0 to close the connections."""
     return event.at + times.limits.killed_within + (times.grace or 0.0)

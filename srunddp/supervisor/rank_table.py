@@ -1,5 +1,5 @@
 """The state of each rank of a run, as rank 0 knows it: the states, the events and the table of
-transitions between the states.
+transitions.
 """
 
 from collections import Counter

@@ -29,7 +29,7 @@ from srunddp.util.quick_dataclass import dataclass
 
 @dataclass
 class FailureRecorder:
-    """Makes this rank's :class:`Failure`, and writes tracebacks to the rank's log.
+    """Makes this rank's :class:`Failure`.
 
     Attributes:
         rank: This rank.

@@ -12,8 +12,8 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.root_cause import Ending, RootCause
 from srunddp.util.quick_dataclass import dataclass
 
-# The exit codes of scripts that were called wrongly (argparse's 2, sysexits' EX_CONFIG). Another
-# start would end in the same way, so none follows.
+# Exit codes of scripts that were called wrongly (argparse's 2, sysexits' EX_CONFIG): another start
+# would end in the same way.
 _WRONG_USE = (2, 78)
 
 
@@ -94,8 +94,8 @@ NO_STEPS_SEEN = StartSteps()
 def first_step_limit(history: Starts, stall_timeout: float, limits: Limits) -> float:
     """Return how many seconds a start may take to its first step; 0 for no limit.
 
-    Before the first step, a hang looks the same as data being staged or a model being compiled. So
-    there is a limit only if an earlier start has made steps, and then a long one.
+    A hang before the first step cannot be told from data being staged or a model being compiled. So
+    there is a limit only if an earlier start has made steps, and a generous one.
 
     Args:
         history: What is known of the earlier starts.
@@ -114,8 +114,8 @@ class RestartPolicy:
     """Decides on rank 0 whether a restart follows a failure.
 
     Attributes:
-        history: What is known of the starts so far. The present start is among them once it has
-            failed and another start follows.
+        history: What is known of the starts so far. This start is included once it has failed and
+            another follows.
     """
 
     def __init__(
@@ -155,17 +155,18 @@ class RestartPolicy:
         moves: bool = False,
         steps_seen: StartSteps = NO_STEPS_SEEN,
     ) -> tuple[str | None, str]:
-        """Decide whether the run restarts. If it does, begin to listen for the next rendezvous.
+        """Decide whether the run restarts, and if so, begin to listen for the ranks.
 
         Args:
             cause: Why this start has ended.
             obstacle: Why no restart is possible, if rank 0 knows a reason; else empty.
-            moves: Whether ranks move to a spare node. If so, a fault of their old node may be gone.
+            moves: Whether ranks move from a node to a spare one, so that a fault of that node may
+                be gone.
             steps_seen: What is known of the steps of all ranks in this start.
 
         Returns:
-            The text by which the ranks find the next rendezvous, or None if the run ends; and a
-            line for the user, or an empty text for none.
+            The text by which the ranks find the next rendezvous, None if the run ends; and a line
+            for the user, empty for none.
         """
         # Do not restart if all ranks have agreed to stop, or the launcher has asked for the end.
         if cause.ending is Ending.STOPPED:

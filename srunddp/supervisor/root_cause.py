@@ -26,8 +26,8 @@ from srunddp.util.console import write_amid_output
 from srunddp.util.hostlist import fold, fold_ranks
 from srunddp.util.quick_dataclass import dataclass
 
-LOST = 69  # the exit code for a lost node: EX_UNAVAILABLE of sysexits.h, as for RendezvousError
-STALLED = 124  # the exit code for a stall, which timeout(1) also uses when a time is over
+LOST = 69  # exit code for a lost node: EX_UNAVAILABLE of sysexits.h, as for a RendezvousError
+STALLED = 124  # exit code for a stall, the same as timeout(1)'s
 
 _NODES_NAMED = 16
 _GPU_FAULTS_NAMED = 16
@@ -55,7 +55,7 @@ class RootCause:
         traceback: The culprit's traceback or stack, or empty.
         time: The time of the failure by its node's clock, or empty.
         victims: The other failures that are known.
-        notes: Lines to print below the traceback, without the prefix ``srunddp:``.
+        notes: Lines to print below the traceback.
         shown: Whether the user has already seen the error.
         category: What the failure means for another start.
         failed_import: For an import error, its class and the module, see
@@ -110,9 +110,9 @@ class RootCause:
     def with_gpu_faults(self, faults: Sequence[GpuFault]) -> RootCause:
         """Return the root cause with the faults of GPUs.
 
-        A GPU on another node whose hardware has failed becomes the cause in three cases: if the
-        culprit's failure only shows that a peer was gone or late, if no rank is at fault, or if the
-        exit code is that of a stall.
+        A GPU on another node whose hardware has failed becomes the cause if the culprit's failure
+        only shows that its peer was gone or late, if no rank is at fault, or if the exit code is
+        that of a stall.
 
         Args:
             faults: The faults, with their nodes.

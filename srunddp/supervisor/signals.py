@@ -1,5 +1,5 @@
-"""Functions about signals and processes that Python's signal module lacks: signals as a file
-descriptor, the signals that a process handles, and the end of a process with its parent.
+"""Linux's signal functions that Python's signal module lacks: signals as a file descriptor, the
+signals that a process handles, and the end of a process with its parent.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ def block() -> set[signal.Signals]:
     Returns:
         The signals that were blocked before.
     """
-    # If this process has inherited that SIGCHLD is ignored, the signal never comes, and the
-    # worker's end would go unnoticed.
+    # If SIGCHLD was inherited as ignored, it would never come, and the worker's end would go
+    # unnoticed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)}
 

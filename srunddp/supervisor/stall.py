@@ -146,7 +146,7 @@ def find_stalled_rank(
     finished: Mapping[int, str],
 ) -> RootCause:
     """Return the root cause of a stall: the rank that the others most likely wait for, with notes
-    on where the others are. If all wait in the same place, no rank is named.
+    on where the others are. If all wait in one place, no rank is named.
 
     Args:
         stacks: The dump of each rank whose script runs.

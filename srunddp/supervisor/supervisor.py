@@ -125,7 +125,7 @@ class RankAgent(Protocol):
 
 @dataclass(kw_only=True)
 class Supervisor:
-    """Watches one worker until the worker has ended and no other rank needs this rank.
+    """Watches one worker until it has ended and no other rank needs this one.
 
     Attributes:
         agent: The rendezvous and the telemetry of this rank.
@@ -144,7 +144,7 @@ class Supervisor:
         clock: The clock by which these times are measured.
         remaining: The process ids of descendants that could not be killed.
         asked: The numbers of all signals so far that ask for an end of the run.
-        is_interrupted: Whether a KeyboardInterrupt has ended the script.
+        is_interrupted: Whether the script has ended by a KeyboardInterrupt.
     """
 
     agent: RankAgent
@@ -252,7 +252,6 @@ class Supervisor:
         return signals_descriptor
 
     def _rendezvous(self, ended: socket.socket) -> None:
-        """Run the rendezvous in its thread, and close the socket when it has ended."""
         try:
             self._outcome = self.agent.rendezvous()
         except BaseException as error:
@@ -266,8 +265,8 @@ class Supervisor:
                 return
             ready = {key.fileobj: key.data for key, _ in self._selector.select(wait)}
             self.clock.advance(wait)
-            # Handle signals first: if the launcher's signal has ended the worker, that is not a
-            # failure of the worker.
+            # Signals first: if the launcher's signal ended the worker, that is not the worker's own
+            # failure.
             if handler := ready.pop(signals_descriptor, None):
                 handler(signals_descriptor)
             for readable, handler in ready.items():
@@ -288,8 +287,8 @@ class Supervisor:
         be harmless when it is repeated.
         """
         now = self.clock.now
-        # Handle the time limit first: if it has passed by now, it counts as older than a verdict
-        # that the failure monitor may bring below.
+        # The time limit comes first: if it has passed by now, this counts as older than a verdict
+        # that the failure monitor brings below.
         waits = [self.limits.longest_wait]
         if now >= self._state.until:
             self._handle(TimeIsOver(now))
@@ -302,8 +301,8 @@ class Supervisor:
             # worker, after which tick() may close the connections.
             self._ask_monitor(self._monitor, now)
             waits.append(self._monitor.tick(now))
-            # Ask again after tick(), which may have found that a lease is over. No socket reports
-            # that, and then the worker must be gone within 3 s.
+            # Ask again after tick(): tick() may have found that a lease is over, which no socket
+            # reports, and then the worker must be gone within 3 s.
             self._ask_monitor(self._monitor, now)
         self._pass_on(self._forwarding.tick(now))
         others = (
@@ -366,12 +365,12 @@ class Supervisor:
                 self._selector.unregister(connection)
 
     def _on_agent_store(self, agent_store: AgentStore) -> None:
-        """Start the agent store, because a process has connected to it. There is no event for this,
+        """Start the agent store, because a process has connected to it. This is not an event,
         because it means the same in all phases.
         """
         if not self._monitor or self._monitor.root_cause:
-            # After the root cause, start nothing new, and refuse clients at once, so that they need
-            # not wait for the end of the run.
+            # After the root cause nothing new begins. Clients are refused, so that they need not
+            # wait for the end of the run.
             agent_store.close()
             return
         agent_store.start()
@@ -402,11 +401,11 @@ class Supervisor:
                     self.is_interrupted = message.is_interrupt
                     self._handle(ScriptFailed(now, self.recorder.of_message(message, now)))
                 case StartedMpi():
-                    self._monitor.uses_mpi()  # no event, because it means the same in all phases
+                    self._monitor.uses_mpi()  # not an event: it means the same in all phases
                 case NotesSignals():
-                    self._held.worker_notes = True  # no event for the same reason
+                    self._held.worker_notes = True  # not an event: the same in all phases
                 case SignalsNoted(numbers):
-                    self._held.add(numbers)  # no event for the same reason
+                    self._held.add(numbers)  # not an event: the same in all phases
                 case ScriptIsDone(waits):
                     self._handle(ScriptSucceeded(now, waits))
         if not self.pipe.open:
@@ -482,8 +481,8 @@ class Supervisor:
 
     def _pass_on(self, missed: Iterable[MissedSignal]) -> None:
         for each in missed:
-            # A script has sent this signal to its supervisor alone, so it counts like a signal from
-            # any other sender.
+            # A signal that a script sends to its supervisor alone counts like one from any other
+            # sender.
             if each.of_rank:
                 self._note_request(each.number)
             self.process.send(each.number)

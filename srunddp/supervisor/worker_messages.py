@@ -17,8 +17,8 @@ class WorkerMessage(Message):
 
 @dataclass(frozen=True)
 class Unreadable(WorkerMessage, kind="unreadable"):
-    """Stands for data that is not a message, so that the reader does not mistake it for the end of
-    the pipe.
+    """Stands for data that is not a message, so that the reader does not take it for the end of the
+    pipe.
     """
 
 
@@ -30,7 +30,7 @@ class ScriptIsDone(WorkerMessage, kind="script_is_done"):
     """The script has ended with 0.
 
     Attributes:
-        waits: Whether the worker has to stay until the scripts of all ranks are over.
+        waits: Whether the worker stays until the scripts of all ranks are over.
     """
 
     waits: bool

@@ -1,5 +1,5 @@
-"""The supervisor's view of the worker: whether the worker runs, is stopped or has ended, and how
-the supervisor ends it.
+"""The supervisor's view of the worker: whether the worker runs, is stopped or has ended, and how it
+is ended.
 
 No process of the worker survives it, see :mod:`srunddp.supervisor.descendants`.
 """
@@ -243,8 +243,8 @@ def kill_forks_on_exit(worker: int) -> None:
     worker, even if the supervisor was killed.
 
     This holds only for forks of the main thread, because the kernel sends the signal when the
-    *thread* that forked ends. It also holds only for the worker's own children, because a
-    grandchild that leaves its parent on purpose must not be killed.
+    *thread* that forked ends. It also holds only for the worker's own children: a grandchild that
+    leaves its parent on purpose must not be killed.
 
     Args:
         worker: The process id of the worker, in which this is called.

@@ -35,7 +35,7 @@ _PIPE_SIZE = 1 << 18  # four times Linux's default, so that the worker seldom ha
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """Where the output of one rank goes, as the options say.
+    """Where the output of one rank goes.
 
     Attributes:
         file: The file to which the output is appended; None for none.
@@ -68,8 +68,7 @@ def output_target(
         rank: This rank.
         world_size: The number of ranks.
         node: This rank's node.
-        run: The name of the run's folder. All ranks have the same, and it stays the same after a
-            requeue.
+        run: The name of the run's folder, the same on all ranks and after a requeue.
 
     Raises:
         UsageError: ``show_ranks`` is not a list of ranks, names a rank that does not exist, or is
@@ -165,8 +164,8 @@ class OutputRedirect:
         return output
 
     def in_worker(self) -> None:
-        """Send descriptors 1 and 2 to their target, and close the other copies. Call this in the
-        worker, before it writes or starts anything.
+        """Redirect descriptors 1 and 2. Call this in the worker, before it writes or starts
+        anything.
         """
         for number in (STDOUT, STDERR):
             target = self._pipes[number][1] if self._pipes else self._file
@@ -206,7 +205,7 @@ class OutputRedirect:
     def finish(self, limit: float) -> None:
         """Pass on the rest of the output, and close the pipes. Call this when the worker has ended.
 
-        A process that the worker has left behind may hold a pipe open. Then this ends when no
+        If a process that the worker left behind still holds a pipe open, this call ends when no
         output has come for a moment.
 
         Args:

@@ -1,8 +1,8 @@
-"""The thread that passes a worker's output on to its file and to the terminal. It never blocks on
+"""The thread that passes a worker's output on to its file and to the terminal, and never waits for
 the terminal.
 
-Here, "the terminal" is the supervisor's standard output or error, which is a pipe to the launcher,
-a file or a tty. It may be slow, full or gone.
+The terminal is the supervisor's standard output or error: a pipe to the launcher, a file or a tty.
+It may be slow, full or gone.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ class OutputRelay:
         )
 
     def _turn(self) -> None:
-        """Wait until a pipe can be read or a terminal can be written to, and do so."""
+        """Wait until something can be read or written, and do so."""
         ready = self._wait()
-        # Read standard output before standard error, so that in the file a script's last output
-        # comes before its traceback.
+        # Standard output comes first, so that the file has a script's last output above its
+        # traceback.
         sources = [source for source in self.streams if source in self._open & ready]
         before = self._came
         self._came = time.monotonic() if sources else self._came
@@ -156,8 +156,8 @@ class OutputRelay:
 
 @dataclass
 class LinePrefixer:
-    """Puts a prefix before each line. A line ends with ``\\n`` or, as in the output of a progress
-    bar, with ``\\r``.
+    """Puts a prefix before each line. A line ends with ``\\n``, or with ``\\r`` as a progress bar
+    does.
 
     Attributes:
         prefix: The text before each line.
@@ -214,9 +214,8 @@ class NonBlockingStream:
     """The supervisor's standard output or error, which may be slow, full or gone.
 
     Attributes:
-        descriptor: The descriptor to write to, which the caller polls while bytes are waiting.
-        waiting: The bytes that are still to be written, because the terminal has not taken them
-            yet.
+        descriptor: The descriptor to write to, and to poll while bytes are waiting.
+        waiting: The bytes that the terminal has not taken yet.
     """
 
     def __init__(
@@ -262,7 +261,7 @@ class NonBlockingStream:
         self.flush()
 
     def end(self) -> None:
-        """Write an incomplete last line with a line end, because no more output comes."""
+        """Note the end of the output: an incomplete last line is written with a line end."""
         if self._lines and not self._gone:
             self._append(self._lines.rest())
         self.flush()
@@ -291,8 +290,8 @@ class NonBlockingStream:
             except BlockingIOError:
                 return
             except OSError as error:
-                # If a disk is full, there may be room later. Any other error is final, for example
-                # one that says that no process reads the pipe any more.
+                # A full disk may have room later. Any other error is final, for example one that
+                # says that the reader has left.
                 self._full = True
                 self._gone = error.errno not in _FULL
                 written = len(self.waiting) if self._gone else len(piece)
