@@ -2,8 +2,8 @@
 :mod:`srunddp.supervisor.phases` says which actions follow from which event.
 
 An event or action without attributes is a plain subclass and not a dataclass, because each
-dataclass makes the start of every rank slower. Comparison works without: the method that the base
-class has compares the classes of the two objects too.
+dataclass makes the start of every rank slower. Two of them are still equal only if their classes
+are the same, because the base class compares the classes as well.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ class Limits:
     """
 
     single_looks: float = 3600.0
-    """How often the failure monitor of a single process is asked to act; it never has to."""
+    """How often the failure monitor of a single process is asked to act while nothing is due."""
 
     metrics_every: float = 10.0
     """How often the metrics of a run are written, if the site has asked for them. Prometheus reads

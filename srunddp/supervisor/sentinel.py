@@ -76,7 +76,7 @@ class Sentinel:
         """Ask which signals the sentinel has got since it was last asked.
 
         Returns:
-            False if the sentinel has ended.
+            Whether the question was sent; False if the sentinel has ended.
         """
         try:
             self._socket.send(b"?")

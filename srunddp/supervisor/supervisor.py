@@ -104,7 +104,7 @@ class RankAgent(Protocol):
         """
 
     def on_rendezvous(self) -> None:
-        """Do what is due when the rendezvous is complete and the worker has got the world."""
+        """Report the rendezvous, now that it is complete and the worker has got the world."""
 
     def announce_termination(self) -> None:
         """Tell the worker that it is about to be ended because of a root cause."""
@@ -115,8 +115,8 @@ class RankAgent(Protocol):
         """
 
     def stop_sampler(self) -> None:
-        """Stop this node's sampler, if it is a child of this supervisor. This is called before all
-        descendants are killed.
+        """Stop this node's sampler and the process that asks NVML, if they are children of this
+        supervisor. This is called before all descendants are killed.
         """
 
     def agent_store(self) -> AgentStore | None:
