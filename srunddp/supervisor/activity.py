@@ -2,11 +2,12 @@
 
 A worker that handles SIGTERM may be saving. But Python calls the handler only when the main thread
 runs Python again, which it does not while it waits for another rank in a collective or for a GPU.
-From outside, a worker that saves and one that waits look alike: each is inside one C call, and it
-is unknown which one. So the supervisor sends a second signal. Python handles it as it handles
-SIGTERM, and the handler increments a counter in shared memory. A main thread that has not handled
-the signal is not running Python. If, in addition, neither the process nor any process that it has
-started writes anything, and the stack shows no function that does, nothing is being saved.
+From outside, a worker that saves and one that waits look alike: each is inside a call of C code,
+and which call that is cannot be seen. So the supervisor sends a second signal, :data:`PROBE`, whose
+Python handler increments a counter in shared memory. If the counter does not change, the main
+thread is not running Python. If, in addition, neither the worker nor any process that it has
+started writes anything, and the worker's stack shows no function that saves, nothing is being
+saved.
 """
 
 import contextlib
@@ -48,8 +49,8 @@ def _disarm() -> None:
 
 
 class _Snapshot(NamedTuple):
-    """The activity of a worker so far: the number of probes that it has answered, and the kernel's
-    counters of what it has written, as text.
+    """What one look has found: the number of probes that the worker has answered so far, and the
+    kernel's counters of what it has written, as the text that :func:`_written` returns.
     """
 
     answers: int
@@ -72,12 +73,14 @@ class WorkerActivity:
     _last: _Snapshot | None = None
 
     def look(self) -> bool:
-        """Return whether the worker has run Python or written anything since the last look, and
-        send the worker the next probe. Return True if this cannot be told, as at the first look.
+        """Return whether the worker has run Python or written anything since the previous look, or
+        is writing now, and send the worker the next probe. Return True if this cannot be told, as
+        at the first look.
         """
         before = self._last
         self._last = _Snapshot(self.answers(), _written(self.pid))
-        # A program that the script has executed in its process has no handler, and would be killed.
+        # If the script has replaced itself by another program with exec, that program has no
+        # handler for the probe, which would kill it.
         if not handles(self.pid, PROBE):
             self._last = None
             return True
@@ -88,8 +91,8 @@ class WorkerActivity:
         if self._last != before or _is_in_disk_sleep(self.pid):
             return True
         is_saved = is_saving(main_stack(self.dump.request(self.pid)))
-        # The kernel counts the stack that was just written, but writing it is not the worker's own
-        # work.
+        # The kernel's counters include the stack that the worker has just written. Take them again,
+        # so that the next look does not take the stack for the worker's own work.
         self._last = self._last._replace(written=_written(self.pid))
         return is_saved
 
@@ -98,9 +101,9 @@ def _written(pid: int) -> str:
     """Return the kernel's counters ``wchar`` and ``write_bytes`` of a process and its descendants,
     as text; empty if they cannot be read.
 
-    Before a long write(2) returns, it shows only in ``write_bytes``. The kernel adds the counters
-    of a child to its parent's only when the child has ended, and a handler may save with a command
-    such as ``cp``, for which its main thread waits inside one C call.
+    The counter ``wchar`` does not include a long write(2) before the call returns; ``write_bytes``
+    does. Descendants are read as well, because the kernel adds a child's counters to its parent's
+    only when the child has ended, and a handler may save with a command such as ``cp``.
     """
     # Reads are not counted, because a process that waits for a socket may read.
     counts = text_of(Path(f"/proc/{pid}/io")).splitlines()
@@ -109,7 +112,9 @@ def _written(pid: int) -> str:
 
 
 def _is_in_disk_sleep(pid: int) -> bool:
-    """Return whether the main thread waits for a file system inside the kernel."""
+    """Return whether the main thread waits for a disk or a file system inside the kernel (state D
+    of ``/proc/PID/stat``); False if the process is gone.
+    """
     with contextlib.suppress(OSError, IndexError):
         return stat_fields(pid)[0] == _IN_DISK_SLEEP
     return False

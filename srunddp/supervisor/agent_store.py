@@ -1,22 +1,22 @@
 """torch's agent store, on demand: a store for processes that are not ranks, at ``MASTER_ADDR`` and
 ``MASTER_PORT``.
 
-torchrun's agent serves a ``TCPStore`` there from the start of its ranks to their end, and says so
-by ``TORCHELASTIC_USE_AGENT_STORE``: every process that inherits the variables connects to it as a
-client. Here it works like this:
+torchrun's agent serves a ``TCPStore`` there from the start of its ranks to their end, and sets
+``TORCHELASTIC_USE_AGENT_STORE``: every process that inherits this variable connects to the store as
+a client. Here it works like this:
 
 1. The ranks have a store of their own, which rank 0's worker serves on another port. So a
    connection to ``MASTER_PORT`` never comes from a rank that joins the world of the run: it comes
    from a program that a rank has started, or has become by ``exec``, from a group of only some
    ranks, or from a client such as torchft's.
-2. When all ranks have met, and before any of them learns the port, rank 0's supervisor listens on
-   it. The kernel queues incoming connections, so no client is refused or has to try again.
+2. When all ranks have met, rank 0's supervisor listens on ``MASTER_PORT`` before any rank learns
+   the port. The kernel queues incoming connections, so no client is refused or has to try again.
 3. The first connection makes the supervisor start a process, which takes over the socket and serves
-   torch's ``TCPStore`` on it, regardless of who has connected. Nodes that test the network between
-   them use another port. A run without a connection has no such process.
-4. The process is a child of the supervisor, blocks all signals, and ends with the supervisor. Only
-   this process reads the interpreter and torch, so a file system that does not answer holds up no
-   other process. The next start of a run listens on a new socket.
+   torch's ``TCPStore`` on it. Who has connected is not checked, and need not be: nodes that test
+   the network between them use another port. If nobody connects, the process is never started.
+4. The process is a child of the supervisor, blocks all signals, and ends with the supervisor. It
+   alone reads the interpreter's and torch's files, so a file system that does not answer holds up
+   no other process. After a restart, the next start of the run listens on a new socket.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class AgentStore:
     """The agent store of one start, on rank 0.
 
     Attributes:
-        listening: The listening socket. Once the store's process has been started, it has the
-            socket.
+        listening: The listening socket; closed here once :meth:`start` has handed it to the store's
+            process.
         host: The address on which the socket listens.
         port: The port on which the socket listens.
-        limits: How long the process may take to end.
+        limits: How long :meth:`close` waits for the process to end.
         process: The process id of the store; None before :meth:`start`, and if :meth:`start` could
             not fork.
     """
@@ -67,12 +67,14 @@ class AgentStore:
     def watch(
         self, selector: selectors.BaseSelector, on_client: Callable[[AgentStore], None]
     ) -> None:
-        """Register with a selector, which then waits for the first process that connects, until the
-        socket is closed or handed over.
+        """Register with a selector, which then reports the first client that connects.
+        :meth:`start` and :meth:`close` unregister.
 
         Args:
             selector: The selector with which to register this object.
-            on_client: The data of the selector's key. The caller has to call it with this object.
+            on_client: Stored as the ``data`` of the selector's key. When the selector reports the
+                key, the caller has to call this function with the key's object, which is this
+                store.
         """
         selector.register(self, selectors.EVENT_READ, on_client)
         self._selector = selector
@@ -98,8 +100,8 @@ class AgentStore:
             if pid == 0:
                 self._become(supervisor)
             self.process = pid
-        # Close it in any case: while a copy is open here, clients would wait, instead of being
-        # refused, if the process is gone.
+        # Close the socket even if there is no process: while a copy is open here and nobody
+        # accepts, clients would wait instead of being refused.
         self._close_socket()
 
     def _become(self, supervisor: int) -> NoReturn:
@@ -111,21 +113,23 @@ class AgentStore:
         )
         variables = {
             **os.environ,
-            "OMP_NUM_THREADS": "1",  # it computes nothing
+            "OMP_NUM_THREADS": "1",  # the store's process computes nothing
         }
         try:
-            # This comes before the exec, which may take long. The kernel keeps the setting across
-            # it.
+            # Set this before the exec, which may take long on a slow file system. The kernel keeps
+            # the setting across the exec.
             die_with_parent(supervisor)
             # Launchers send signals to the whole process group or job step, but the store is needed
             # as long as a rank may still be saving.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            # The store reads no input, and its output must not get between the ranks' lines.
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, 0)
             os.dup2(nothing, 1)
-            # Close what was inherited: if this process hangs, its copy of a connection must not
-            # hide the connection's end from a rank. And descriptors that the launcher has opened
-            # for its rank, such as a socket of PMI, are not meant for the store.
+            # Close the inherited descriptors. If the store's process hangs, its copy of a
+            # supervisor's connection would keep the connection open, and no rank would see it end.
+            # Descriptors that the launcher has opened for its rank, such as a socket of PMI, are
+            # not meant for the store.
             close_all([each for each in opened() if each > 2 and each != descriptor])
             os.set_inheritable(descriptor, True)
             os.execve(sys.executable, [sys.executable, "-c", code], variables)

@@ -18,7 +18,7 @@ class ActiveClock:
     as silent for an hour.
 
     Attributes:
-        now: The time, as of the last :meth:`advance`.
+        now: The seconds that have counted so far, as of the last :meth:`advance`.
     """
 
     def __init__(self, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -31,8 +31,8 @@ class ActiveClock:
         """Advance the clock by a wait that has just ended, and return the new time.
 
         Args:
-            asked: The requested maximum length of the wait, in seconds. Of the time beyond it, at
-                most :attr:`srunddp.supervisor.limits.Limits.late` counts.
+            asked: The requested maximum length of the wait, in seconds. If the wait took longer, at
+                most :attr:`srunddp.supervisor.limits.Limits.late` seconds of the excess count.
         """
         before = self._last
         self._last = self._clock()

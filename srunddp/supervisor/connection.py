@@ -2,9 +2,9 @@
 a lost node can be told apart from a process that has ended.
 
 When a process ends or is killed, its kernel closes the connection. A node that has rebooted resets
-it. A lost node does nothing: it acknowledges neither data nor keepalive probes, and after
-``lost_after`` seconds the connection counts as lost. A process that is stopped or busy does not
-count as lost, because its kernel goes on answering.
+the connection. A lost node acknowledges neither data nor keepalive probes, and after ``lost_after``
+seconds the connection counts as lost. A process that is stopped or busy does not count as lost,
+because its node's kernel goes on answering.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class SupervisorConnection:
     Attributes:
         open: False once the connection has ended.
         lost: Whether it ended because the other node no longer answered.
-        reset: Whether it ended because the other kernel reset it.
+        reset: Whether it ended because the other node's kernel reset it, as after a reboot.
     """
 
     def __init__(self, connection: socket.socket, lost_after: float = LOST_AFTER) -> None:
@@ -43,8 +43,8 @@ class SupervisorConnection:
 
         Args:
             connection: The socket; it becomes non-blocking.
-            lost_after: Seconds without an answer from the other kernel after which the connection
-                is lost.
+            lost_after: Seconds without an answer from the other node's kernel after which the
+                connection is lost.
         """
         self.open = True
         self.lost = False
@@ -68,7 +68,8 @@ class SupervisorConnection:
             sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
             self._unsent = self._unsent[sent:]
         except OSError as error:
-            # The kernel reports this error only once; afterwards the connection simply has ended.
+            # The kernel reports the reason only once, so note it here. :meth:`read` reports the
+            # end.
             self._note(error)
 
     def end(self) -> None:
@@ -78,8 +79,9 @@ class SupervisorConnection:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the other kernel has acknowledged everything that was sent. A kernel does so even
-        if its process is stopped or busy.
+        """Whether the other node's kernel has acknowledged everything that was sent. A kernel does
+        so even if the process that owns the connection is stopped or busy. False if this cannot be
+        read.
         """
         with contextlib.suppress(OSError):
             waiting = struct.unpack("=i", fcntl.ioctl(self._socket, _UNACKNOWLEDGED, bytes(4)))[0]
@@ -89,7 +91,8 @@ class SupervisorConnection:
     def read(self) -> list[RankMessage]:
         """Return the messages that have arrived. Lines that are not messages are dropped.
 
-        Afterwards ``open`` tells whether more messages may arrive.
+        Afterwards :attr:`open` is False if the connection has ended, or if a line is too long to be
+        a message.
         """
         try:
             piece = self._socket.recv(1 << 16)

@@ -83,7 +83,13 @@ from srunddp.util.console import write_amid_output
 
 
 class Coordinator(FailureMonitor):
-    """Rank 0's failure monitor, which decides for all ranks from what they report."""
+    """Rank 0's failure monitor, which decides from what all ranks report when and why the run ends.
+
+    Args:
+        context: The facts about rank 0.
+        connections: The connection to each other supervisor, by its rank; for a task of a spare
+            node, by the number of the task.
+    """
 
     def __init__(
         self, context: RankContext, connections: Mapping[int, SupervisorConnection]
@@ -92,7 +98,7 @@ class Coordinator(FailureMonitor):
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
-        # Invariant: the ranks whose connection has not ended.
+        # The ranks, and numbers of tasks of spare nodes, whose connection has not ended.
         self._open = set(connections)
 
         self._replacement: NodeReplacement | None = None
@@ -115,37 +121,42 @@ class Coordinator(FailureMonitor):
         self._explains_steps = context.asks_for_stall_timeout
         # Whether a rank has made a step in this start.
         self._has_steps = False
-        # The ranks whose script has ended without having worked with other ranks.
+        # The ranks whose script has ended, and which never were in a process group with other
+        # ranks.
         self._alone = set[int]()
-        # In WAITING_FOR_SILENT, the ranks that rank 0 still waits for; None before.
+        # The ranks whose silence the decision waits to end, in WAITING_FOR_SILENT; None before.
         self._silent: set[int] | None = None
-        # The stacks asked for last, in ASKING_STALLED or ASKING_OTHERS.
+        # The latest request for stacks, with the answers; used in ASKING_STALLED and ASKING_OTHERS.
         self._request = StackRequest((), deadline=0.0)
-        # The probe in which the nodes try to reach each other, and this node's part in it; None
-        # before.
+        # The latest probe, in which the nodes try to reach each other; None before the first. And
+        # this node's part in that probe; None while this node does not probe.
         self._network: NetworkProbe | None = None
         self._own_probe: NodeProbe | None = None
         # The GPU faults that ranks have reported, by node; each fault once.
         self._gpu_faults = dict[str, list[GpuFault]]()
-        # In ASKING_GPUS, the ranks that have yet to answer, without those that are gone.
+        # In ASKING_GPUS, the ranks that have been asked, have not answered yet, and are still
+        # connected.
         self._asked_about_gpus = set[int]()
 
-        # The ranks whose worker stays until the scripts of all ranks are over.
+        # The ranks to be told when the scripts of all ranks are over: until then their worker
+        # stays.
         self._waiting = set[int]()
         # Whether the scripts of all ranks were over before the first failure.
         self._scripts_were_over = False
-        # The ranks that have ended their worker because rank 0 did not answer.
+        # The ranks that have ended their worker because their lease was over: rank 0 had not
+        # answered.
         self._lease_has_ended = set[int]()
-        # The ranks that have reported their own failure.
+        # The ranks whose own supervisor has reported their failure.
         self._self_reported = set[int]()
-        # The ranks whose worker handles SIGTERM, and may be saving since the decision.
+        # The ranks whose worker handles SIGTERM, and so may have been saving since the verdict.
         self._saving = set[int]()
-        # Until when rank 0 waits for each rank to say whether its worker has ended or is saving.
+        # Until when rank 0 waits, after the verdict, for each rank to say that its worker has ended
+        # or is saving.
         self._obeyed_by = math.inf
-        # The ranks whose worker has ended since the decision, or whose connection has ended.
+        # The ranks whose worker has ended since the verdict, or whose connection has ended.
         self._ended = set[int]()
-        # Until when rank 0 waits for the other supervisors after a run without a failure; and
-        # whether it has stopped waiting, because one of them may be stopped.
+        # After a run without a failure: until when rank 0 waits for the other supervisors to leave,
+        # and whether it has stopped waiting for them, because one of them may be stopped.
         self._leave_by: float | None = None
         self._leaves_alone = False
 
@@ -163,8 +174,8 @@ class Coordinator(FailureMonitor):
         if self._leaves_alone:
             return True
         if not self._open:
-            # All other ranks have gone. If one of them has failed and the decision is still open,
-            # the supervisor calls tick() before it leaves, and tick() decides.
+            # All other ranks have gone. If one of them has failed and rank 0 has not decided yet,
+            # this returns False: the supervisor then calls tick(), which decides.
             return self.root_cause is not None or self._own_state is RankState.LEFT
         return self._decision.is_over
 
@@ -195,8 +206,8 @@ class Coordinator(FailureMonitor):
         self._saving.add(self._context.rank)
 
     def fail(self, failure: Failure, now: float) -> None:
-        """Note a failure of this rank or another. If it is a task of a spare node, drop the task
-        instead.
+        """Note a failure of this rank or another. If ``failure.rank`` is the number of a task of a
+        spare node, drop the task instead, because the run goes on without it.
         """
         rank = failure.rank
         if rank not in self._table.ranks:
@@ -217,7 +228,8 @@ class Coordinator(FailureMonitor):
             return False
         is_lost = self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now)
         if is_lost:
-            # Without its launcher this process takes no part.
+            # The launcher of this process is gone, so the process does not take part in the
+            # restart.
             self.restart = None
             self.returns = False
         return is_lost
@@ -278,7 +290,8 @@ class Coordinator(FailureMonitor):
             case UsesMpi():
                 self.uses_mpi()
             case LeaseHasEnded() if self._replacement:
-                # The rank is about to end this connection.
+                # The rank ends this connection next. Count that as a lost node and not as a killed
+                # supervisor.
                 self._connections[rank].lost = True
                 self._lease_has_ended.add(rank)
 
@@ -302,7 +315,8 @@ class Coordinator(FailureMonitor):
         self._ended.add(rank)
         if self.root_cause or self._table[rank] in (RankState.LEFT, RankState.FAILED):
             return
-        # The launcher's signal explains an end better than a silence before it.
+        # If the launcher has sent a signal that ends the run, that explains why a connection ends,
+        # even if nothing had come from the rank for a while before.
         if (
             self._can_move
             and not self._context.asked(now)
@@ -330,7 +344,9 @@ class Coordinator(FailureMonitor):
         return f"no answer for {limit}"
 
     def _killed(self, rank: int, now: float) -> Failure:
-        """Return the failure of a rank whose supervisor was killed."""
+        """Return the failure of a rank whose supervisor was killed. After a signal from the
+        launcher, the failure counts as the launcher's doing.
+        """
         failure = of_killed_supervisor(rank, self._context.nodes[rank])
         number = self._context.asked(now)
         if not number:
@@ -345,8 +361,8 @@ class Coordinator(FailureMonitor):
         )
 
     def _drop(self, number: int, cause: str, now: float) -> None:
-        """Give up a task of a spare node. The ranks go on, but the node can no longer take any of
-        them.
+        """Give up a task of a spare node, and say so unless the run is being ended anyway. The
+        ranks go on, but none of them can move to that node any more.
         """
         if not self._replacement or self._table[number] is RankState.DROPPED:
             return
@@ -375,13 +391,13 @@ class Coordinator(FailureMonitor):
             self._look_at_probe(now)
             self._move_on(now)
         elif event := self._decision.due(now, self._facts(now)):
-            # Nothing else can change the cause now. Only one event is handled here, so that the
-            # supervisor learns of the verdict, and says whether its worker saves, before the
-            # decision asks which ranks may have something left to do.
+            # The cause is found, and no other event can change it. Only one event is handled in
+            # this call, so that the supervisor can note the verdict and say whether its worker
+            # saves before the decision asks which ranks still have something to do.
             self._act(self._decision.apply(event, now), now)
         if self.root_cause is not None:
-            # Tick again at once: before that, the supervisor may report something, such as the end
-            # of its worker, which may be all that rank 0 waits for.
+            # Return to the supervisor and let it call again at once: it may first report something,
+            # such as the end of its worker, which may be all that rank 0 still waits for.
             return 0.0
         return max(0.0, self._next_due(now) - now)
 
@@ -390,7 +406,9 @@ class Coordinator(FailureMonitor):
             self._act(self._decision.apply(event, now), now)
 
     def _look_around(self, now: float) -> None:
-        """Do what follows from the time and from the states of the ranks, without a message."""
+        """Act on what no message triggers: release waiting workers, end a run without a failure,
+        and find silent or lost ranks.
+        """
         while self._waiting and self._table.scripts_are_over:
             self._connections[self._waiting.pop()].send(AllScriptsAreOver())
         # All supervisors leave together, when the workers of all ranks have ended. If a task ended
@@ -404,7 +422,8 @@ class Coordinator(FailureMonitor):
             for rank in self._open:
                 self._connections[rank].send(RunIsOver())
             self._end_connections()
-        # A supervisor that was stopped after its worker's end does not hold up rank 0 for longer.
+        # One supervisor may have been stopped after its worker's end. Rank 0 waits for it only
+        # until this time.
         self._leaves_alone = self._leave_by is not None and now >= self._leave_by
         if self._is_cut_off():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
@@ -428,11 +447,12 @@ class Coordinator(FailureMonitor):
         if self._explains_steps and self._stall.has_no_effect(now):
             self._explains_steps = False
             write_amid_output(_no_steps(self._stall.timeout))
-        # If ranks can move, rank 0 answers each ping, and need not send pings of its own.
+        # If ranks can move, the others send rank 0 pings and it answers each, so it sends none
+        # itself.
         if not self._can_move:
             self._liveness.ping(self._open)
         for rank in sorted(self._liveness.silent_supervisors(now)):
-            # A rank that has left is not needed any more.
+            # The supervisor of a rank that has failed or left is not needed any more.
             if self._table[rank] not in (RankState.FAILED, RankState.LEFT):
                 node = self._context.nodes[rank]
                 self.fail(Failure(rank, node, self._context.starved, LOST), now)
@@ -442,7 +462,7 @@ class Coordinator(FailureMonitor):
             self._lose_node(node_down, "Slurm says that the node is down", now)
 
     def _look_at_probe(self, now: float) -> None:
-        """Note which nodes this node has reached, if that is known by now."""
+        """If this node's part in the probe is complete, note which nodes this node has reached."""
         if self._own_probe is None or self._network is None:
             return
         if result := self._own_probe.look(now):
@@ -450,7 +470,9 @@ class Coordinator(FailureMonitor):
             self._network.add(self._context.rank, result)
 
     def _look_at_gpus(self) -> None:
-        """Note the faults of this node's own GPUs that are known by now."""
+        """Note the faults of this node's GPUs that have been found since the last look, and this
+        node's answer if the decision has asked for it.
+        """
         if self._gpus is None:
             return
         rank = self._context.rank
@@ -471,7 +493,7 @@ class Coordinator(FailureMonitor):
                 continue
             known.append(named)
             if not is_answer and self._found is None:
-                # The ranks may hang from now on, and nothing else would tell why.
+                # Say it now: the ranks may hang from now on, and no other message would tell why.
                 write_amid_output(f"srunddp: {named}\n")
         if is_answer:
             self._asked_about_gpus.discard(rank)
@@ -480,7 +502,8 @@ class Coordinator(FailureMonitor):
         """Return the ranks to ask about faults of GPUs, which may explain a root cause; empty if no
         GPU can be the reason.
 
-        These are the first rank of each node in question, because it may watch the GPUs, and the
+        One of them is the first rank of each node in question, because it may watch the node's
+        GPUs: of the culprit's node if the cause is sure, otherwise of all nodes. The others are the
         culprits, which may have GPUs that the first rank does not see.
         """
         has_gpus = self._gpus is not None or bool(self._gpu_faults)
@@ -497,8 +520,9 @@ class Coordinator(FailureMonitor):
         return {*first.values(), *root_cause.ranks} & there
 
     def _gpu_faults_of(self, root_cause: RootCause) -> list[GpuFault]:
-        """Return the faults that belong to a root cause: the failed hardware of all nodes, and
-        other faults of the culprit's node if its GPU's hardware has not failed.
+        """Return the GPU faults to report with a root cause: the failed hardware of all nodes, and
+        the other faults of the culprit's node, without those of a GPU whose hardware has failed.
+        Empty if the ranks stopped in order, or if the cause's category already explains it.
         """
         if root_cause.ending is Ending.STOPPED or root_cause.category is not FailureCategory.OTHER:
             return []
@@ -530,13 +554,13 @@ class Coordinator(FailureMonitor):
         )
 
     def _stacks_name_a_rank(self, now: float) -> bool:
-        """Return whether the stacks that ranks were asked for tell the cause; False until all are
-        there or their time is over.
+        """Return whether the stacks that ranks were asked for tell the cause. False while an answer
+        is missing and the time for it is not over, and in states that ask for no stacks.
         """
         is_over = self._request.complete(now)
         match self._decision.state:
             case DecisionState.ASKING_STALLED if is_over:
-                # The others may wait for a rank that has left.
+                # A rank whose script is over also explains it: the others may wait for that rank.
                 return is_someone_elsewhere(self._request.stacks) or bool(self._finished_ranks())
             case DecisionState.ASKING_OTHERS if is_over:
                 return self._hanging_rank() is not None
@@ -547,9 +571,9 @@ class Coordinator(FailureMonitor):
         return find_hanging_rank(self._request.stacks, failures, self._context.nodes)
 
     def _network_can_be_tried(self, now: float) -> bool:
-        """Return whether the nodes can try to reach each other. The nodes are looked up only when
-        the other ways to find the cause are exhausted: before that, each of thousands of ranks may
-        report a failure.
+        """Return whether the nodes should now try to reach each other: the other ways to find the
+        cause are exhausted, and enough nodes can take part. The nodes are counted last, because
+        that takes time, and each of thousands of ranks may report a failure before.
         """
         match self._decision.state:
             case DecisionState.WAITING_FOR_CAUSE:
@@ -561,9 +585,9 @@ class Coordinator(FailureMonitor):
         return is_due and bool(self._context.port) and len(self._probers()) >= FEWEST
 
     def _probers(self) -> dict[int, str]:
-        """Return the lowest task on each node whose supervisor is there and whose address is known,
-        with the node. Spare nodes are included: their tasks help to tell which node does not reach
-        others.
+        """Return one task for each node, with the node: the lowest task whose supervisor is
+        connected and whose address is known. Spare nodes are included, because their tasks help to
+        tell which node does not reach the others.
         """
         probers = dict[str, int]()
         for rank, node in sorted(self._context.nodes.items()):
@@ -575,8 +599,8 @@ class Coordinator(FailureMonitor):
     def _someone_is_silent(self, now: float) -> bool:
         if self._silent is not None:
             return bool(self._silent)
-        # The kernels are asked once, when they have had the time to answer, because each of
-        # thousands of ranks may report a failure meanwhile.
+        # Ask this node's kernel which ranks have not acknowledged the ping only once, when they
+        # have had the time to: each of thousands of ranks may report a failure meanwhile.
         is_due = self._decision.state in (
             DecisionState.WAITING_FOR_CAUSE,
             DecisionState.PROBING_OTHERS,
@@ -592,18 +616,18 @@ class Coordinator(FailureMonitor):
         These are the culprits, the ranks that have agreed to stop or got the launcher's signal, and
         those whose worker handles SIGTERM: they have time to end and may be saving a checkpoint.
         The supervisors of all other ranks end their workers at once. Rank 0 does not wait for a
-        culprit that has not reported its failure itself, because it hangs or its supervisor was
-        killed.
+        culprit whose own supervisor has not reported its failure, because the rank hangs or its
+        supervisor was killed.
         """
         culprits = {*root_cause.ranks}
         have_time = (self._decision.ended_in_order | culprits) & self._self_reported
         if not have_time | self._saving <= self._ended:
             return False
         if self.restart is not None or self.fenced or now >= self._obeyed_by:
-            return True  # before a restart all ranks have the same short time
-        # The ranks that have not ended may have yet to say that they are saving. Most often the
-        # number of ranks that have ended shows that some are missing, and the sets of thousands of
-        # ranks need not be compared.
+            return True  # before a restart, rank 0 waits for no rank that may yet say that it saves
+        # A rank that has not ended may yet say that it is saving. Compare the counts first: most
+        # often they already show that some ranks are missing, and sets of thousands of ranks need
+        # not be compared.
         ranks = self._table.ranks
         return len(self._ended) >= len(ranks) - len(culprits) and ranks - culprits <= self._ended
 
@@ -626,8 +650,8 @@ class Coordinator(FailureMonitor):
         return min(due)
 
     def _cut_off_in(self) -> float:
-        """Return in how many seconds rank 0 is cut off unless more tasks answer; 0 or less if it is
-        cut off already.
+        """Return in how many seconds rank 0 counts as cut off unless more tasks answer; 0 or less
+        if it is cut off already, and infinity if it cannot be.
         """
         if self._replacement is None or self._table.scripts_are_over:
             return math.inf
@@ -658,7 +682,9 @@ class Coordinator(FailureMonitor):
                 self._find(self._cause(action), now)
 
     def _cause(self, action: RankZeroAction) -> RootCause:
-        """Return the root cause that one of :data:`FINDINGS` finds."""
+        """Return the root cause that an action of :data:`FINDINGS` asks for. If no hanging rank is
+        found, or for FIND_FIRST_FAILURE, that is the likeliest cause among the failures.
+        """
         match action:
             case RankZeroAction.FIND_STALLED_RANK:
                 return self._stalled_rank()
@@ -669,7 +695,9 @@ class Coordinator(FailureMonitor):
         return find_root_cause(self._decision.failures, self._decision.finished_before)
 
     def _ask_for_stacks(self) -> None:
-        """Ask the ranks whose script runs for their stacks, and take this rank's own."""
+        """Ask each rank whose script runs for its worker's stack, and add this rank's stack if its
+        own script runs.
+        """
         working = self._table.ranks_in(RankState.WORKING)
         self._request = StackRequest(working, self._decision.ends_at or 0.0)
         for rank in working:
@@ -704,7 +732,10 @@ class Coordinator(FailureMonitor):
             self._own_probe = None
 
     def _cut(self) -> RootCause:
-        """Return the root cause after the nodes have tried to reach each other."""
+        """Return the root cause after the nodes have tried to reach each other: the nodes that
+        others do not reach; if there are none, the cause as known without the probe, with a note
+        that says so.
+        """
         failures = self._decision.failures
         if failures:
             known = find_root_cause(failures, self._decision.finished_before)
@@ -727,7 +758,7 @@ class Coordinator(FailureMonitor):
         self._lose(RootCause(ranks, node, cause, LOST, ending=Ending.LOST), now)
 
     def _lose(self, root_cause: RootCause, now: float) -> bool:
-        """End the run because a node is lost.
+        """End the run because a node is lost, or because this rank's launcher is gone.
 
         Returns:
             False if a cause had been found before; then nothing is done.
@@ -752,7 +783,7 @@ class Coordinator(FailureMonitor):
     def _ask_about_gpus(self) -> None:
         for rank in self._asked_about_gpus - {self._context.rank}:
             self._connections[rank].send(GpuFaultsWanted())
-        # This comes last because it may fork.
+        # Ask this rank's own GPUs last, because that may fork, which takes time.
         if self._context.rank in self._asked_about_gpus and self._gpus is not None:
             self._gpus.ask()
 
@@ -775,7 +806,7 @@ class Coordinator(FailureMonitor):
         self.root_cause = root_cause
         self._end_own_probe()
         report(root_cause, self._others())
-        left: Collection[str] = ()
+        left: Collection[str] = ()  # the nodes to give up
         if self._replacement and self._restarts and not self._asked_by:
             left = self._replacement.nodes_to_leave(root_cause, self._restarts.history)
         obstacle = self._obstacle(root_cause, left)
@@ -791,7 +822,7 @@ class Coordinator(FailureMonitor):
 
     def _obstacle(self, root_cause: RootCause, left: Collection[str]) -> str:
         """Return why no restart is possible; empty if one is."""
-        # The policy is asked here because it is not asked later if rank 0's node is given up.
+        # Ask the policy here, because _decide_restart() is not called if rank 0's node is given up.
         if self._restarts and (why := self._restarts.forbids(root_cause)):
             return why
         if self._replacement and self._replacement.can_move:
@@ -815,12 +846,16 @@ class Coordinator(FailureMonitor):
         return not self._table.ranks - {self._context.rank} <= self._open
 
     def _tell(self, root_cause: RootCause, left: Collection[str]) -> None:
-        """Send each rank the verdict. A rank whose node is given up is told of a restart
-        only if it comes back.
+        """Send each rank the verdict. It says where the ranks meet for the restart, if there is
+        one; a rank whose node is given up learns that only if its tasks are to come back.
+
+        Args:
+            root_cause: The root cause, for all ranks.
+            left: The nodes to give up.
         """
         published = self.restart
         if self.fenced and self._context.spare_nodes:
-            # The others go on without this node: they meet where the deputies listen.
+            # Rank 0's node is given up, so the other ranks meet where the first deputy listens.
             published = self._context.spare_nodes.takeover
         returning = set[str]()
         if self._replacement:
@@ -855,8 +890,8 @@ class Coordinator(FailureMonitor):
         return {rank: self._context.nodes[rank] for rank in finished}
 
     def _others(self) -> dict[int, str]:
-        """Return the node of each rank that ends with the run: this one, and all that have not left
-        before.
+        """Return the node of each rank that ends with the run: rank 0, and each rank that has not
+        left before.
         """
         return {
             rank: self._context.nodes[rank]
@@ -866,7 +901,11 @@ class Coordinator(FailureMonitor):
 
 
 def _all_alone(ranks: int) -> str:
-    """Return the line for a run whose ranks have not worked together."""
+    """Return the line that warns about a run none of whose ranks has made a process group.
+
+    Args:
+        ranks: How many ranks the run had.
+    """
     return (
         f"srunddp: none of the {ranks} ranks has made a process group, so each has worked alone ->"
         " if they should work together, call init_process_group(), or srunddp.init(), when"

@@ -1,10 +1,10 @@
 """Rank 0's decision on why the run ends: its states, its events and the table of transitions.
 
 Rank 0 decides once and never changes the decision, because all ranks end with one exit code and
-people read one cause. So if the first failure that arrives was likely caused by another one, rank 0
-waits for that one; :data:`TIME` says for how long. Then rank 0 finds the cause, most often by
-:func:`find_root_cause`. If a GPU may be the reason, rank 0 asks what is wrong with the GPUs before
-it tells the ranks, and nothing that happens meanwhile changes the cause.
+people read one cause. So if another failure is likely to have caused the first one that arrives,
+rank 0 waits for that other failure; :data:`TIME` says for how long. Then rank 0 finds the cause,
+most often by :func:`find_root_cause`. If a GPU may be the reason, rank 0 asks what is wrong with
+the GPUs before it tells the ranks, and nothing that happens meanwhile changes the cause.
 
 Rank 0 uses three clocks and never mixes them:
 
@@ -14,7 +14,7 @@ Rank 0 uses three clocks and never mixes them:
 - The clock of the leases of spare nodes goes on during a suspension, because the other nodes may
   have gone on without this one. See :class:`srunddp.spare_nodes.rank_zero.RankZeroSpareNodes`.
 - The time of day is only for texts that people read. The clocks of nodes differ, so failures are
-  ordered by their arrival at rank 0 and not by this time.
+  ordered by their arrival at rank 0 and not by the time of day at which they happened.
 """
 
 from collections.abc import Callable, Mapping
@@ -115,7 +115,8 @@ FINDINGS = frozenset(
     }
 )
 """The actions that find the cause. Each transition to CAUSE_IS_FOUND has one of them, and no other
-transition has one. The caller that carries one out applies GPUS_MAY_TELL or NOBODY_TO_ASK next.
+transition has one. When the caller has carried out such an action, it applies GPUS_MAY_TELL or
+NOBODY_TO_ASK.
 """
 
 VERDICTS = frozenset({RankZeroAction.NAME_CAUSE, RankZeroAction.NAME_LOST_NODE})
@@ -143,16 +144,18 @@ DEFAULT_TIMES = DecisionTimes()
 
 
 TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
-    # WAITING_FOR_SILENT has no limit of its own: if nothing comes from a rank, the kernel gives up
-    # the rank's connection, about --lost-after after the first ping that was not answered.
-    # 0.7 s. The errors of a dead rank's peers may arrive before the message of its own supervisor,
-    # which first has to see that its worker has ended. It is short because all ranks wait.
+    # WAITING_FOR_SILENT has no limit here: if nothing comes from a rank, the kernel gives up the
+    # rank's connection, about --lost-after after the first ping that was not answered.
+    # 0.7 s. When a rank dies, its peers' errors may arrive before the message of its own
+    # supervisor, which first has to see that its worker has ended. The time is short because all
+    # ranks wait.
     DecisionState.WAITING_FOR_CAUSE: lambda times: times.limits.secondary_waits,
     # --signal-grace. A rank that handles the launcher's signal may be saving a checkpoint, and must
     # not be ended because other ranks save nothing. Most launchers kill all ranks sooner, as Slurm
     # does after KillWait.
     DecisionState.WAITING_FOR_ALL: lambda times: times.signal_grace,
-    # 3 s. If a worker cannot answer, or its supervisor is stopped, that is a hint as well.
+    # 3 s. Rank 0 does not wait longer for a worker that cannot answer, or whose supervisor is
+    # stopped: that it does not answer is a hint as well.
     DecisionState.ASKING_STALLED: lambda times: times.limits.stalled_answer_within,
     DecisionState.ASKING_OTHERS: lambda times: times.limits.stalled_answer_within,
     # 6.5 s. The kernels of nodes that can be reached answer at once.
@@ -162,8 +165,8 @@ TIME: Mapping[DecisionState, Callable[[DecisionTimes], float]] = {
     DecisionState.ASKING_GPUS: lambda times: times.limits.gpus_told_within,
     # --grace and 12 s. By then the workers of all ranks that can be reached have ended.
     DecisionState.DECIDED: lambda times: times.ends_within + times.limits.killed_within,
-    # 1.2 s. The others close first: the kernel can send a lost message again only while rank 0's
-    # end of the connection is open.
+    # 1.2 s. The other supervisors close their side first: rank 0's kernel can send a lost message
+    # again only while rank 0 keeps its side of the connection open.
     DecisionState.CLOSING: lambda times: times.limits.last_word,
 }
 """The longest time in seconds that each state lasts; a state that is not here has no limit. The
@@ -210,10 +213,10 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
         DecisionState.ASKING_OTHERS, RankZeroAction.ASK_FOR_STACKS
     ),
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.UNEXPLAINED): _PROBE_OTHERS,
-    # If the network to a node fails, the errors of its peers may arrive long before rank 0 has
-    # waited --lost-after for the node. And if the network is repaired before then, the node's
-    # kernel resets the peers' connections before its supervisor can say that it has ended its
-    # ranks.
+    # If the network to a node fails, the errors of that node's peers may arrive long before rank 0
+    # has waited --lost-after for the node. And if the network is repaired before then, the node's
+    # kernel resets the peers' connections before the node's supervisor can say that it has ended
+    # its rank.
     (DecisionState.WAITING_FOR_CAUSE, DecisionEvent.SOMEONE_IS_SILENT): _FIND_SILENT,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.WAITING_FOR_SILENT, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
@@ -224,8 +227,8 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
         DecisionState.WAITING_FOR_CAUSE
     ),
     # The time begins again when another rank ends in order, because the ranks may save one after
-    # the other. A doubtful failure does not extend it: its rank misses a rank that has ended, which
-    # says nothing about the ranks that are still saving.
+    # the other. A doubtful failure does not extend it: the rank that reports it misses a rank that
+    # has ended, which says nothing about the ranks that are still saving.
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.WAITING_FOR_ALL, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
@@ -260,10 +263,11 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.PROBING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_FOUND,
     (DecisionState.PROBING_OTHERS, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.PROBING_OTHERS, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
-    # Only now may it show that a node is cut off from rank 0 as well.
+    # That a node is cut off from rank 0 as well may show only now.
     (DecisionState.PROBING_OTHERS, DecisionEvent.SOMEONE_IS_SILENT): _FIND_SILENT,
     (DecisionState.PROBING_OTHERS, DecisionEvent.PROBED): _CUT_IS_FOUND,
-    # What happens to other ranks and nodes from now on most often follows from the cause.
+    # No failure or loss is handled in these states, because what happens to other ranks and nodes
+    # after the cause is found most often follows from it.
     (DecisionState.CAUSE_IS_FOUND, DecisionEvent.GPUS_MAY_TELL): Transition(
         DecisionState.ASKING_GPUS, RankZeroAction.ASK_ABOUT_GPUS
     ),
@@ -300,16 +304,17 @@ class Facts:
     time.
 
     Attributes:
-        steps_are_overdue: No rank has made a step for ``--stall-timeout``.
+        steps_are_overdue: No rank has made a step for ``--stall-timeout``, though one is expected.
         someone_may_fail: The worker of some rank is still there and has not failed.
-        someone_is_silent: The kernel of a rank has not answered, and nothing has come from it.
+        someone_is_silent: A rank's kernel has not acknowledged what was sent, and nothing has come
+            from the rank since.
         stacks_are_there: All ranks that were asked for their stacks have answered, or their time to
             answer is over.
         stacks_name_a_rank: One of these stacks shows a rank for which the others may be waiting.
         network_can_be_tried: The nodes can try to reach each other, see :mod:`network_cut`.
         network_is_tried: All nodes have said which others they reach.
         gpus_are_known: All ranks that were asked what is wrong with GPUs have answered or are gone.
-        all_have_ended: All ranks that may have something left to do after the decision have ended.
+        all_have_ended: All ranks that may have something to do after the verdict have ended.
     """
 
     steps_are_overdue: bool = False
@@ -424,7 +429,8 @@ class Decision:
             return DecisionEvent.SOMEONE_IS_SILENT
         if self._may_be_a_hang:
             return DecisionEvent.MAY_BE_A_HANG
-        # The ranks that failed may miss a rank that had finished before.
+        # Try the network only if no rank had finished before: otherwise the ranks that failed may
+        # miss the rank that had finished.
         if facts.network_can_be_tried and not self.finished_before:
             return DecisionEvent.UNEXPLAINED
         return DecisionEvent.WAITED
@@ -451,5 +457,6 @@ class Decision:
 
     @property
     def _may_be_a_hang(self) -> bool:
-        # If a rank had finished before, the others may miss that rank and not one that hangs.
+        # If a rank had finished before the first failure, the others may miss that rank, and need
+        # not miss one that hangs.
         return not self.finished_before and may_be_of_a_hang(self.failures)

@@ -12,8 +12,9 @@ from srunddp.util.quick_dataclass import dataclass
 class Deputies:
     """The ranks that may act for rank 0.
 
-    Each deputy is on another node and has a listening socket that it never reads. To find out
-    whether a deputy is there, it is enough that its kernel accepts a connection.
+    Each deputy runs on a different node and has a listening socket from which it never reads. The
+    socket serves other ranks to find out whether the deputy is there: if its kernel accepts a
+    connection, it is.
 
     Attributes:
         listening: Rank, address and port of each deputy, in the order in which they act.
@@ -30,7 +31,9 @@ class Deputies:
     own: socket.socket | None = None
 
     def stop_listening(self) -> None:
-        """Stop being a deputy: from now on the kernel refuses connections."""
+        """Stop being a deputy: close the socket, so that this node's kernel refuses connections to
+        it. No effect if this process is no deputy.
+        """
         if self.own:
             self.own.close()
 
@@ -63,8 +66,8 @@ class Deputies:
         return None
 
     def network_is_up(self) -> bool:
-        """Return whether at least one deputy answers from a node that is neither this one nor rank
-        0's; True if no deputy is on such a node.
+        """Return whether this node's network works: at least one node of a deputy, other than this
+        node and rank 0's, accepts or rejects a connection. True if no deputy is on such a node.
         """
         own = {host for rank, host, _ in self.listening if rank == self.rank} | {self.master}
         others = [(host, port) for _, host, port in self.listening if host not in own]

@@ -1,16 +1,18 @@
 """The processes that a worker leaves behind, and how they are ended.
 
 The supervisor adopts the orphans of its worker, so all processes that the worker has left behind
-are children of the supervisor. Not all children of the supervisor come from the worker, though. A
-wrapper such as ``helper & exec srunddp train.py`` becomes the supervisor by ``exec``, and its
-children become the supervisor's. They are older than the worker, and are spared (:class:`Earlier`).
+are children of the supervisor. Not all children of the supervisor come from the worker, though. In
+a wrapper such as ``helper & exec srunddp train.py``, the shell becomes the supervisor by ``exec``,
+so the helper is a child of the supervisor. Such children are older than the worker, and are spared
+(:class:`Earlier`).
 
-A child that is not known from before either comes from the worker or is an orphan of such a helper:
-the kernel does not tell which. It is spared only if it cannot come from the worker:
+A child that the supervisor did not have at first either comes from the worker or is an orphan that
+such a helper has left: the kernel does not tell which. The child is spared only if it cannot come
+from the worker:
 
 - It was started before this process forked for the first time.
-- It is in the session of a helper that is still there, and this is not our own session. A process
-  can create a session, but cannot join one.
+- It is in the session of a helper that is still running, and that is not the supervisor's own
+  session. A process can create a session, but cannot join one.
 
 Process groups and environments prove nothing, because a process of the worker may change both.
 """
@@ -115,10 +117,11 @@ class Descendants:
     SIGKILL alone, the processes that it has started on other nodes would go on.
 
     Attributes:
-        earlier: The children that do not come from the worker.
-        own: The process ids of other children that this process has started itself for the whole
-            start: the sentinel, the sampler, the agent store. Only :meth:`kill` kills them.
-        limits: How long the processes may take to end.
+        earlier: The children that do not come from the worker, as noted before the first fork.
+        own: The process ids of other children, which this process has started itself and needs
+            until the start ends: the sentinel, the sampler, the agent store. Only :meth:`kill`
+            kills them.
+        limits: How long the processes may take to end, and how often to look.
     """
 
     earlier: Earlier = Earlier()
@@ -143,7 +146,7 @@ class Descendants:
         :attr:`Limits.all_gone_within` at most.
 
         Args:
-            given_up: The process ids of children not to wait for.
+            given_up: The process ids of children that may hang, and for which this does not wait.
 
         Returns:
             The process ids of the children that are still there, without those that are spared.
@@ -161,7 +164,7 @@ class Descendants:
             if set(children) <= set(given_up) or time.monotonic() >= end:
                 return set(children)
             if has_reaped:
-                continue  # the orphans of those that have ended are our children now
+                continue  # look at once: the orphans of the reaped processes are our children now
             time.sleep(look)
             look = min(2 * look, _LONGEST_LOOK)
 
@@ -176,11 +179,12 @@ class Descendants:
         for them to end. They are reaped on SIGCHLD, see :meth:`WorkerProcess.collect`.
 
         Args:
-            writers: The process ids of children of our own that still have something to write.
+            writers: The process ids of those of our children that are writing a file about a
+                failure. They are spared.
 
         Returns:
-            In how many seconds to call this again; None if no process is left, or if the processes
-            that are left cannot be killed.
+            In how many seconds to call this again. None if no such process is left, or if the time
+            of :attr:`Limits.all_gone_within` is over because some cannot be killed.
         """
         if self._looks_until is None:
             return None
@@ -198,8 +202,8 @@ class Descendants:
         return self.limits.left_behind_looks
 
     def _end(self, pid: int) -> None:
-        # Leave the processes below a launcher to the launcher: it may need them to reach its other
-        # nodes.
+        # Do not kill the processes that a launcher has started while it has time to end: it may
+        # need them to end the processes on its other nodes.
         if _is_launcher(pid) and self._has_time(pid):
             return
         # Kill the children first. When the process has ended, children that it has started
@@ -209,8 +213,8 @@ class Descendants:
         _send(pid, signal.SIGKILL)
 
     def _has_time(self, pid: int) -> bool:
-        """Return whether a launcher may still take time to end. Send it SIGTERM if it has not got
-        that yet.
+        """Return whether a process that is a launcher may still take time to end; False once its
+        time is over or if it is gone. The first call sends it SIGTERM.
         """
         process = _identify(pid)
         if process is None:

@@ -1,8 +1,9 @@
 """The events that happen to one rank's supervisor, and the actions that it takes.
 :mod:`srunddp.supervisor.phases` says which actions follow from which event.
 
-An event or action without attributes of its own is a plain subclass, not a dataclass: the equality
-of the base class compares the class too, and each dataclass makes the start of every rank slower.
+An event or action without attributes is a plain subclass and not a dataclass, because each
+dataclass makes the start of every rank slower. Two of them are still equal only if their classes
+are the same, because the base class compares the classes as well.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class VerdictIsKnown(Event):
 
     Attributes:
         terms: The consequences of the verdict for this rank.
-        may_save: Whether the worker may have something to save: it has a handler of its own for
+        may_save: Whether the worker may have something to save: the script has set a handler for
             SIGTERM, and the launcher has not sent a signal that ends the run. After such a signal,
             ``--signal-grace`` is over by now, and another SIGTERM would interrupt the saving.
     """
@@ -190,11 +191,13 @@ class TellWorkerHasEnded(Action):
 
 
 class TellMaySave(Action):
-    """Tell the failure monitor that the worker may be saving since the verdict."""
+    """Tell the failure monitor that the worker handles SIGTERM and may save after the verdict."""
 
 
 class LookAtWorker(Action):
-    """Raise a :class:`WorkerIsIdle` if the worker has done nothing since the last such action."""
+    """Look at the worker, which is being ended. If it has done nothing since the previous look, the
+    event :class:`WorkerIsIdle` follows.
+    """
 
 
 class KillLeftBehind(Action):
@@ -217,11 +220,12 @@ class LetLeave(Action):
 
 @dataclass(frozen=True)
 class EndWorker(Action):
-    """End the worker. If this action is repeated, the earliest SIGKILL counts.
+    """End the worker. If this action comes again, the earliest time for SIGKILL counts.
 
     Attributes:
         ask: Whether to send SIGTERM first; False if the worker is about to end by itself.
-        within: Seconds until SIGKILL; None for no limit, in which case no signal is sent.
+        within: Seconds until SIGKILL; None to set no such time, in which case SIGTERM is not sent
+            either.
     """
 
     ask: bool
@@ -229,7 +233,9 @@ class EndWorker(Action):
 
 
 class ReportStatus(Action):
-    """Raise a :class:`RankHasFailed` for the worker's exit code or signal."""
+    """Have the event :class:`RankHasFailed` follow, with the worker's exit code or signal as the
+    cause.
+    """
 
 
 @dataclass(frozen=True)
@@ -248,7 +254,7 @@ class NameLingering(LingeringAction):
 
 
 class ReportLingering(LingeringAction):
-    """Raise a :class:`RankHasFailed` that says where the worker hangs."""
+    """Have the event :class:`RankHasFailed` follow, whose cause says where the worker hangs."""
 
 
 @dataclass(frozen=True)

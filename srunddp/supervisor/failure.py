@@ -19,17 +19,18 @@ from srunddp.supervisor.signals import signal_name
 from srunddp.util.cgroup import kills_whole_step
 from srunddp.util.quick_dataclass import dataclass
 
-# The longest text, in bytes of JSON: a character may take several bytes, and the message must fit.
+# The longest text of a traceback in a message, in bytes of JSON, in which a character may take
+# several bytes; and the longest text of a cause, in characters.
 _LONGEST = 24000
 _LONGEST_CAUSE = 500
-_WRONG_COMMAND_LINE = 2  # the exit code of argparse and click for it
+_WRONG_COMMAND_LINE = 2  # the exit code with which argparse and click report a wrong command line
 
 
 class FailureKind(IntEnum):
     """How likely a failure is the root cause: the lower the number, the likelier."""
 
     PRIMARY = 0
-    ABORTED = 1  # SIGABRT: a C++ library gave up, for a reason of its own or because a peer is lost
+    ABORTED = 1  # SIGABRT: a C++ library gave up, by a fault of this rank or because a peer is lost
     NETWORK = 2  # Python's ConnectionError: from the script's own work, or because a peer is lost
     SECONDARY = 3  # an error of a collective or of the store, as a lost peer causes it
     STOPPED = 4  # no failure: all ranks have agreed to end
@@ -56,8 +57,8 @@ class ScriptError:
         weight: How likely the error is the root cause.
         category: What the error means for another start.
         failed_import: For an import error, its class and the module, or the cause if the error
-            names no module; otherwise empty. Two import errors with the same text here count as the
-            same, even if they name different paths of their nodes.
+            names no module; otherwise empty. Two import errors count as the same if they have the
+            same text here, even if their causes name different paths.
     """
 
     cause: str
@@ -157,15 +158,21 @@ def time_of_day() -> str:
 
 
 def of_exception(error: BaseException, trace: TracebackType | None) -> ScriptError:
-    """Describe an exception that has ended the script."""
+    """Describe an exception that has ended the script.
+
+    Args:
+        error: The exception.
+        trace: The traceback to print; None for none.
+    """
     text = "".join(traceback.format_exception(type(error), error, trace))
     lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-    # A message may have several lines, and notes below it. For a syntax error Python prints the
-    # message last, below the source line.
+    # The first line is the error, and below it there may be more lines of its message, and notes.
+    # For a syntax error, however, Python prints the source line first and the message last.
     cause = lines[-1 if isinstance(error, SyntaxError) else 0]
     failed_import = ""
     if isinstance(error, ImportError):
-        # ctypes, C extensions and packages that check their own requirements leave the name out.
+        # ``name`` is None in the ImportErrors of ctypes, of C extensions, and of packages that
+        # check their own requirements.
         failed_import = f"{type(error).__name__} {error.name or cause}"[:_LONGEST_CAUSE]
     return ScriptError(
         cause=cause[:_LONGEST_CAUSE],
@@ -193,12 +200,12 @@ def category_of(error: BaseException) -> FailureCategory:
 def of_exit(end: SystemExit, code: int) -> ScriptError:
     """Describe a ``sys.exit`` that has ended the script.
 
-    If the script calls ``sys.exit`` while it handles another error, or raises it from one, that
-    error is the cause and gives the weight: Hydra, Fire and click print an error and call
-    ``sys.exit``, and so do the handlers of many scripts. Its traceback is left out if the exit code
-    is the one by which argparse and click report a wrong command line. With ``from None`` the
-    script has hidden the error: the ``sys.exit`` is then the cause, but the error still gives the
-    weight, the category and the failed import.
+    If the script calls ``sys.exit`` while it handles another error, or raises ``SystemExit`` from
+    one, that error is the cause and gives the weight: Hydra, Fire and click print an error and then
+    call ``sys.exit``, and so do many scripts. The error's traceback is left out if the exit code is
+    the one by which argparse and click report a wrong command line. If the script has hidden the
+    error by ``from None``, the ``sys.exit`` is the cause, but the error still gives the weight, the
+    category and the failed import.
 
     Args:
         end: The exception that ``sys.exit`` has raised.
@@ -227,6 +234,9 @@ def of_exit(end: SystemExit, code: int) -> ScriptError:
 
 
 def _reason(error: BaseException) -> BaseException | None:
+    """Return the exception from which an error was raised, or else the one that was being handled
+    at that time; None if there is neither.
+    """
     return error.__cause__ or error.__context__
 
 
@@ -251,7 +261,11 @@ def of_killed_supervisor(rank: int, node: str) -> Failure:
 
 
 def by_launcher(number: int) -> str:
-    """Return the cause of a failure if the launcher's signal is the reason for it."""
+    """Return the text that names the launcher's signal as the cause of a failure.
+
+    Args:
+        number: The signal.
+    """
     return (
         f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
     )
@@ -284,8 +298,8 @@ _RAISES = ("RAISE_VARARGS", "RERAISE")
 
 
 def _weight(error: BaseException) -> FailureKind:
-    """Return the highest weight, that of the least likely root cause, among an exception, its
-    causes and its contexts.
+    """Return how likely an exception is the root cause. Of the weights of the exception, its causes
+    and its contexts, the highest counts, which stands for the least likely root cause.
     """
     return max(map(_own_weight, _chain(error)))
 
@@ -304,10 +318,10 @@ def _own_weight(error: BaseException) -> FailureKind:
     """Return the weight of an error, judged by its class, or by whether Python raised it and how
     its text begins.
 
-    Words elsewhere in the text prove nothing: a data loader's timeout, or a file name with "nccl"
-    in it, is this rank's own matter. Frames of torch prove nothing either: the error of
-    ``work.wait()`` after the loss of a peer has none, and that of a wrong shape or an unused
-    parameter has some.
+    Words elsewhere in the text prove nothing: the error of a data loader's timeout, or one that
+    quotes a file name with "nccl" in it, has nothing to do with other ranks. Frames of torch in the
+    traceback prove nothing either: the error of ``work.wait()`` after the loss of a peer has none,
+    and an error about a wrong shape or an unused parameter has some.
     """
     if isinstance(error, ConnectionError):
         return FailureKind.NETWORK
@@ -319,8 +333,8 @@ def _own_weight(error: BaseException) -> FailureKind:
 
 
 def _is_raised_by_python(error: BaseException) -> bool:
-    """Return whether a ``raise`` statement raised an error. An error of C++ is raised in a call
-    instead.
+    """Return whether a ``raise`` statement has raised an error. If C++ code has raised it, the last
+    instruction in the traceback is a call.
     """
     trace = error.__traceback__
     if trace is None:

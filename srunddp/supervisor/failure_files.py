@@ -1,5 +1,5 @@
-"""Writes the files about a failure, each in a process of its own: if the file system does not
-answer, only that process hangs.
+"""Writes the files about a failure. A separate process writes each file, so that only this process
+hangs if the file system does not answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from srunddp.supervisor.worker_process import wait_for_child
 
-FILE_EXISTS = 3  # exit code of a writer that was to create a file that already exists
+FILE_EXISTS = 3  # the exit code of a writer that found the file that it was to create
 _writers: list[int] = []
 
 
@@ -27,8 +27,8 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int | None:
             :data:`FILE_EXISTS`.
 
     Returns:
-        The process id; None if the kernel cannot create a process now, in which case nothing is
-        written. A limit on processes or memory must not end the supervisor.
+        The process id. None if the kernel cannot create a process now, because of a limit on
+        processes or memory; then nothing is written, and the supervisor goes on.
     """
     with warnings.catch_warnings():
         # Python warns of a fork while other threads run. The child needs none of their locks.
@@ -42,8 +42,8 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int | None:
         return pid
     code = 1
     try:
-        # Close what was inherited: if this process hangs, its copy of a connection or an output
-        # must not make another process wait for the end of it.
+        # Close the inherited descriptors: if this process hangs, its copy of a connection or of an
+        # output pipe would keep that open, and a process at the other end would wait for its end.
         os.closerange(0, max(map(int, os.listdir("/proc/self/fd"))) + 1)
         opened = os.open(
             path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_APPEND), 0o644
@@ -83,7 +83,8 @@ def finish_writers(within: float) -> set[int]:
 
 
 def rotate_previous(folder: Path) -> None:
-    """Rename the ``failure.json`` of an earlier attempt to ``failure.N.json``, N from 1.
+    """Rename the ``failure.json`` of an earlier attempt at the job to ``failure.N.json``, with the
+    lowest N from 1 that is free. Do nothing if there is no such file, or it cannot be renamed.
 
     Rank 0 calls this before its run can fail.
 

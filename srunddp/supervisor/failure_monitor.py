@@ -24,9 +24,9 @@ from srunddp.supervisor.root_cause import Ending, RootCause, report, write
 from srunddp.util.console import write_amid_output
 from srunddp.util.quick_dataclass import dataclass
 
-# A single process is reported if it was ended by one of these signals. The sender of another
-# signal, such as SIGTERM, knows why the process ends; Python prints nothing for such a signal
-# either.
+# The signals after which the failure of a single process is reported. Other signals, such as
+# SIGTERM, are left out, because their sender knows why the process ends. Python prints nothing for
+# them either.
 _UNFORESEEN = (
     signal.SIGKILL,
     signal.SIGSEGV,
@@ -63,8 +63,8 @@ def may_be_of_gpu(root_cause: RootCause) -> bool:
 class FailureMonitor:
     """Tells a supervisor what to do when a rank fails or finishes.
 
-    The times of its methods are those of the supervisor's :class:`ActiveClock`. This class itself
-    is for a single process, whose failure is the root cause.
+    The times that its methods take and return are those of the supervisor's :class:`ActiveClock`.
+    This class itself is for a run of a single process, whose first failure is the root cause.
 
     Attributes:
         root_cause: Why all ranks have to leave; None while the run goes on.
@@ -83,9 +83,9 @@ class FailureMonitor:
         gpus: GpuHealth | None = None,
     ) -> None:
         self.root_cause: RootCause | None = None
-        # The root cause as it was found; None before. While :attr:`root_cause` is not set yet,
-        # another process is asked whether a GPU is the reason: the state ASKING_GPUS of
-        # decision.py.
+        # The root cause as it was found, without faults of GPUs; None before. While
+        # :attr:`root_cause` is still None, the process that asks NVML has been asked whether a GPU
+        # is the reason. That is the state ASKING_GPUS of decision.py.
         self._found: RootCause | None = None
         self._gpus = gpus
         self.restart: str | None = None
@@ -125,7 +125,9 @@ class FailureMonitor:
             self._name_cause(self._found)
 
     def _name_cause(self, root_cause: RootCause) -> None:
-        """End the run of a single process."""
+        """Report the root cause of a single process, decide on a restart, and write
+        ``failure.json``.
+        """
         self.root_cause = root_cause
         report(root_cause, {})
         self._decide_restart(root_cause, "its script is over" if self._done else "")
@@ -165,6 +167,14 @@ class FailureMonitor:
         moves: bool = False,
         steps_seen: StartSteps = NO_STEPS_SEEN,
     ) -> None:
+        """Set :attr:`restart`, and say whether the run restarts, in a run with ``--restarts``.
+
+        Args:
+            root_cause: Why this start ends.
+            obstacle: Why no restart is possible; empty if one is.
+            moves: Whether ranks move to other nodes in the next start.
+            steps_seen: What this start has shown of steps.
+        """
         if self._restarts:
             self.restart, line = self._restarts.decide(
                 root_cause, self._asked_by or obstacle, moves=moves, steps_seen=steps_seen
@@ -186,6 +196,7 @@ class FailureMonitor:
 
     def asked(self, by: str) -> None:
         """Note that a signal asks for an end of the run: from now on no restart follows a failure.
+        Only the first call counts.
 
         Args:
             by: The signal's name.
@@ -229,14 +240,15 @@ class RankContext:
     Attributes:
         rank: The rank of this supervisor.
         node: The node of this supervisor.
-        nodes: The node of each task that this supervisor knows, by number; always with rank 0.
+        nodes: The node of each task that this supervisor knows, by the task's number. Rank 0 is
+            always among them.
         stall_timeout: Seconds without a step of any rank after which the run ends; 0 for no limit.
-        asks_for_stall_timeout: Whether the user has chosen that time.
+        asks_for_stall_timeout: Whether the user has given ``--stall-timeout``.
         step: Returns how many steps the worker has made; 0 while none is expected.
         paused: Returns whether the worker has said that no step is expected for now.
         has_steps: Returns whether the worker has ever made a step in this start.
-        ran_alone: Returns whether the script is over and has worked with torch, but not with other
-            ranks.
+        ran_alone: Returns whether the script is over, and has used torch without ever being in a
+            process group with other ranks.
         stacks: Asks the worker for its stacks, and returns them as text.
         link_is_up: Returns whether this node's interface has a link.
         addresses: On rank 0, the address of each task's interface, as far as it is known.
@@ -250,12 +262,12 @@ class RankContext:
         ends_within: Seconds that a worker may take to end after the verdict before it is killed.
         restarts: Decides on rank 0 whether the run restarts; None on other ranks and without
             ``--restarts``.
-        asked: Returns the number of the launcher's signal that counts as the end of this run at a
-            given time; 0 for none.
+        asked: Returns the number of a signal of the launcher that counts, at the given time, as the
+            reason for the end of this run; 0 for none.
         deputies: The ranks that act for rank 0 when rank 0 is gone.
         spare_nodes: The spare nodes of this start; None in a run without ``--spare-nodes``.
-        gpus: The GPUs of this node; None if it has none.
-        limits: How long the failure monitor waits, and how often it looks.
+        gpus: Asks about the GPUs of this node; None if the node has none.
+        limits: How long the failure monitor waits, and how often it looks at what may have changed.
         clock: The clock of the leases, which goes on during a suspension. A deputy also uses it to
             measure how long it stays.
     """
@@ -302,9 +314,10 @@ class RankContext:
 
     @property
     def lease_may_be_over_after(self) -> float:
-        """Seconds without a message from the other side after which that side's lease may be over,
-        with spare nodes. A lease lasts ``--lost-after`` from the last ping that was answered, and
-        the answer to the last ping that arrived may be lost.
+        """With spare nodes: seconds without a message from the other side of a connection after
+        which that side's lease may be over. A lease lasts for ``--lost-after`` from the last ping
+        that was answered, which may be one earlier than the last that arrived, because an answer
+        can get lost.
         """
         return self.lost_after - self.ping_every
 

@@ -26,14 +26,15 @@ class _Question:
 
     Attributes:
         number: The signal.
-        first, last: When the supervisor got the first and the last of the signals that count as
-            this one, by the system's monotonic clock, which the sentinel's marks use too.
+        first, last: When the supervisor got the first and the last of the signals that this
+            question counts as one, by the system's monotonic clock. The sentinel's marks use that
+            clock too.
         ask_at: When to ask the sentinel, by the supervisor's clock. By then a launcher that signals
             one process after the other has signalled all of them.
         is_passed_on: Whether the signal was sent to the worker without waiting for an answer. The
-            sentinel is asked all the same, so that its mark is not taken for that of the next
-            signal of this number.
-        of_rank: Whether a process of a worker has sent it.
+            sentinel is asked all the same, so that its mark of this signal is not taken for the
+            mark of a later signal with the same number.
+        of_rank: Whether the worker, or another process of a rank on this node, has sent it.
         is_asked: Whether the sentinel has been asked. A signal that comes later makes a new
             question.
     """
@@ -53,7 +54,8 @@ class MissedSignal:
 
     Attributes:
         number: The signal.
-        of_rank: Whether a process of a worker has sent it, to the supervisor alone.
+        of_rank: Whether the worker, or another process of a rank on this node, has sent it. Such a
+            signal went to the supervisor alone.
     """
 
     number: int
@@ -90,7 +92,7 @@ class SignalForwarding:
             number: The signal.
             now: The time.
             is_passed_on: Whether the signal was sent to the worker already.
-            of_rank: Whether a process of a worker has sent it.
+            of_rank: Whether the worker, or another process of a rank on this node, has sent it.
         """
         at = self.monotonic()
         opposite = _OPPOSITE.get(number)
@@ -110,7 +112,8 @@ class SignalForwarding:
         """Note that this process was stopped by SIGTSTP and goes on. Call this before its SIGCONT
         is read.
 
-        From now on, the signal that came before the SIGCONT must not stop the worker.
+        From now on, the SIGTSTP that came before the SIGCONT must not stop the worker. The
+        sentinel's time to answer begins again.
         """
         self._questions = [each for each in self._questions if each.number != signal.SIGTSTP]
         if self._asked_at is not None:
@@ -132,7 +135,8 @@ class SignalForwarding:
         if self._asked_at is not None:
             if now < self._asked_at + self.limits.sentinel_answers_within:
                 return []
-            # This process itself may be late, because it was stopped or got no CPU time.
+            # The supervisor itself may be late, because it was stopped or got no CPU time, and then
+            # the answer is there although the time is over.
             if self.sentinel is not None and self.sentinel.has_answered():
                 return self.on_answer()
             return self._without_sentinel()
@@ -175,8 +179,9 @@ class SignalForwarding:
     def _take_marks(self, question: _Question) -> bool:
         """Take the marks that belong to a question, and return whether there are any.
 
-        The sentinel and the supervisor note a signal when they get CPU time, so either may be late.
-        Later marks belong to the next question, unless there are no others.
+        The sentinel and the supervisor each note a signal when they get CPU time, so either may be
+        late. So marks up to a moment after the question's last signal belong to it. If there are
+        none, the first later mark does; all other later marks belong to the next question.
         """
         self._marks = [
             each for each in self._marks if each.at > question.first - self.limits.marks_count_for
@@ -191,15 +196,15 @@ class SignalForwarding:
 
 @dataclass
 class HeldSignals:
-    """Signals that came before the script could set a handler and that would have ended it: they
-    came while the ranks met or torch was imported. Each is sent to the worker once the worker
-    handles, ignores or blocks it.
+    """Holds the signals that came before the script could set a handler and that would have ended
+    the script: they came while the ranks met or torch was imported. Each is sent to the worker once
+    the worker handles, ignores or blocks it.
 
     Attributes:
         process: The worker.
-        limits: How often to look.
-        worker_notes: Whether the signals are noted at the moment by handlers of the worker itself,
-            which are not the script's. The worker says so before it sets these handlers, and after
+        limits: How often to look whether the worker can take the signals.
+        worker_notes: Whether handlers of srunddp in the worker note these signals at the moment, in
+            place of the script's handlers. The worker says so before it sets them, and again after
             it has removed them.
     """
 
@@ -210,7 +215,7 @@ class HeldSignals:
     _look_after: float = 0.0
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Hold these signals. The worker has removed its handlers."""
+        """Hold the signals that the worker has noted. The worker has removed its own handlers."""
         self.worker_notes = False
         self._numbers += numbers
         self._look_after = self.limits.held_signal_looks
@@ -220,13 +225,14 @@ class HeldSignals:
         this again; None for not at all.
 
         Args:
-            read_pipe: Reads the worker's messages.
+            read_pipe: Reads the worker's messages, which may set :attr:`worker_notes`.
         """
         if not self._numbers or self.process.ended:
             return None
         able = [each for each in self._numbers if signals.is_safe_for(self.process.pid, each)]
         if able:
-            # If the handler is the worker's own, the worker has said so before setting it.
+            # The handler may be srunddp's own, which would only note the signal. The worker has
+            # said so before it set that handler, so read its messages first.
             read_pipe()
         if able and not self.worker_notes:
             for number in able:

@@ -1,5 +1,5 @@
-"""Asks NVML about the health of this node's GPUs. Only a separate process may call this, never a
-supervisor: the driver may not answer after a fault.
+"""Asks NVML about the health of this node's GPUs. Only a separate process may call these functions,
+never a supervisor: after a fault the driver may not answer, and the caller would hang.
 
 This module has been tested only with a fake NVML, and not on a real GPU.
 """
@@ -19,8 +19,10 @@ from srunddp.util.xid import XidKind, xid
 
 Answer = TypeVar("Answer")
 
-_NO_INSTANCE = 0xFFFFFFFF  # NVML's id of a MIG instance for an event of the whole GPU
-# NVML's bits (nvmlClocksEventReason...). Those of a power cap or of an idle GPU are not faults.
+# What NVML gives as the id of the MIG instance if an event concerns the whole GPU.
+_NO_INSTANCE = 0xFFFFFFFF
+# NVML's bits (nvmlClocksEventReason...) for why a GPU is slowed. The bits for a power cap and for
+# an idle GPU are left out, because these are not faults.
 _SLOWDOWNS = {
     0x8: "slowed by its hardware",
     0x20: "slowed by heat",
@@ -78,7 +80,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuState:
-    """The state of one GPU, as far as it does not go away by itself.
+    """The state of one GPU: its lasting faults, and what slows it down now.
 
     Attributes:
         is_gone: Whether the GPU no longer answers.
@@ -141,7 +143,8 @@ def find_gpus(nvml: Any, wanted: str | None) -> list[Gpu]:
             continue
         by_id = {
             device["instance"]: device["uuid"]
-            # Several instances of CUDA can share one GPU instance: the one that CUDA shows wins.
+            # CUDA's instances may share one GPU instance, and then its id. The one that CUDA shows
+            # is last here, so it stays.
             for device in (*devices, *own)
             if device["instance"] is not None
         }
@@ -160,7 +163,8 @@ def _handles(nvml: Any) -> dict[int, Any]:
         try:
             found[index] = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError_NoPermission:
-            # NVML counts the GPUs of other jobs too, unlike CUDA. Nothing is wrong with them.
+            # Skip the GPUs of other jobs, with which nothing is wrong: unlike CUDA, NVML counts
+            # them too.
             continue
         except nvml.NVMLError:
             found[index] = None
@@ -173,8 +177,8 @@ def _place_of(index: int) -> str:
 
 
 def _devices(nvml: Any, index: int, handle: Any) -> list[_Known]:
-    """Return a GPU's MIG instances, or the GPU itself. A GPU that does not answer keeps its place,
-    because the others are named by index.
+    """Return a GPU's MIG instances, or the GPU itself if it has none. For a GPU that does not
+    answer, return a placeholder, because ``CUDA_VISIBLE_DEVICES`` may name the other GPUs by index.
     """
     try:
         if handle is None:
@@ -206,8 +210,8 @@ class _Inquiry:
     needs_reset: bool = False
 
     def ask(self, question: Callable[[], Answer]) -> Answer | None:
-        """Return the answer to a question; None if the GPU, the driver or the package does not
-        support the question.
+        """Call a function that asks NVML, and return its answer; None if the GPU, the driver or the
+        package ``pynvml`` does not support the call.
 
         Raises:
             NVMLError_GpuIsLost: The GPU no longer answers.
@@ -281,9 +285,10 @@ def faults_of(
     Args:
         gpu: The GPU.
         now: The GPU's state now.
-        before: The GPU's state when the run began; None if that is not known. In that case it
-            cannot be told whether an error of its memory has happened in this run.
-        with_old: Whether to include errors of its memory that may be months old.
+        before: The GPU's state when the run began; None if it is not known. Without it, no memory
+            error can be said to have happened in this run.
+        with_old: Whether to include the memory errors since the driver was loaded, which may be
+            months old.
     """
     hardware = GpuFaultKind.HARDWARE
     if now.is_gone:
@@ -314,7 +319,8 @@ def _errors(count: int) -> str:
 
 
 def fault_of_event(nvml: Any, gpus: Sequence[Gpu], event: Any) -> GpuFault | None:
-    """Return the fault that an Xid event of NVML reports; None if the event is another job's.
+    """Return the fault that an Xid event of NVML reports; None if the event concerns a GPU or a MIG
+    instance that this process does not use.
 
     Args:
         nvml: The module that :func:`load` has returned.
@@ -328,7 +334,7 @@ def fault_of_event(nvml: Any, gpus: Sequence[Gpu], event: Any) -> GpuFault | Non
     known = xid(number)
     kind = _KINDS[known.kind]
     instance = int(event.gpuInstanceId)
-    # A fault of the GPU itself concerns all its instances.
+    # A hardware fault of the GPU concerns all its MIG instances.
     is_other = gpu.own and instance != _NO_INSTANCE and instance not in gpu.own
     if is_other and kind is not GpuFaultKind.HARDWARE:
         return None
@@ -350,7 +356,8 @@ def look(wanted: str | None, *, with_old: bool = False) -> list[GpuFault]:
 
     Args:
         wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
-        with_old: Whether to include errors of memory that may be months old.
+        with_old: Whether to include the memory errors since the driver was loaded, which may be
+            months old.
     """
     nvml = load()
     if nvml is None:

@@ -16,9 +16,9 @@ class GpusSay(GpuMessage, kind="gpus_say"):
     """The faults of this node's GPUs.
 
     Attributes:
-        faults: The faults.
-        is_answer: Whether these are all present faults, because the supervisor has asked. Otherwise
-            they are new faults.
+        faults: The faults; empty if there are none.
+        is_answer: Whether these are all present faults, sent because the supervisor has asked. If
+            False, they are new faults of hardware.
     """
 
     faults: tuple[GpuFault, ...]

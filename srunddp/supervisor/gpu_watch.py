@@ -2,11 +2,12 @@
 ``gpu_watcher.py`` has the code of that process.
 
 NVML reports an Xid only to processes that had registered before it happened. So with ``--monitor``
-or ``--restarts`` the first rank of each node has such a process from its start to its end. Without
-these options a process is forked at a failure, and finds only the faults that last.
+or ``--restarts`` the first rank of each node runs such a process until it ends. Without these
+options the process is forked only after a failure, and finds only faults that have lasted until
+then.
 
-The supervisor never asks NVML itself: after a fault the driver may not answer, and then only this
-process hangs. Nor does the supervisor import this module on a node without GPUs.
+The supervisor never asks NVML itself, so that only this process hangs if the driver does not answer
+after a fault. On a node without GPUs the supervisor does not even import this module.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _LONGEST = 1 << 16
 
 @dataclass
 class NodeGpus:
-    """Asks a process of its own about the health of this node's GPUs, for the supervisor.
+    """Asks a separate process, for the supervisor, about the health of this node's GPUs.
 
     Attributes:
         own: The process ids of the supervisor's own children, to which those forked here are added.
         limits: How long an answer may take.
-        clock: The clock of these limits.
-        pid: The process that answers; None if there is none now.
+        clock: The clock by which that time is measured.
+        pid: The process that asks NVML; None if there is none now.
     """
 
     own: set[int] = field(default_factory=set)
@@ -95,7 +96,9 @@ class NodeGpus:
         return self._answer
 
     def news(self) -> tuple[GpuFault, ...]:
-        """Return the hardware faults since the last call, without waiting."""
+        """Return the hardware faults that the process has reported since the last call, without
+        waiting.
+        """
         self._read()
         found = tuple(self._news)
         self._news.clear()
@@ -104,7 +107,8 @@ class NodeGpus:
     def stop(self) -> None:
         """End the process, if there is one."""
         self._close()
-        # The process writes nothing that is still needed, and it may hang in the driver.
+        # Kill the process instead of waiting for its end: it may hang in the driver, and it writes
+        # nothing that is still needed.
         self._kill()
 
     def _read(self) -> None:
@@ -139,8 +143,8 @@ class NodeGpus:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with warnings.catch_warnings():
-                # Python warns of a fork while other threads run. If the child waits for a lock of
-                # theirs, it is killed when its time is over.
+                # Python warns of a fork while other threads run. If one of them holds a lock that
+                # the child needs, the child hangs and is killed when its time is over.
                 warnings.simplefilter("ignore")
                 pid = os.fork()
         except OSError:
@@ -161,7 +165,8 @@ class NodeGpus:
 
     def _kill(self) -> None:
         self._close()
-        # The process may have been reaped, and then another process may have its id.
+        # If the process has been reaped elsewhere, another process may have its id now: do not kill
+        # it.
         if self.pid is not None and wait_for_child(self.pid, 0.0) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -173,15 +178,16 @@ def _run(supervisor: int, end: socket.socket, serve: Callable[[socket.socket], N
     """Do the work of the forked process, and exit."""
     try:
         die_with_parent(supervisor)
-        # Launchers send signals to the whole process group or job step.
+        # The launcher's signals go to the whole process group or job step, but are not meant for
+        # this process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(NAME)
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
-        # Close what was inherited: if this process hangs, its copy of a connection must not hide
-        # the connection's end from others.
+        # Close the inherited descriptors: if this process hangs, its copy of a connection would
+        # keep the connection open, and the process at the other end would not see it end.
         close_all([each for each in opened() if each > 2 and each != end.fileno()])
         serve(end)
     finally:

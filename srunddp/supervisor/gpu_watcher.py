@@ -61,7 +61,7 @@ def watch(end: socket.socket, record: Path | None) -> None:
 
 
 class _GpuWatcher:
-    """The GPUs that the process watches, and their faults so far.
+    """Watches GPUs for Xids, keeps their faults so far, and sends them to the supervisor.
 
     Args:
         nvml: The module ``pynvml``.
@@ -81,8 +81,8 @@ class _GpuWatcher:
         # Register first, so that an Xid that happens while the states are read is seen.
         self._events = nvml.nvmlEventSetCreate()
         for gpu in gpus:
-            # A GPU that reports no Xids, or not to this user, is still asked for its lasting
-            # faults.
+            # Registering fails for a GPU that reports no Xids, or not to this user. Such a GPU is
+            # still asked for the faults that last.
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlDeviceRegisterEvents(
                     gpu.handle, nvml.nvmlEventTypeXidCriticalError, self._events
@@ -119,7 +119,8 @@ class _GpuWatcher:
                 for at, fault in self._seen
                 if fault.kind == GpuFaultKind.HARDWARE.value or now - at <= _RECENT
             ]
-        # The Xids come first, because they say more. The same Xid may come many times.
+        # The Xids come first, because they say more. Name an Xid only once that has come many
+        # times.
         found = list(dict.fromkeys([*xids, *stays]))
         self._record(found)
         _send(self._end, found, is_answer=True)
@@ -138,7 +139,9 @@ class _GpuWatcher:
             _send(self._end, hardware, is_answer=False)
 
     def _record(self, faults: list[GpuFault]) -> list[GpuFault]:
-        """Write the faults that are new to the file, and return them."""
+        """Return those of the given faults that have not been recorded yet, and write them to the
+        file if there is one.
+        """
         with self._lock:
             news = []
             for fault in faults:
@@ -165,12 +168,12 @@ def _open_record(record: Path | None) -> int | None:
 
 
 def _row(fault: GpuFault) -> str:
-    # The CSV files have no quoting.
+    # A comma would begin another field, as these CSV files have no quoting.
     what = fault.what.replace(",", ";")
     return f"{time.time():.3f},{fault.uuid},{fault.index},{fault.kind},{fault.xid or ''},{what}\n"
 
 
 def _send(end: socket.socket, faults: list[GpuFault], *, is_answer: bool) -> None:
-    # The first faults say most, and a message has to fit into one packet.
+    # A message has to fit into one packet, so send only the first faults, which say most.
     with contextlib.suppress(OSError):
         end.send(GpusSay(tuple(faults[:_MOST_FAULTS]), is_answer).encode())

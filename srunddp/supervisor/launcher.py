@@ -15,8 +15,8 @@ from srunddp.util.quick_dataclass import dataclass
 _SLURMSTEPD = "slurmstepd"
 _MPI_COMMANDS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra")
 _DAEMONS = (_SLURMSTEPD, "orted", "prted", "hydra_pmi_proxy", "palsd", *_MPI_COMMANDS)
-# Commands that leave processes on other nodes, or an allocation, behind if SIGKILL ends them. On
-# SIGTERM they end these first. torchrun and accelerate are not among them, because all their
+# Commands that, if SIGKILL ends them, leave behind processes on other nodes or an allocation; on
+# SIGTERM they end these first. torchrun and accelerate are not listed here, because all their
 # processes are on their own node.
 REMOTE_STARTERS = frozenset(
     {*_MPI_COMMANDS, "srun", "salloc", "orterun", "prun", "prte", "jsrun", "aprun"}
@@ -28,12 +28,12 @@ class Launcher:
     """The launcher of this process, which also sends it signals.
 
     Attributes:
-        pid: The launcher's process id; 0 if it is outside our process namespace; None for no
-            launcher.
-        slurm: The process ids of Slurm's processes among our ancestors; 0 stands for those outside
-            our process namespace.
-        tracks_by_cgroup: Whether Slurm is seen to track the step's processes by a control group,
-            see :func:`is_tracked_by_cgroup`.
+        pid: The launcher's process id; 0 if it is outside our process namespace; None if there is
+            no launcher.
+        slurm: The process ids of the ``slurmstepd`` processes among our ancestors; 0 stands for
+            those outside our process namespace.
+        tracks_by_cgroup: Whether it can be seen that Slurm tracks the step's processes by a control
+            group, see :func:`is_tracked_by_cgroup`.
     """
 
     pid: int | None
@@ -54,10 +54,10 @@ class Launcher:
 
     def is_of_rank(self, sender: int, not_of_worker: Collection[int]) -> bool:
         """Return whether a signal was sent by the worker, by a process that the worker has started,
-        or by a process of another rank on this node: all ranks of a Slurm step share a process
-        group.
+        or by a process of another rank on this node. The latter happens because all ranks of a
+        Slurm step on a node share a process group.
 
-        A sender that has ended since then is not recognized.
+        If the sender has ended since then, the result is False.
 
         Args:
             sender: The sender's process id; 0 if the kernel was the sender.
@@ -74,8 +74,9 @@ class Launcher:
             if pid == own:
                 return below not in not_of_worker
             if pid in above:
-                # All other children of the launcher are ranks. Those of a wrapper between the
-                # launcher and this process are not.
+                # The sender descends from a process above this one. If that is the launcher, the
+                # sender belongs to another rank; if it is a wrapper between the launcher and this
+                # process, it does not.
                 return pid == self.pid
             below = pid
         return False
@@ -96,12 +97,13 @@ def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
 
 
 def _launcher(rank_variable: str) -> int:
-    """Return the process id of our nearest ancestor whose environment has no rank. Wrappers between
-    the launcher and this process have our rank in their environment.
+    """Return the process id of our nearest ancestor that has no rank in its environment. Wrappers
+    between the launcher and this process have one, because they inherit it as we do.
 
     We may not read the environment of another user's process, nor of one outside our user
     namespace, such as a container's starter. Such a process is judged by its name. If no ancestor
-    is a launcher, the result is the nearest unreadable one, or 0.
+    turns out to be a launcher, the result is the nearest ancestor whose environment could not be
+    read, or 0 if there is none.
     """
     unreadable = 0
     for pid, name in ancestors(os.getppid()):
@@ -116,9 +118,9 @@ def _launcher(rank_variable: str) -> int:
 
 
 def is_tracked_by_cgroup(groups: Path) -> bool:
-    """Return whether Slurm is seen to track the processes of this step by ``proctrack/cgroup``,
-    which uses the ``freezer`` group of version 1 or the group of version 2. A container may hide
-    the groups.
+    """Return whether it can be seen that Slurm tracks the processes of this step by
+    ``proctrack/cgroup``, which uses the control group ``freezer`` of version 1 or the group of
+    version 2. False if a container hides the groups.
 
     Args:
         groups: ``/proc/self/cgroup``.

@@ -35,9 +35,9 @@ class Limits:
     # The clock.
 
     late: float = 1.0
-    """How much of the time beyond the end of a wait still counts. A busy machine wakes a process
-    late by less than this. If a wait takes longer, this process was suspended, and the time does
-    not count against anybody.
+    """How much time beyond the requested end of a wait still counts, at most. A busy machine wakes
+    a process late by less than this. If a wait takes longer, this process was suspended, and the
+    rest of the time does not count against any rank.
     """
 
     longest_wait: float = 30.0
@@ -46,8 +46,9 @@ class Limits:
     # The worker.
 
     stopped_for: float = 10.0
-    """How long a worker may be stopped, as by SIGSTOP, before that is a failure. A debugger or a
-    mistaken ``kill -STOP`` may soon let it go on, but the other ranks hold their GPUs meanwhile.
+    """How long a worker may be stopped, as by SIGSTOP, before that counts as a failure. A debugger
+    or a mistaken ``kill -STOP`` may soon let the worker go on. The time is short because the other
+    ranks hold their GPUs meanwhile.
     """
 
     stopped_looks: float = 1.0
@@ -76,9 +77,9 @@ class Limits:
     """How long the processes that a worker leaves behind may take to die, all of them together."""
 
     launchers_end_within: float = 4.0
-    """How long, within :attr:`all_gone_within`, the launchers that a script has started may take
-    from SIGTERM until SIGKILL, all of them together. They end their processes on other nodes in
-    this time.
+    """How long the launchers that a script has started, such as ``srun``, may take to end after
+    SIGTERM before they get SIGKILL, all of them together. They end their processes on other nodes
+    in this time, which is part of :attr:`all_gone_within`.
     """
 
     left_behind_looks: float = 0.05
@@ -97,8 +98,8 @@ class Limits:
     """
 
     signal_settles: float = 0.05
-    """How long after a signal the supervisor asks whether it has reached the worker too. A launcher
-    sends it to one process after the other.
+    """How long after it got a signal the supervisor asks the sentinel whether the signal has
+    reached the worker too. A launcher sends a signal to one process after the other.
     """
 
     sentinel_answers_within: float = 5.0
@@ -115,7 +116,7 @@ class Limits:
     """
 
     held_signal_looks_at_least: float = 2.0
-    """The longest of these waits."""
+    """The longest of the waits that begin with :attr:`held_signal_looks`."""
 
     stacks_within: float = 1.0
     """How long a worker may take to write its stacks. It is short because faulthandler needs
@@ -128,8 +129,8 @@ class Limits:
     # The end of a run.
 
     rendezvous_ends_within: float = 7.0
-    """How long after a failure during the rendezvous this rank may stay. In this time it tells the
-    others of its failure, for which it may first have to connect to rank 0.
+    """How long after a failure during the rendezvous a rank that has failed may stay. In this time
+    it tells the other ranks of its failure, for which it may first have to connect to rank 0.
     """
 
     killed_within: float = 12.0
@@ -139,9 +140,10 @@ class Limits:
     """
 
     obeyed_within: float = 3.0
-    """How long rank 0 waits, before it closes the connections, for ranks that have not said since
-    the verdict whether their worker has ended or is saving. It is longer than :attr:`kill_after`;
-    a supervisor that needs more time is stopped or starved.
+    """How long rank 0 waits, before it closes the connections, for ranks that have not yet said
+    whether their worker has ended or is saving since the verdict. It is longer than
+    :attr:`kill_after`, within which most workers end; a supervisor that needs more time is stopped
+    or starved.
     """
 
     last_word: float = 1.2
@@ -174,14 +176,14 @@ class Limits:
     # Which failure is the cause.
 
     secondary_waits: float = 0.7
-    """How long rank 0 waits for the cause when a failure arrives that another has likely caused.
-    The message about the cause may still be on the way, or the supervisor that has to send it may
-    be busy. It is short because all ranks wait for the decision.
+    """How long rank 0 waits for another failure when a failure arrives that another has likely
+    caused. The message about the cause may still be on the way, or the supervisor that has to send
+    it may be busy. The time is short because all ranks wait for the decision.
     """
 
     signal_counts_for: float = 120.0
-    """How long after the launcher's signal that signal counts as the cause of this rank's failures,
-    if ``--signal-grace`` is not longer. A later failure has a cause of its own.
+    """How long after a signal of the launcher this rank's failures count as caused by the signal.
+    If ``--signal-grace`` is longer, that counts instead. A later failure has a cause of its own.
     """
 
     progress_after: float = 60.0
@@ -190,10 +192,10 @@ class Limits:
     """
 
     first_step_stall_timeouts: float = 10.0
-    """The multiple of ``--stall-timeout`` that a start may take until its first step if an earlier
-    start has made steps. The time of :attr:`first_step_times` is added to it. Before the first step
-    data may be staged, caches may be filled and a model compiled, and a file system may be slower
-    than before.
+    """The multiple of ``--stall-timeout`` that a start may take until its first step. The time of
+    :attr:`first_step_times` is added. There is such a limit only if an earlier start has made
+    steps. The limit is long because before the first step data may be staged, caches filled and a
+    model compiled, and because the file system may be slower than in the earlier start.
     """
 
     first_step_times: float = 3.0
@@ -216,8 +218,9 @@ class Limits:
     """
 
     unheard_pings: float = 1.5
-    """After how many pings without an answer a rank can no longer tell how rank 0 has ended if its
-    connection is then reset: the end of the run may not have reached the rank.
+    """For how many intervals between pings nothing must have come from rank 0 so that a rank cannot
+    tell how rank 0 has ended, if the connection is then reset: the message that the run is over may
+    not have arrived.
     """
 
     slurm_is_asked_after: float = 10.0
@@ -226,8 +229,8 @@ class Limits:
     """
 
     sinfo_within: float = 10.0
-    """How long ``sinfo`` may take. It can be long, because slurmctld may be busy and only a thread
-    of its own waits.
+    """How long ``sinfo`` may take. The time can be long, because slurmctld may be busy and only a
+    separate thread waits for the answer.
     """
 
     stalled_answer_within: float = 3.0
@@ -236,14 +239,15 @@ class Limits:
     """
 
     probe_within: float = 5.0
-    """How long a node may take to answer another one's attempts to connect, after a failure that no
-    rank is known to have caused. The attempts are repeated in this time, by :attr:`probe_attempts`
-    and by TCP itself, so a link that is slow or loses one packet in five is not taken for a cut
-    one.
+    """How long a node may take to answer another node's attempts to connect, after a failure or a
+    stall whose cause is not known. The attempts are repeated in this time, as
+    :attr:`probe_attempts` says and by TCP itself. So a link that is slow, or that loses one packet
+    in five, does not count as cut.
     """
 
     probe_attempts: tuple[float, ...] = (0.0, 1.0, 2.5)
-    """When, in seconds from the first, a node tries again to connect to one that has not answered.
+    """The times, in seconds after the beginning, at which a node tries to connect to each node that
+    has not answered.
     """
 
     probe_look: float = 0.05
@@ -273,23 +277,23 @@ class Limits:
     """How often a supervisor looks whether NVML has answered."""
 
     deputy_answers_within: float = 1.0
-    """How long a deputy's kernel may take to accept a connection. It suffices for one repetition
-    by TCP on a network that works.
+    """How long a deputy's kernel may take to accept a connection. On a network that works, TCP can
+    repeat a lost packet once in this time.
     """
 
     returns_within: float = 60.0
-    """How long a task whose node was given up looks for the others, once srun can be reached. Until
-    then the node may be cut off.
+    """How long a task whose node was given up tries to find the other tasks, once it can reach
+    srun. Before it can, the node may be cut off.
     """
 
     lease_ends_within: float = 3.0
-    """How long after the end of its lease a worker may still run, with spare nodes; after that,
-    others go on without it. The worker is killed without SIGTERM, but its supervisor may wake late
-    (:attr:`late`).
+    """How long a worker may still run after the end of its lease, with spare nodes; after that,
+    others go on with its rank. The worker is killed without SIGTERM, but its supervisor may notice
+    the end of the lease late (:attr:`late`).
     """
 
     single_looks: float = 3600.0
-    """How often the failure monitor of a single process is asked to act; it never has to."""
+    """How often the failure monitor of a single process is asked to act while nothing is due."""
 
     metrics_every: float = 10.0
     """How often the metrics of a run are written, if the site has asked for them. Prometheus reads
@@ -304,16 +308,17 @@ class Limits:
     """
 
     relay_looks: float = 0.05
-    """How often the thread looks at the clock once the worker has ended."""
+    """How often the thread checks whether its time is over, once the worker has ended."""
 
     relay_quiet: float = 0.2
-    """For how long no output must have come, after the worker's end, before the thread stops
-    reading although a process that was left behind holds the pipe open.
+    """How long no output may come, after the worker's end, before the thread stops reading. A
+    process that the worker has left behind may hold the pipe open for longer.
     """
 
     relay_holds: float = 0.5
-    """How long the worker has to wait for a terminal that takes nothing, when a file gets all the
-    output. A reader that is only slower than a burst of output catches up in this time.
+    """How long the thread does not read from the worker, so that the worker waits, if the terminal
+    takes nothing and a file gets all the output. A reader that is only slower than a burst of
+    output catches up in this time.
     """
 
 

@@ -54,8 +54,8 @@ class Liveness:
     def ping(self, ranks: Iterable[int]) -> None:
         """Send a ping to each of these ranks whose connection is open.
 
-        A kernel notices the loss of the other node only if it has sent something that is not
-        acknowledged.
+        Rank 0's kernel notices that another node is lost only if it has sent that node something
+        that the node does not acknowledge.
         """
         for rank in ranks:
             connection = self._connections.get(rank)
@@ -83,11 +83,11 @@ class Liveness:
 
     def was_cut_off(self, rank: int, now: float) -> bool:
         """Return whether the connection to a rank was reset because the rank's node was cut off.
-        This can be told only with spare nodes.
 
-        A rank that gets no answer for ``--lost-after`` ends its worker and leaves, and cannot tell
-        rank 0. When the network is back, its kernel resets the connection. If a supervisor was
-        killed instead, rank 0 has heard from it shortly before.
+        This can be told only with spare nodes, where each ping is answered. A rank that gets no
+        answer for ``--lost-after`` ends its worker and leaves, and cannot tell rank 0 while its
+        node is cut off. When the network is back, the node's kernel resets the connection. If
+        instead a supervisor was killed, rank 0 has heard from it shortly before.
         """
         context = self._context
         silence = now - self._heard_at.get(rank, now)
@@ -100,7 +100,7 @@ class Liveness:
     def node_that_is_down(self, now: float, ranks: Collection[int]) -> str | None:
         """Return a silent node that Slurm says is down; None if there is none.
 
-        A thread asks Slurm, so the answer counts at a later look.
+        A separate thread asks Slurm, so the answer counts only at a later call.
 
         Args:
             now: The time.
@@ -131,7 +131,8 @@ class Liveness:
         return self._context.nodes[rank]
 
     def _nobody_answers(self, now: float) -> bool:
-        """Whether all other nodes are silent or lost, and there are at least two of them.
+        """Return whether all other nodes are silent or lost, and there are at least two of them, so
+        that this node is the one that is cut off.
 
         With a single other node, either of the two may be cut off. If this node is cut off, the
         connections to the others end one after the other. When the first one ends, the others have

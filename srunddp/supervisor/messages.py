@@ -30,7 +30,8 @@ class ScriptIsOver(RankMessage, kind="script_is_over"):
         waits: Whether its worker stays until the scripts of all ranks are over, because MPI is
             initialised or a restart is possible.
         has_steps: Whether the rank has made a step in this start.
-        ran_alone: Whether the script has worked with torch, but not with other ranks.
+        ran_alone: Whether the script has used torch without ever being in a process group with
+            other ranks.
     """
 
     waits: bool = False
@@ -48,12 +49,12 @@ class HasFailed(RankMessage, kind="has_failed"):
     """The rank has failed.
 
     Attributes:
-        cause, traceback, exit_code, time, shown, failed_import: The fields of the failure with
-            these names.
-        weight: The number of its :class:`FailureKind`, which says how likely the failure is the
-            root cause.
-        category: The value of its :class:`FailureCategory`, which says what the failure means for
-            another start.
+        cause, traceback, exit_code, time, shown, failed_import: The fields of the :class:`Failure`
+            with these names.
+        weight: The number of the failure's :class:`FailureKind`, which says how likely the failure
+            is the root cause.
+        category: The value of the failure's :class:`FailureCategory`, which says what the failure
+            means for another start.
         has_steps: Whether the rank has made a step in this start. It may have made its first one
             since the last ping.
     """
@@ -115,13 +116,13 @@ class HasFailed(RankMessage, kind="has_failed"):
 
 @dataclass(frozen=True)
 class Ping(RankMessage, kind="ping"):
-    """The rank is still there.
+    """A sign of life that a rank sends regularly, with its count of steps.
 
     Attributes:
         step: How many steps its worker has made; 0 while none is expected.
         paused: Whether the worker has said that no step is expected of it for now.
         sent_at: With spare nodes, when the rank sent this, by the rank's clock.
-        echo: With spare nodes, the last time that the rank has received from rank 0.
+        echo: With spare nodes, the last ``sent_at`` that the rank has received from rank 0.
     """
 
     step: int
@@ -155,19 +156,19 @@ class UsesMpi(RankMessage, kind="uses_mpi"):
 
 @dataclass(frozen=True)
 class SavesAfterVerdict(RankMessage, kind="saves_after_verdict"):
-    """The rank's worker handles SIGTERM, so it may be saving since the verdict. It ends within
-    ``--grace``, and rank 0 waits for that.
+    """The rank's worker handles SIGTERM, so it may be saving although the verdict is known. It ends
+    within ``--grace``, and rank 0 waits for its end.
     """
 
 
 @dataclass(frozen=True)
 class EndedAfterVerdict(RankMessage, kind="ended_after_verdict"):
-    """The rank's worker has ended since the verdict."""
+    """The rank's worker has ended, after this rank got the verdict."""
 
 
 @dataclass(frozen=True)
 class Stacks(RankMessage, kind="stacks"):
-    """The answer to ``stacks_wanted``: where the rank's worker is.
+    """The answer to ``stacks_wanted``: where in the script the rank's worker is.
 
     Attributes:
         text: The Python stack of the worker's main thread; empty if it gave none in time.
@@ -197,8 +198,8 @@ class GpuFaults(RankMessage, kind="gpu_faults"):
 
     Attributes:
         faults: The faults, the surest first.
-        is_answer: Whether this is the answer to ``gpu_faults_wanted``. Otherwise the hardware of a
-            GPU has just failed.
+        is_answer: Whether this is the answer to ``gpu_faults_wanted``. If False, the rank reports
+            it unasked because the hardware of a GPU has just failed.
     """
 
     faults: tuple[GpuFault, ...]
@@ -210,12 +211,13 @@ class GpuFaults(RankMessage, kind="gpu_faults"):
 
 @dataclass(frozen=True)
 class Pong(RankMessage, kind="pong"):
-    """Rank 0 is still there. With spare nodes, each ping is answered by this message.
+    """A sign of life of rank 0, so that a kernel that does not acknowledge it is noticed. With
+    spare nodes, it is the answer to a ping.
 
     Attributes:
         asked_by: The signal that asks for an end of the run, as text; empty for none.
         sent_at: With spare nodes, when rank 0 sent this, by rank 0's clock.
-        echo: With spare nodes, the last time that rank 0 has received from the rank.
+        echo: With spare nodes, the last ``sent_at`` that rank 0 has received from the rank.
     """
 
     asked_by: str = ""
@@ -225,7 +227,7 @@ class Pong(RankMessage, kind="pong"):
 
 @dataclass(frozen=True)
 class StacksWanted(RankMessage, kind="stacks_wanted"):
-    """Rank 0 asks where the rank's worker is."""
+    """Rank 0 asks for the Python stack of the rank's worker."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ class ProbeWanted(RankMessage, kind="probe_wanted"):
 
     Attributes:
         source: The address from which to connect.
-        targets: A rank, an address and a port on each of these nodes.
+        targets: The lowest rank of each of these nodes, with the address and the port to try.
         number: How many times rank 0 has asked in this start, including this time. The answer to an
             earlier question may still be on the way.
     """

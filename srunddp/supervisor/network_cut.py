@@ -1,10 +1,10 @@
-"""Finds the nodes that do not reach each other, by what their supervisors report when rank 0 lets
+"""Finds the nodes that do not reach each other, from what their supervisors report when rank 0 has
 them try.
 
-Rank 0's supervisor has a connection to every rank, but collectives go between all nodes. If the
-network between two of them is cut, all ranks wait, or fail, and none of them is at fault. The nodes
-try TCP on the interfaces that srunddp has selected. This says nothing about InfiniBand or RoCE, so
-the texts say TCP.
+Rank 0's supervisor has a connection to every rank, but collectives use connections between all
+nodes. If the network between two nodes is cut, all ranks wait or fail, and none of them is at
+fault. The nodes try TCP on the interfaces that srunddp has selected. This says nothing about
+InfiniBand or RoCE, so the texts for the user say TCP.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ of them, see :func:`peers_of`.
 """
 
 FEWEST = 3
-"""The smallest number of nodes for which a round is useful. If there are two nodes, one is rank
-0's, and the supervisors' own connection between them tells as much.
+"""The smallest number of nodes for which a :class:`NetworkProbe` is useful. If there are only two
+nodes, the connection between their supervisors tells as much.
 """
 
 _MOST_NAMED = 4
@@ -34,14 +34,14 @@ class Way(Enum):
     """In which direction two nodes do not reach each other."""
 
     BOTH = auto()
-    FROM_NODE = auto()  # the node does not reach the other, which does reach it
-    TO_NODE = auto()  # the node reaches the other, which does not reach it
+    FROM_NODE = auto()  # the node cannot reach the other node, which can reach it
+    TO_NODE = auto()  # the node can reach the other node, which cannot reach it
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A node that does not reach others, or that others do not reach. Of such a pair of nodes, it
-    is the one to give up, if a node can be given up.
+    """A node that does not reach others, or that others do not reach. If nodes can be given up,
+    this node is given up and not the others.
 
     Attributes:
         node: The node.
@@ -71,7 +71,7 @@ class Findings:
 
     Attributes:
         cuts: The fewest nodes that explain which nodes do not reach each other, each with the nodes
-            at the other end; empty if no node is named.
+            that it does not reach or that do not reach it; empty if no node can be named.
         silent: The nodes that have not answered some other node.
         answers: How many nodes have reported what they found, and how many were asked.
     """
@@ -82,7 +82,7 @@ class Findings:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All nodes that are named."""
+        """The nodes of all cuts, with the nodes from which they are cut."""
         return tuple(dict.fromkeys(name for cut in self.cuts for name in (cut.node, *cut.others)))
 
     @property
@@ -95,7 +95,7 @@ class Findings:
 
     @property
     def note(self) -> str:
-        """A line for the case that no node is named."""
+        """A line that says what the attempts have shown, for the report if there are no cuts."""
         said, asked = self.answers
         tried = "TCP was tried between the nodes"
         if self.silent:
@@ -108,9 +108,9 @@ class Findings:
 def peers_of(index: int, count: int) -> list[int]:
     """Return the numbers of the nodes that a node tries to reach.
 
-    These are all others; if there are many nodes, only those at the distances 1, 2, 4, 8 and so on,
-    in the order of ranks and in both directions. Rings, trees and halving all-reduces use such
-    pairs.
+    These are all other nodes. If there are many nodes, they are only those at the distances 1, 2,
+    4, 8 and so on in the order of ranks, in both directions: rings, trees and halving all-reduces
+    use such pairs.
 
     Args:
         index: The node's number, in the order of ranks.
@@ -209,10 +209,10 @@ def find_cuts(
 ) -> tuple[Cut, ...]:
     """Return the fewest nodes that explain which nodes do not reach each other.
 
-    A node that has answered no other node proves nothing, because it goes on talking to rank 0, as
-    every node that is asked does: a firewall there may drop new connections. The same holds for a
-    node that has reached no other node. A pair that was not tried, or not reported in time, is no
-    evidence either.
+    A node that no other node has reached proves nothing: it still talks to rank 0, as every node
+    that is asked does, so a firewall there may only drop new connections. A node that has reached
+    no other node proves nothing either, for the same reason. Nor does a pair that was not tried, or
+    not reported in time.
 
     Args:
         reached: Pairs of nodes of which the first has reached the second.
@@ -224,9 +224,10 @@ def find_cuts(
             there is none.
 
     Returns:
-        First the node that is cut from the most others, then the same for the pairs that remain. Of
-        a pair it is the node that is cut from a spare node too; if that does not decide, the node
-        that is not rank 0's, then the node that has failed before, then the later one.
+        First the node that is cut from the most other nodes, with those nodes; then the same for
+        the pairs that remain. If two nodes are cut from equally many, the first is the one that is
+        cut from more nodes with the spare nodes included; if that does not decide, the one that is
+        not rank 0's, then the one that has failed before, then the later one in the order of ranks.
     """
     can_reach = {here for here, _ in reached}
     can_be_reached = {there for _, there in reached}
@@ -251,7 +252,7 @@ def find_cuts(
 
 
 def _neighbours(pairs: Collection[Pair]) -> dict[str, set[str]]:
-    """Return the nodes that make a pair with each node, in any direction."""
+    """Return, for each node of some pair, the nodes with which it makes a pair, in either order."""
     found = dict[str, set[str]]()
     for one, other in pairs:
         found.setdefault(one, set()).add(other)

@@ -1,9 +1,9 @@
 """Finds out whether this node reaches others by TCP, when rank 0 asks for it after a failure.
 
-Any answer of the other node's kernel counts, even a refusal of the connection, so nothing has to
-listen there. The port is one that rank 0 has used, most often for the rendezvous, because a
-firewall that lets the ranks meet lets this port through. Nothing here blocks: meanwhile the
-supervisor goes on reading messages and sending pings.
+Any answer of the other node's kernel counts, even a refusal of the connection, so no process there
+has to listen on the port. The port is one that rank 0 has used, most often for the rendezvous,
+because a firewall that has let the ranks meet lets this port through. Nothing here blocks, so the
+supervisor can read messages and send pings meanwhile.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.messages import ProbeResult, ProbeTarget, ProbeWanted
 
 _REFUSED = (errno.ECONNREFUSED, errno.ECONNRESET)
-# Linux's IP_RECVERR and IPV6_RECVERR. With it the kernel also says who has sent an ICMP error.
+# Linux's IP_RECVERR and IPV6_RECVERR. If the option is set, the kernel also tells which host has
+# sent an ICMP error.
 _RECEIVE_ERRORS: Mapping[int, tuple[int, int]] = {
     socket.AF_INET: (socket.IPPROTO_IP, 11),
     socket.AF_INET6: (socket.IPPROTO_IPV6, 25),
@@ -34,8 +35,8 @@ class _Peer:
 
     Attributes:
         target: The node's lowest rank, with the address and the port to connect to.
-        attempts: The connections that may still be answered.
-        was_tried: Whether a first attempt was made at all.
+        attempts: The sockets of the attempts to connect that may still be answered.
+        was_tried: Whether at least one attempt could be made.
     """
 
     target: ProbeTarget
@@ -44,7 +45,7 @@ class _Peer:
 
 
 class NodeProbe:
-    """One round in which this node tries to reach some others.
+    """One round of attempts to reach other nodes, as rank 0 has requested it.
 
     A node counts as missed if none of several attempts was answered within ``probe_within``. The
     kernel makes the attempts and notes the answers, so no node counts as missed only because this
@@ -57,7 +58,7 @@ class NodeProbe:
         Args:
             wanted: The request of rank 0.
             now: The time.
-            limits: How long the attempts last.
+            limits: How long the attempts may take, and when they are repeated.
         """
         self._wanted = wanted
         self._limits = limits
@@ -111,8 +112,8 @@ class NodeProbe:
         except OSError:  # the interface has lost its address
             connection.close()
             return None
-        # The result shows in _note_answers(), except for an error that the kernel knows at once,
-        # such as ENETUNREACH: this is not an answer, and the next attempt may get one.
+        # _note_answers() finds the result. An error that the kernel reports at once, such as
+        # ENETUNREACH, does not count as an answer, and the next attempt may get one.
         connection.connect_ex((host, port))
         return connection
 
@@ -126,7 +127,7 @@ class NodeProbe:
         for descriptor, _ in poll.poll(0):
             peer, connection = tried_by[descriptor]
             if connection.fileno() < 0:
-                continue  # another attempt has been answered meanwhile
+                continue  # closed just now, because another attempt has been answered
             if _is_answered(connection, peer.target[1]):
                 self._reached.append(peer.target[0])
                 _close(peer)
@@ -148,13 +149,14 @@ def _is_answered(connection: socket.socket, host: str) -> bool:
     if error in _REFUSED:
         return True
     if error == 0:
-        # A socket whose connect() has failed at once is ready too, and no longer has an error.
+        # If connect() has failed at once, the socket is ready too, and SO_ERROR is 0: ask for its
+        # peer.
         with contextlib.suppress(OSError):
             connection.getpeername()
             return True
         return False
-    # A firewall on the other node may answer EHOSTUNREACH; but our own kernel, or a router, does so
-    # too if that node is not there.
+    # A firewall on the other node may answer with an ICMP error such as EHOSTUNREACH. But this
+    # node's kernel, or a router, does so too if the other node is not there.
     return _sender_of_error(connection) == socket.inet_pton(connection.family, host)
 
 

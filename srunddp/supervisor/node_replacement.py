@@ -57,8 +57,8 @@ class WorkerLease(Protocol):
 
     @property
     def other_ended(self) -> float:
-        """The time, by this side's clock, by which rank 0's worker has ended if no further message
-        arrives from rank 0.
+        """The time, by the clock of this rank's node, by which rank 0's worker has ended if no
+        further message arrives from rank 0.
         """
 
     def stamp(self) -> LeaseTimes:
@@ -124,13 +124,14 @@ class NodeReplacement(Protocol):
     def note_end(
         self, left: Collection[str], returning: Collection[str], there: Iterable[int]
     ) -> None:
-        """Note what the next start has to know, once the ranks have been told that this one is
-        over.
+        """Note what the next start has to know. Call this once the ranks have been told that the
+        present start is over.
 
         Args:
             left: The nodes whose ranks move to other nodes.
-            returning: Those of them whose tasks come back.
-            there: The tasks that are still there, those on ``left`` included.
+            returning: The nodes among them whose tasks come back.
+            there: The tasks whose connection is still open, including those on the nodes in
+                ``left``.
         """
 
     def next_start(self) -> NextStart:
@@ -155,10 +156,10 @@ class SpareNodesOfStart:
         numbers: The numbers of the tasks that wait on spare nodes, as far as this task knows them.
         takeover: The text that says where the deputies listen. The ranks meet there when rank 0 is
             gone. It is empty if no rank can move, see :attr:`NodeReplacement.can_move`.
-        replacement: Makes rank 0's :class:`NodeReplacement` from its connections to the other
-            tasks, by their numbers.
-        lease: Begins and returns the lease of a task other than rank 0; returns None if no rank can
-            move.
+        replacement: Makes the :class:`NodeReplacement` of rank 0. Its argument is rank 0's
+            connections to the other tasks, by the tasks' numbers.
+        lease: Begins the lease of the worker of a task other than rank 0, and returns it; returns
+            None if no rank can move.
     """
 
     numbers: frozenset[int]

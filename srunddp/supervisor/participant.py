@@ -36,7 +36,8 @@ from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_dep
 
 
 class RankZeroEnd(Enum):
-    """How another rank sees that rank 0 is gone.
+    """How another rank finds that rank 0 is gone; the value describes it in words, where "its"
+    means rank 0's.
 
     Attributes:
         may_go_on: Whether the processes of rank 0 may still run, for example on the other side of
@@ -59,10 +60,11 @@ class RankZeroEnd(Enum):
 class Participant(FailureMonitor):
     """The failure monitor of a rank above 0.
 
-    It needs rank 0 until the worker has ended with 0 or a root cause is known. Until then the loss
-    of rank 0 is itself a root cause, see :class:`RankZeroEnd`. Afterwards this rank expects rank 0
-    to close the connection. If the worker has ended with 0, rank 0 says first that the run is over;
-    if it does not, this rank keeps the 0, but reports that rank 0 is gone.
+    A participant needs rank 0 until the worker has ended with 0 or a root cause is known. Until
+    then the loss of rank 0 is itself a root cause, see :class:`RankZeroEnd`. Afterwards the
+    participant waits for rank 0 to close the connection. If the worker has ended with 0, rank 0
+    first says that the run is over. If rank 0 is gone without saying so, this rank still ends with
+    0, but reports that rank 0 is gone.
     """
 
     def __init__(self, context: RankContext, connection: SupervisorConnection) -> None:
@@ -78,17 +80,19 @@ class Participant(FailureMonitor):
         # Whether rank 0 has said that the workers of all ranks have ended with 0.
         self._run_is_over = False
         self._rank_zero_end: RankZeroEnd | None = None
-        # False once this rank goes on without rank 0.
+        # False once this rank ignores what still comes from rank 0, see _hangs_up().
         self._hears = True
-        # The supervisor's clock begins at 0, so the first ping is sent one interval later.
+        # When something last came from rank 0, and when the last ping was sent. The supervisor's
+        # clock begins at 0, so the first ping is sent one interval later.
         self._heard = self._pinged = 0.0
         # For how long nothing had come from rank 0 when rank 0 ended the connection.
         self._silence_before_end = 0.0
         # The probe of other nodes that rank 0 has asked for; None if none is under way.
         self._probe: NodeProbe | None = None
-        # Whether rank 0 waits for the faults of this node's GPUs.
+        # Whether rank 0 has asked for the faults of this node's GPUs, and has no answer yet.
         self._asks_gpus = False
-        # Until when this rank stays after it has reported for rank 0, by the context's clock.
+        # Until when this rank stays after it has reported the root cause in place of rank 0, by the
+        # clock of the leases (RankContext.clock).
         self._stays_until = 0.0
 
     @property
@@ -113,7 +117,7 @@ class Participant(FailureMonitor):
         else:
             self._silence_before_end = now - (self._heard or now)
         if not self._hears:
-            # read() sets `open` by what it finds, but this connection counts as ended.
+            # read() may set `open` to True, but this connection counts as ended.
             connection.open = False
             return
         for message in messages:
@@ -123,7 +127,7 @@ class Participant(FailureMonitor):
     def _on_message(self, message: RankMessage, now: float) -> None:
         match message:
             case Verdict() if self.root_cause is None:
-                # A rank whose worker has ended with 0 keeps the 0.
+                # A rank whose worker has ended with 0 ends with 0 whatever the verdict.
                 keeps_zero = message.node_is_given_up or self._left
                 code = 0 if keeps_zero else message.exit_code
                 self.root_cause = RootCause(message.culprits, "", "", code)
@@ -151,8 +155,8 @@ class Participant(FailureMonitor):
         self._notice_end(now)
 
     def done(self, *, waits: bool = False) -> None:
-        # torch's store is rank 0's, so this worker need not stay for the others. But if one rank
-        # fails while another is in MPI_Finalize, Open MPI's mpirun may hang; hence `waits`.
+        # Rank 0's worker has torch's store, so this worker need not stay for the others. But with
+        # Open MPI, mpirun may hang if a rank fails while another is in MPI_Finalize. Hence `waits`.
         super().done()
         self._waits = waits
         self._connection.send(
@@ -184,8 +188,8 @@ class Participant(FailureMonitor):
         if not self._lease:
             return False
         self.root_cause = RootCause.of(failure)
-        # Even if a verdict had announced a restart: without its launcher this process takes no
-        # part.
+        # Drop a restart that a verdict may have announced: without its launcher, this process takes
+        # no part in it.
         self.restart = None
         self.returns = False
         self.fenced = True
@@ -199,10 +203,11 @@ class Participant(FailureMonitor):
         self._connection.open = False
 
     def tick(self, now: float) -> float:
-        self._heard = self._heard or now  # nothing is expected before the first ping
+        self._heard = self._heard or now  # the rendezvous may have taken long, so count from here
         self._notice_end(now)
         is_silent = now - self._heard > self._context.silent_after
-        # After a verdict rank 0 sends nothing while other ranks save, and this rank has to stay.
+        # After a verdict this rank has to stay although rank 0 sends nothing: other ranks may be
+        # saving.
         if self._left and self.root_cause is None and is_silent:
             self._hangs_up()  # this rank needs nothing from rank 0, so it need not stay
         if now >= self._pinged + self._context.ping_every:
@@ -217,8 +222,8 @@ class Participant(FailureMonitor):
         return min(due, max(0.0, self._lease_ends(now) - self._context.clock()))
 
     def _look_at_probe(self, probe: NodeProbe, now: float) -> float:
-        """Tell rank 0 which nodes this node has reached, if that is known, and return in how many
-        seconds to look again.
+        """Tell rank 0 which nodes this node has reached if the probe is complete, or close the
+        probe if the verdict is known. Return in how many seconds to look again.
         """
         if self.root_cause is not None:
             self._end_probe()
@@ -235,8 +240,8 @@ class Participant(FailureMonitor):
             self._context.gpus.ask()
 
     def _look_at_gpus(self) -> float:
-        """Tell rank 0 of the faults of this node's GPUs, and return in how many seconds to look
-        again.
+        """Tell rank 0 of new faults of this node's GPUs, and answer its question if the answer is
+        there. Return in how many seconds to look again; infinity if no answer is due.
         """
         gpus = self._context.gpus
         if gpus is None:
@@ -266,6 +271,9 @@ class Participant(FailureMonitor):
         return Ping(step, times.sent_at, times.echo, paused=paused)
 
     def _lease_ends(self, now: float) -> float:
+        """Return when this rank's lease is over; infinity if it has none, does not need rank 0 any
+        more, or is being ended by the launcher.
+        """
         is_bound = self._lease and self._needs_rank_zero and not self._context.asked(now)
         if self._lease and is_bound:
             return self._lease.ends
@@ -282,9 +290,9 @@ class Participant(FailureMonitor):
 
     @property
     def _expects_goodbye(self) -> bool:
-        """Whether rank 0 still has to say that the run is over. A rank with a lease does not expect
-        this message: another rank may take over from rank 0, and a rank that is done has no part in
-        that.
+        """Whether rank 0 still has to say that the run is over. A rank with a lease does not wait
+        for this message, because another rank may take over from rank 0, and a rank whose worker
+        has ended takes no part in that.
         """
         is_done = self._left and self.root_cause is None
         return is_done and self._hears and not self._run_is_over and self._lease is None
@@ -294,7 +302,9 @@ class Participant(FailureMonitor):
         return self._rank_zero_end is not None and self._rank_zero_end.may_go_on
 
     def _notice_end(self, now: float) -> None:
-        """End the run on this rank if rank 0 is gone."""
+        """End the run on this rank if rank 0 is gone while this rank needs it, or report that rank
+        0 is gone if this rank needs only the message that the run is over.
+        """
         if not self._needs_rank_zero and not self._expects_goodbye:
             return
         end = self._how_rank_zero_is_gone(now)
@@ -311,9 +321,9 @@ class Participant(FailureMonitor):
             self._report_missing_goodbye(end)
             return
         if end is RankZeroEnd.LEASE_OVER:
-            # The message goes first, because nothing can be sent once this side has ended the
-            # connection. Without it rank 0, if it is there, would see a killed supervisor instead
-            # of a lost node.
+            # Send this first, because nothing can be sent once this side has ended the connection.
+            # If rank 0 is still running, the message tells it that a node is lost; without the
+            # message it would take the supervisor for killed.
             self._connection.send(LeaseHasEnded())
             self._connection.end()
         self._end_without_rank_zero(end, now)
@@ -330,16 +340,17 @@ class Participant(FailureMonitor):
             return RankZeroEnd.LEASE_OVER
         heard = self._heard or now
         if now - heard > self._context.silent_after:
-            # A write may have found the connection lost before a read has.
+            # Sending may have found that the connection is lost, before read() has found it.
             return RankZeroEnd.UNREACHABLE if self._connection.lost else RankZeroEnd.SILENT
         return None
 
     def _rank_zero_was_cut_off(self) -> bool:
-        """Whether rank 0's kernel has reset the connection because one of the nodes was cut off.
+        """Return whether rank 0's kernel has reset the connection because one of the nodes was cut
+        off.
 
-        With spare nodes, rank 0 gives up a rank that it does not hear from, and gives up its own
-        work if it hears from too few ranks. If rank 0's supervisor was killed instead, this rank
-        has heard from it shortly before.
+        With spare nodes, rank 0 gives up a rank from which nothing comes, and ends itself if it
+        hears from too few ranks. When the network is back, rank 0's kernel resets the connection.
+        If instead rank 0's supervisor was killed, this rank has heard from it shortly before.
         """
         context = self._context
         return (
@@ -350,12 +361,12 @@ class Participant(FailureMonitor):
         )
 
     def _run_may_have_ended_unheard(self) -> bool:
-        """Whether the run may have ended in order while the end did not reach this node, because
-        this node or rank 0's was cut off. Rank 0's supervisor may also have been starved and then
-        killed.
+        """Return whether the run may have ended in order without this node hearing of it, because
+        this node or rank 0's was cut off. It is also possible that rank 0's supervisor was starved
+        and then killed.
 
-        Pings are answered at once, so if rank 0's supervisor was killed, this rank has heard from
-        it shortly before.
+        If a supervisor that was running well was killed, this rank has heard from it shortly
+        before, because rank 0 sends pings too or answers this rank's at once.
         """
         context = self._context
         return (
@@ -373,8 +384,8 @@ class Participant(FailureMonitor):
             self.restart = context.spare_nodes.takeover
             self.fenced = True
             self.cut_off = end.may_go_on
-        # If rank 0 may go on and there are spare nodes, a new rank 0 reports the loss when the
-        # other tasks have connected to it.
+        # If rank 0 may go on and there are spare nodes, this rank does not report: a new rank 0
+        # reports the loss when the other tasks have connected to it.
         if not (end.may_go_on and self._lease):
             self._act_for_rank_zero(self.root_cause)
 
@@ -387,8 +398,8 @@ class Participant(FailureMonitor):
         self._act_for_rank_zero(self._own_root_cause(end))
 
     def _act_for_rank_zero(self, root_cause: RootCause) -> None:
-        """Report the root cause if this rank is the first deputy that can be reached, or if there
-        are no deputies; but not if this node itself is cut off.
+        """Report the root cause in place of rank 0 if this rank is the first deputy that can be
+        reached, or if the run has no deputies. Do nothing if this node itself is cut off.
         """
         deputies = self._context.deputies
         if (deputies.listening and not deputies.here) or self._is_cut_off():
@@ -415,13 +426,14 @@ class Participant(FailureMonitor):
     def _own_root_cause(self, end: RankZeroEnd) -> RootCause:
         """Return the root cause as this rank sees it without rank 0.
 
-        If the loss of rank 0 cannot have caused this rank's own failure, it is that failure.
-        Otherwise it is the death of rank 0's supervisor if ``end`` is KILLED. Otherwise it is a
-        node that was cut off, or a lost node, which may be rank 0's or this one.
+        If this rank has failed, and the loss of rank 0 cannot have caused that, the root cause is
+        this rank's failure. Otherwise, if ``end`` is KILLED, it is the death of rank 0's
+        supervisor. In all other cases it is a lost node: rank 0's, or this one if its link is down
+        or if it did not hear of rank 0 for too long.
         """
         context = self._context
         failure = self._failure
-        # If rank 0 is lost, the error of a collective follows from that.
+        # If rank 0's node is lost, an error of a collective is a consequence of that.
         may_follow = end is not RankZeroEnd.KILLED
         follows = may_follow and failure is not None and failure.weight is FailureKind.SECONDARY
         if failure is not None and not follows:

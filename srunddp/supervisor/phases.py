@@ -104,9 +104,9 @@ class State:
 
     Attributes:
         phase: The current phase.
-        until: When the time of this phase is over, by the supervisor's clock; infinite for a phase
-            without a limit. Each change of phase sets it again.
-        failure: The first failure of this rank that has been reported; None for none.
+        until: When the time limit of this phase has passed, by the supervisor's clock; infinite for
+            a phase without a limit. Each entry into a phase sets it again.
+        failure: The first failure of this rank, which has been reported; None for none.
         script_is_done: Whether the script has ended with 0, and the failure monitor has been told
             so.
         script_ends_itself: Whether the script has failed or stopped, and is about to end.
@@ -114,8 +114,8 @@ class State:
             infinite.
         is_told_to_leave: Whether the worker has been told that it may leave, which happens once.
         worker_has_ended: Whether the worker has ended, or cannot be killed.
-        may_save: Whether the worker had a handler of its own for SIGTERM when the verdict came, and
-            ends because of another rank.
+        may_save: Whether the worker may save after the verdict: it ends because of another rank,
+            and the script has set a handler for SIGTERM.
         terms: The consequences of the verdict for this rank; None until there is a verdict.
     """
 
@@ -180,12 +180,12 @@ def time_to_end(state: State, terms: VerdictTerms, times: Times) -> float | None
     """Return how many seconds the worker may take to end after a verdict; None for no limit."""
     # The order matters: a fence outranks a restart, and a restart outranks what a script may save.
     if terms.fenced:
-        return 0.0  # another node may start our ranks now, even if this rank has something to save
+        return 0.0  # another node may start our ranks now, so nothing may be saved here
     if terms.restarts:
         return times.restart_grace  # the same for all ranks, so that they meet again soon
     has_stopped = state.failure is not None and state.failure.weight >= FailureKind.STOPPED
     if state.script_ends_itself and (terms.is_culprit or has_stopped):
-        return times.grace  # it may have something to save
+        return times.grace  # the script may be saving before it ends
     if state.may_save and times.grace is not None:
         return max(times.grace, times.limits.kill_after)
     return times.limits.kill_after
@@ -235,8 +235,9 @@ def _end_unmet(state: State, event: RanksDoNotMeet, times: Times) -> Step:
 
 @_on(WorkerIsGone, Phase.MEETING, to=Phase.ENDED_EARLY)
 def _end_early(state: State, event: WorkerIsGone, times: Times) -> Step:
-    """Report the end of the worker as a failure soon, even an end with 0, because no script has
-    run. If the launcher's signal may have ended the worker, wait 0.1 s for that signal here.
+    """Note the worker's end, and report it as a failure when the time of the next phase is over:
+    even an end with 0 is one, because no script has run. The time is 0.1 s if the launcher's signal
+    may have ended the worker and may still reach this supervisor; otherwise it is over at once.
     """
     ended = replace(state, worker_has_ended=True)
     return _enter(ended, Phase.ENDED_EARLY, _status_counts_from(event, times)), []
@@ -251,8 +252,9 @@ def _report_status(state: State, _: TimeIsOver, __: Times) -> Step:
 @_on(RankHasFailed, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
 @_on(LauncherHasEnded, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
 def _fail_early(state: State, event: FailureEvent, times: Times) -> Step:
-    """End the rendezvous, and tell the others there of the failure; wait at most 7 s for that.
-    After the launcher's signal do not wait: all ranks get the same signal and need not be told.
+    """End the rendezvous, and tell the other ranks there of the failure; stay for 7 s at most. If
+    the launcher's signal is the cause, do not stay: all ranks get the same signal and need not be
+    told.
     """
     failure = event.failure
     failed = replace(state, failure=failure)
@@ -266,16 +268,16 @@ def _fail_early(state: State, event: FailureEvent, times: Times) -> Step:
 
 @_on(RanksHaveMet, Phase.ENDED_EARLY, to=Phase.CRASHED)
 def _meet_without_worker(state: State, _: RanksHaveMet, __: Times) -> Step:
-    """Hand the world over all the same. The failure will be told to the failure monitor instead of
-    the rendezvous.
+    """Hand over the world although the worker has ended, so that the failure monitor exists. The
+    failure is then told to the failure monitor and not in the rendezvous.
     """
     return _enter(state, Phase.CRASHED, state.until), [HandOverWorld()]
 
 
 @_on(RanksDoNotMeet, Phase.ENDED_EARLY, to=Phase.UNMET)
 def _end_unmet_early(state: State, event: RanksDoNotMeet, _: Times) -> Step:
-    """Wait until the worker's end counts as a failure. That end may be why the rendezvous has
-    failed, as in MPI_Init, and the launcher's signal may be why the worker has ended.
+    """Wait until the worker's end counts as a failure. The worker's end may be why the rendezvous
+    has failed, as in MPI_Init, and the launcher's signal may be why the worker has ended.
     """
     return _enter(state, Phase.UNMET, state.until), [LeaveWith(event.error)]
 
@@ -285,7 +287,7 @@ def _tell_failure_late(state: State, _: RanksHaveMet, __: Times) -> Step:
     """Tell the failure monitor of the failure: the last rank came before the rendezvous could be
     ended.
 
-    If the worker is still there, it gets the world all the same, and the verdict ends it.
+    If the worker is still running, it gets the world all the same, and the verdict ends it.
     """
     assert state.failure is not None
     actions = [HandOverWorld(), TellFailure(state.failure)]
@@ -296,14 +298,14 @@ def _tell_failure_late(state: State, _: RanksHaveMet, __: Times) -> Step:
 
 @_on(RanksDoNotMeet, Phase.ABORTING, to=(Phase.OVER, Phase.UNMET))
 def _have_aborted(state: State, event: RanksDoNotMeet, times: Times) -> Step:
-    """Leave with the rendezvous's error: the others have been told."""
+    """Leave with the error of the rendezvous, because the other ranks have been told."""
     return _unmet(state, event.error, times)
 
 
 @_on(TimeIsOver, Phase.ABORTING, to=(Phase.OVER, Phase.UNMET))
 def _stop_waiting_for_rendezvous(state: State, _: TimeIsOver, times: Times) -> Step:
-    """Leave with the failure, because some waits of a rendezvous cannot be interrupted, such as
-    PMI's barrier.
+    """Leave with this rank's failure as the error, and do not wait for the end of the rendezvous
+    any longer: some waits in it cannot be interrupted, such as PMI's barrier.
     """
     failure = state.failure
     assert failure is not None
@@ -313,13 +315,15 @@ def _stop_waiting_for_rendezvous(state: State, _: TimeIsOver, times: Times) -> S
 
 @_on(WorkerIsGone, Phase.ABORTING, to=Phase.ABORTING)
 def _end_while_aborting(state: State, _: WorkerIsGone, __: Times) -> Step:
-    """Stay until the others have been told. The reason for this rank's failure is known already."""
+    """Stay until the other ranks have been told. The worker's end is not reported, because the
+    reason for this rank's failure is known already.
+    """
     return replace(state, worker_has_ended=True), []
 
 
 @_on(WorkerIsGone, Phase.UNMET, to=Phase.OVER)
 def _leave_unmet(state: State, _: WorkerIsGone, __: Times) -> Step:
-    """Leave with the error."""
+    """Leave, now that the worker has ended, with the error that was set before."""
     return _enter(replace(state, worker_has_ended=True), Phase.OVER), []
 
 
@@ -332,8 +336,8 @@ def _tell_failure_in_the_end(state: State, _: RanksHaveMet, __: Times) -> Step:
 
 @_on(RanksDoNotMeet, Phase.UNMET, to=Phase.UNMET)
 def _learn_error_in_the_end(state: State, event: RanksDoNotMeet, _: Times) -> Step:
-    """Leave with this error, because the rendezvous has ended after all, and its error says more.
-    If the launcher's signal is the cause, keep the error that says so.
+    """Leave with the error that the rendezvous has now ended with, because it says more than the
+    error set before. If the launcher's signal is the cause, keep the error that says so.
     """
     if state.failure is not None and state.failure.weight is FailureKind.SIGNALLED:
         return state, []
@@ -350,8 +354,8 @@ def _report_unmet_status(state: State, _: TimeIsOver, __: Times) -> Step:
 
 @_on(RankHasFailed, Phase.UNMET, to=(Phase.OVER, Phase.UNMET))
 def _leave_with_cause(state: State, event: RankHasFailed, _: Times) -> Step:
-    """Leave with the rendezvous's error once the worker is gone. If the launcher's signal has ended
-    the worker, leave with the signal instead, because it has caused that error.
+    """Once the worker has ended, leave with the error of the rendezvous. If the launcher's signal
+    has ended the worker, leave with the signal instead, because it has caused the other error.
     """
     failure = event.failure
     failed = replace(state, failure=failure)
@@ -378,8 +382,8 @@ def _status_counts_from(event: WorkerIsGone, times: Times) -> float:
     """Return the time from which the worker's exit status counts as a failure."""
     if event.signal_may_follow:
         return event.at + times.limits.signal_may_follow
-    # The event itself makes no failure: the supervisor first reads the messages that came at the
-    # same moment.
+    # Do not make a failure at once, but at the next turn: the supervisor first handles the messages
+    # that came at the same moment.
     return event.at
 
 
@@ -408,28 +412,29 @@ def _let_leave(state: State, event: MayLeave, times: Times) -> Step:
 
 @_on(TimeIsOver, Phase.LEAVING, to=Phase.LINGERING)
 def _name_lingering(state: State, event: TimeIsOver, times: Times) -> Step:
-    """Print where the worker hangs, and give it ``--grace``."""
+    """Print where the worker hangs, and give it ``--grace`` until this counts as a failure."""
     until = state.until + (times.grace or 0.0)
     return _enter(state, Phase.LINGERING, until), [NameLingering(state.leaves_since)]
 
 
 @_on(TimeIsOver, Phase.LINGERING, to=Phase.LINGERING)
 def _fail_lingering(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Make a failure that says where the worker hangs."""
+    """Make a failure whose cause says where the worker hangs."""
     return _enter(state, Phase.LINGERING), [ReportLingering(state.leaves_since)]
 
 
 @_on(RankHasFailed, *IN_THE_RUN, to=IN_THE_RUN)
 def _fail(state: State, event: FailureEvent, _: Times) -> Step:
     """Tell the failure monitor, and write the traceback. Only the first failure counts."""
-    # This drops the time limit of LEAVING: from now on the verdict ends the worker.
+    # Entering the same phase again drops the time limit of LEAVING, because now the verdict ends
+    # the worker.
     return _told(_enter(state, state.phase), event.failure)
 
 
 @_on(ScriptFailed, *IN_THE_RUN, to=IN_THE_RUN)
 def _fail_by_script(state: State, event: ScriptFailed, times: Times) -> Step:
-    """Tell the failure monitor, and write the traceback. The verdict may leave the worker
-    ``--grace``, because it ends by itself.
+    """Tell the failure monitor, and write the traceback. The script's process is about to end by
+    itself, so the verdict may leave it ``--grace``.
     """
     return _fail(replace(state, script_ends_itself=True), event, times)
 
@@ -444,11 +449,12 @@ def _lose_launcher(state: State, event: LauncherHasEnded, times: Times) -> Step:
 
 @_on(WorkerIsGone, *IN_THE_RUN, to=(Phase.GONE, Phase.CRASHED))
 def _lose_worker(state: State, event: WorkerIsGone, times: Times) -> Step:
-    """If the worker has ended with 0, tell the failure monitor so, and also that the script is
-    over, if the script has not said so (``os._exit(0)``). Then kill the processes that the worker
-    has left behind, because the supervisor stays until the workers of all ranks have ended. Any
-    other end is a failure, unless a failure has been reported already. If the launcher's signal may
-    have ended the worker, wait 0.1 s for that signal here.
+    """If the worker has ended with 0, tell the failure monitor so. If the script has not said that
+    it is over (``os._exit(0)``), tell that first. Then kill the processes that the worker has left
+    behind, because this supervisor stays until the workers of all ranks have ended.
+
+    Any other end of the worker is a failure, unless a failure has been reported already. If the
+    launcher's signal may have ended the worker, wait 0.1 s for that signal before reporting.
     """
     ended = replace(state, worker_has_ended=True)
     if event.status == 0:
@@ -462,8 +468,8 @@ def _lose_worker(state: State, event: WorkerIsGone, times: Times) -> Step:
 @_on(RankHasFailed, Phase.CRASHED, to=Phase.GONE)
 @_on(LauncherHasEnded, Phase.CRASHED, to=Phase.GONE)
 def _tell_crash(state: State, event: FailureEvent, _: Times) -> Step:
-    """Tell the failure monitor, and write the traceback. If the launcher has ended, its end
-    explains the worker's.
+    """Tell the failure monitor, and write the traceback. If the launcher has ended, report that as
+    the cause, because it explains the worker's end.
     """
     return _told(_enter(state, Phase.GONE), event.failure)
 
@@ -538,14 +544,15 @@ def _look_at_saving(state: State, event: TimeIsOver, times: Times) -> Step:
 
 @_on(WorkerIsIdle, Phase.ENDING, to=Phase.ENDING)
 def _end_idle(state: State, _: WorkerIsIdle, __: Times) -> Step:
-    """Kill the worker: it most likely waits for another rank, and that one is ending too."""
+    """Kill the worker: most likely it waits for another rank, which is being ended too."""
     return _enter(state, Phase.ENDING), [EndWorker(ask=False, within=0.0)]
 
 
 @_on(RankHasFailed, Phase.ENDING, to=Phase.ENDING)
 def _fail_while_ending(state: State, event: FailureEvent, _: Times) -> Step:
     """Tell the failure monitor, because rank 0 waits for ranks that end by themselves. Tell the
-    worker that it may leave, because it may be waiting for that. It gets no more time than it had.
+    worker that it may leave, because it may be waiting for that. The failure does not extend the
+    time that the worker has to end.
     """
     failed, actions = _told(state, event.failure)
     failed, leave = _told_to_leave(failed)
@@ -574,7 +581,7 @@ def _lose_launcher_while_ending(state: State, event: LauncherHasEnded, times: Ti
 @_on(ScriptSucceeded, Phase.ENDING, to=Phase.ENDING)
 def _finish_while_ending(state: State, event: ScriptSucceeded, _: Times) -> Step:
     """Tell the failure monitor that the script is over, because rank 0 counts the scripts that are
-    over. If the worker may have saved, tell it that it may leave, because it would wait for that.
+    over. If the worker was allowed to save, it has finished with that: tell it that it may leave.
     """
     done = replace(state, script_is_done=True)
     leave: list[Action] = []
@@ -607,8 +614,8 @@ def _close(state: State, event: VerdictIsKnown, times: Times) -> Step:
 
 @_on(VerdictIsKnown, Phase.CRASHED, to=Phase.CLOSING)
 def _close_after_crash(state: State, event: VerdictIsKnown, times: Times) -> Step:
-    """Tell rank 0 that the worker has ended, and make a failure from its exit code or signal, for
-    the rank's log and for rank 0, which waits for ranks that end by themselves.
+    """Tell rank 0 that the worker has ended. Make a failure of its exit code or signal for the
+    rank's log, and for rank 0, which waits for the report of ranks that end by themselves.
     """
     closing, actions = _close(state, event, times)
     return closing, [*actions, ReportStatus()]
@@ -643,6 +650,9 @@ def _leave_in_any_case(state: State, _: TimeIsOver, __: Times) -> Step:
 
 
 def _end(state: State, terms: VerdictTerms, times: Times) -> EndWorker:
+    """Return the action that ends the worker after a verdict. No SIGTERM is sent if this rank has
+    failed, because its worker is about to end.
+    """
     return EndWorker(ask=state.failure is None, within=time_to_end(state, terms, times))
 
 

@@ -33,9 +33,9 @@ TRANSITIONS: Mapping[tuple[RankState, RankEvent], RankState] = {
     (RankState.WORKING, RankEvent.WORKER_HAS_ENDED): RankState.LEFT,
     (RankState.DONE, RankEvent.WORKER_HAS_ENDED): RankState.LEFT,
     (RankState.WORKING, RankEvent.HAS_FAILED): RankState.FAILED,
-    # The worker fails in an exit handler, or its process does not end.
+    # A worker can fail after its script is over: in an exit handler, or because it does not end.
     (RankState.DONE, RankEvent.HAS_FAILED): RankState.FAILED,
-    # Its launcher ends while its supervisor stays for the others.
+    # The launcher of a rank may end while the rank's supervisor stays for the other ranks.
     (RankState.LEFT, RankEvent.HAS_FAILED): RankState.FAILED,
     # A task of a spare node runs no script, and leaves when the scripts of all ranks are over.
     (RankState.SPARE, RankEvent.WORKER_HAS_ENDED): RankState.LEFT,
@@ -67,10 +67,10 @@ class RankTable:
         working = dict.fromkeys(ranks, RankState.WORKING)
         self.ranks = frozenset(working)
         self._states = working | dict.fromkeys(spares, RankState.SPARE)
-        # Always equal to Counter(self._states.values()). It is kept because it is needed at every
-        # turn.
+        # Always equal to Counter(self._states.values()). The counts are kept because counting again
+        # at each message would take too long with thousands of ranks.
         self._counts = Counter(self._states.values())
-        # The ranks whose worker has ended with 0, including those that are FAILED and stay so.
+        # The ranks whose worker has ended with 0. A rank that is FAILED may be among them.
         self._ended = set[int]()
 
     def __getitem__(self, rank: int) -> RankState:
@@ -109,5 +109,5 @@ class RankTable:
 
     @property
     def spares_wait(self) -> bool:
-        """Whether the worker of some task of a spare node is still there."""
+        """Whether some task of a spare node still waits for a rank."""
         return self._counts[RankState.SPARE] > 0

@@ -1,5 +1,5 @@
-"""Makes the failure of this rank from whatever its supervisor learns: a message of the worker, its
-exit code, a signal or a limit.
+"""Makes the failure of this rank from what its supervisor learns: a message of the worker, the
+worker's exit code, a signal, or a time limit that has passed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class FailureRecorder:
         node: This rank's node.
         dump: The memory into which the worker writes its stacks.
         log: The log that gets the traceback; None to write none.
-        limits: How long a signal of the launcher counts, at least, as the cause of a failure.
-        signal_grace: How long the signal counts if this is longer, because a rank that saves may
-            end that late.
+        limits: How long, at least, a signal of the launcher counts as the cause of a failure.
+        signal_grace: How long the signal counts if this time is longer than that of ``limits``,
+            because a rank that saves may end that late.
     """
 
     rank: int
@@ -80,8 +80,8 @@ class FailureRecorder:
             where = "gives no stack now"
         text = f"srunddp: rank {self.rank} on {self.node} {where}\n"
         write_amid_output(text)
-        # Only one writer runs at a time: a user may ask each minute, and the file system may not
-        # answer.
+        # Start no second writer while one runs: a user may ask for the stack each minute, and if
+        # the file system does not answer, the writers would pile up.
         if self._stack_writer and not has_ended(self._stack_writer):
             return
         self._stack_writer = None
@@ -91,7 +91,7 @@ class FailureRecorder:
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
         """Return the failure of a worker that ended without a message.
 
-        What faulthandler has written becomes the traceback.
+        What faulthandler has written at the crash, if anything, becomes the traceback.
 
         Args:
             status: The worker's exit code, or minus the number of the signal that ended it.
@@ -102,8 +102,8 @@ class FailureRecorder:
         if status >= 0:
             return self.of(
                 f"the process ended with {status}, by os._exit or a library",
-                # An end with 0 is a failure if the script had not begun. The exit code of a failure
-                # must not be 0.
+                # An end with 0 counts as a failure if the script had not begun. Its exit code must
+                # not be 0 all the same.
                 status or 1,
                 now,
                 trace=trace,
@@ -155,8 +155,9 @@ class FailureRecorder:
         category: FailureCategory = FailureCategory.OTHER,
         failed_import: str = "",
     ) -> Failure:
-        """Return the failure for a cause. If the launcher's signal has come shortly before, that
-        signal becomes the cause, unless the ranks have agreed to stop.
+        """Return the failure for a cause. If a signal of the launcher still counts, that signal
+        becomes the cause, unless the ranks have agreed to stop. The given cause is then appended if
+        it has a traceback and the exit code is not that of the signal.
 
         Args:
             cause: The reason in one line.

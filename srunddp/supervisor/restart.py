@@ -23,12 +23,12 @@ class Starts:
 
     Attributes:
         count: How many starts there were.
-        steps: Whether one of them counted steps.
-        out_of_memory: Whether one of them was killed for lack of memory.
-        cause: The cause of the last start's failure.
+        steps: Whether a rank has made a step in one of them.
+        out_of_memory: Whether one of them ended because a worker was killed for lack of memory.
+        cause: The cause of the last start's failure; empty before the first failure.
         node: The node of the last start's failure; empty if no node is suspected.
-        progressed: Whether the last start made progress: a step, or enough time if steps are not
-            counted.
+        progressed: Whether the last start made progress: a step, or enough time if no rank has
+            ever made a step.
         failed_import: The class and module of the last start's failure, if it was an import error;
             else empty.
         moved: Whether ranks have moved to another node after the last start.
@@ -56,13 +56,18 @@ class Starts:
         return self.steps or self.moved or (self.count > 0 and self.progressed)
 
     def import_fails_elsewhere(self, cause: RootCause) -> bool:
-        """Whether the same import has failed in the last start, on another node."""
+        """Return whether the last start failed by the same import error on another node.
+
+        Args:
+            cause: Why this start has ended.
+        """
         is_same = bool(cause.failed_import) and cause.failed_import == self.failed_import
         return is_same and cause.node != self.node
 
     def is_of_node(self, cause: RootCause) -> bool:
-        """Whether the cause is an import error that is likely the fault of the node: the imports
-        have succeeded before, and this one has failed on no other node.
+        """Return whether the cause is an import error for which its node is likely at fault: the
+        imports have succeeded in an earlier start, and the same import has not failed on another
+        node in the last start.
         """
         if cause.category is not FailureCategory.IMPORT_FAILED or not self.passed_imports:
             return False
@@ -75,8 +80,8 @@ class StartSteps:
 
     Attributes:
         any: Whether any rank has made a step.
-        first_after: How many seconds after the rendezvous rank 0 saw the first step; None if it has
-            only heard of a step afterwards.
+        first_after: How many seconds after the rendezvous rank 0 saw the first step; None if rank 0
+            has not seen it happen, but only been told of it at the end.
     """
 
     any: bool = False
@@ -95,7 +100,7 @@ def first_step_limit(history: Starts, stall_timeout: float, limits: Limits) -> f
     Args:
         history: What is known of the earlier starts.
         stall_timeout: Seconds without a step that count as a stall; 0 for no limit.
-        limits: The factors by which the limit follows from these.
+        limits: The factors by which ``stall_timeout`` and the earlier time are multiplied.
     """
     if not stall_timeout or not history.steps:
         return 0.0
@@ -132,7 +137,7 @@ class RestartPolicy:
                 ranks find it.
             has_steps: Returns whether this rank's worker has made a step in this start.
             clock: The clock that measures how long the start takes.
-            limits: How long a start must take to count as progress if no steps are counted.
+            limits: How long a start must take to count as progress if no rank has ever made a step.
         """
         self.history = history
         self._most = most
@@ -163,7 +168,7 @@ class RestartPolicy:
             The text by which the ranks find the next rendezvous, None if the run ends; and a line
             for the user, empty for none.
         """
-        # All ranks have agreed to stop, or the launcher has asked for it.
+        # Do not restart if all ranks have agreed to stop, or the launcher has asked for the end.
         if cause.ending is Ending.STOPPED:
             return None, ""
         last = self.history
@@ -208,8 +213,8 @@ class RestartPolicy:
             return f"this was restart {self._most} of {self._most}"
         if cause.category is FailureCategory.FINAL:
             return "after this error the run must not go on"
-        # This holds even if this start has made progress: the other ranks may have made steps
-        # without the failed one.
+        # Refuse even if this start has made progress: the ranks that made steps may have done so
+        # without the rank whose import failed.
         if self.history.import_fails_elsewhere(cause):
             return f"the same import error on {self.history.node} and {cause.node}"
         return ""

@@ -60,8 +60,8 @@ class RootCause:
         category: What the failure means for another start.
         failed_import: For an import error, its class and the module, see
             :class:`~srunddp.supervisor.failure.ScriptError`; otherwise empty.
-        follows: Whether the culprit's node is not suspected: the culprit is only the first rank of
-            which rank 0 has heard, or has left too early.
+        follows: Whether the culprit's node is not suspected, because the culprit is only the first
+            rank whose failure has reached rank 0, or has left too early.
         without_way: The nodes whose ranks have to move to spare nodes, so that the remaining nodes
             can reach each other.
         gpu_faults: The faults of GPUs, on the culprit's node or on others.
@@ -90,7 +90,7 @@ class RootCause:
             return self.without_way[0]
         if self.node in self.faulty_nodes:
             return self.node
-        # The failure would have happened on any node.
+        # With such a fault, the failure would have happened on any node.
         if self._has_gpu_fault(GpuFaultKind.PROGRAM):
             return ""
         return self.node if self.ranks and not self.follows else ""
@@ -135,7 +135,7 @@ class RootCause:
 
     @classmethod
     def of(cls, failure: Failure) -> RootCause:
-        """Make one rank's failure the root cause."""
+        """Return the root cause if one rank's failure is the root cause."""
         if failure.weight >= FailureKind.STOPPED:
             ending = Ending.STOPPED
         else:
@@ -157,8 +157,8 @@ class RootCause:
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
     """Return the likeliest root cause.
 
-    If the likeliest failure is secondary and a rank had left with exit code 0 before, that rank is
-    the root cause.
+    If the likeliest failure is secondary and the script of another rank was over before the first
+    failure, the rank that has ended too early is the root cause, because the others miss it.
 
     Args:
         failures: At least one, in the order in which rank 0 received them.
@@ -173,8 +173,8 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
         key=lambda each: (each.weight, each.rank if each.weight is stopped else 0),
     )
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
-    # Similar failures on other nodes make the node of the first failure arbitrary; similar failures
-    # on its own node do not.
+    # If there are similar failures on other nodes, it is chance which came first, so the node of
+    # the first failure is not suspected. Similar failures on its own node do not matter.
     alike = any(each.weight is failure.weight and each.node != failure.node for each in others)
     follows = failure.weight is FailureKind.SECONDARY or (
         failure.weight in (FailureKind.ABORTED, FailureKind.NETWORK) and alike
@@ -200,8 +200,8 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
 
 
 # The launcher's signal reaches the nodes of a job one after the other, and when the first ranks
-# end, their peers fail. So if a rank has ended by the signal, fewer kinds of failure may be the
-# cause, and fewer still among those that arrived after it.
+# end, their peers fail. So if a rank has ended by the signal, only failures of these kinds may be
+# the root cause. Fewer kinds count among failures that arrived after the first such end.
 _CAUSES_BEFORE_SIGNAL = {*FailureKind} - {FailureKind.SECONDARY}
 _CAUSES_AFTER_SIGNAL = {FailureKind.PRIMARY, FailureKind.STOPPED, FailureKind.SIGNALLED}
 
@@ -223,7 +223,7 @@ def render(found: RootCause, others: Mapping[int, str]) -> str:
 
     Args:
         found: The root cause.
-        others: The node of each rank that ends with it.
+        others: The node of each rank that ends with the run; culprits are not listed twice.
     """
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
     if found.ending is Ending.STOPPED or not found.ranks:
@@ -265,8 +265,8 @@ def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
 
 
 def report(found: RootCause, others: Mapping[int, str]) -> None:
-    """Print the report to standard error, unless the user has seen the error; see
-    :func:`render`.
+    """Print the report to standard error. If the user has already seen the error, print only the
+    lines about GPUs; see :func:`render`.
     """
     if not found.shown:
         write_amid_output(render(found, others))
@@ -298,7 +298,8 @@ def of_cut(
     """Return the root cause of a run in which nodes do not reach each other.
 
     Args:
-        found: The root cause if the network is not considered: a failure that follows, or a stall.
+        found: The root cause if the network is not considered: a failure that likely follows from
+            another, or a stall.
         failures: All failures.
         nodes: The nodes that do not reach each other.
         cut: The text that says which of them do not reach which others.
@@ -331,8 +332,8 @@ def report_as_deputy(
 
 
 def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
-    """Return the contents of ``failure.json``. A victim's cause is empty if no failure of that rank
-    is known; ``rank`` is None if no rank is at fault.
+    """Return the contents of ``failure.json``. In it, ``rank`` is None if no rank is at fault, and
+    the cause of a victim is empty if rank 0 knows of no failure of that rank.
     """
     causes = {each.rank: each.cause for each in found.victims}
     nodes = {each.rank: each.node for each in found.victims} | dict(others)

@@ -1,11 +1,11 @@
 """The sentinel: a small process that shows whether a signal has reached the worker too.
 
-A signal to a rank reaches its supervisor. Whether the worker has got it as well depends on how it
-was sent: to one process id, to the process group, as by a terminal, ``timeout``, ``kill -INT 0`` or
-Open MPI, or to all processes of a job step, as by Slurm with most kinds of process tracking.
-Nothing that comes with a signal tells which. So the supervisor keeps a child of its own in its
-process group, and in its job step, that only notes which signals it gets. The worker has got every
-signal that the sentinel has got; the supervisor passes on those that the sentinel has not got.
+A signal to a rank reaches its supervisor. Whether the worker has got the signal too depends on how
+it was sent: to one process id; to the process group, as by a terminal, ``timeout``,
+``kill -INT 0`` or Open MPI; or to all processes of a job step, as by Slurm with most kinds of
+process tracking. Nothing that comes with a signal tells which. So the supervisor has a child, in
+its own process group and job step, that only notes which signals it gets: the sentinel. Every
+signal that the sentinel has got has reached the worker too. The supervisor passes on all others.
 
 The sentinel is a fork without an ``exec``. It is forked before the worker and before any thread,
 and blocks all signals.
@@ -27,9 +27,8 @@ from srunddp.util.descriptors import close_all, opened
 
 _LONGEST_ANSWER = 1 << 16
 _MARK = struct.Struct("=Bd")  # a signal's number, and the time
-_ANSWER = b"!"  # begins each answer: one without signals must not look like a closed socket
-# The sentinel keeps only this number of marks, the latest. Only a flood of signals leaves that
-# many.
+_ANSWER = b"!"  # begins each answer, because an empty message would look like a closed socket
+# The sentinel keeps only the latest marks, up to this number. Only a flood of signals makes more.
 _MOST_MARKS = 1000
 
 
@@ -77,7 +76,7 @@ class Sentinel:
         """Ask which signals the sentinel has got since it was last asked.
 
         Returns:
-            Whether the sentinel is there to answer.
+            Whether the question was sent; False if the sentinel has ended.
         """
         try:
             self._socket.send(b"?")
@@ -104,23 +103,26 @@ class Sentinel:
         return [Mark(*each) for each in _MARK.iter_unpack(data[len(_ANSWER) :])]
 
     def close(self) -> None:
-        """Close the socket, which ends the sentinel. The worker closes its copy in the same way."""
+        """Close this process's copy of the socket. The sentinel ends when the supervisor's is
+        closed; the worker calls this too, because it has inherited a copy.
+        """
         self._socket.close()
 
 
 def _run(connection: int, parent: int) -> NoReturn:
     """Note the signals that come, and answer until the supervisor closes its end or ends."""
-    # With all signals blocked, none but SIGKILL and SIGSTOP does anything here.
+    # Blocked signals wait until they are read. Only SIGKILL and SIGSTOP, which cannot be blocked,
+    # still act on this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         signals.die_with_parent(parent)
-        # Close what was inherited: an open copy would hide from other processes that the supervisor
-        # or the worker has closed its own.
+        # Close the inherited descriptors: while a copy is open here, other processes do not see
+        # that the supervisor or the worker has closed the file, pipe or socket.
         close_all([each for each in opened() if each != connection])
         _serve(socket.socket(fileno=connection))
     finally:
-        # Not sys.exit(), because cleaning up what this process has inherited is the supervisor's
-        # task.
+        # Do not use sys.exit(): it would run the exit handlers that this process has inherited,
+        # which are for the supervisor to run.
         os._exit(0)
 
 

@@ -16,8 +16,8 @@ from srunddp.util.kernel_file import text_of
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 # The signals by which users, Slurm and MPI ask a script for something.
 REQUESTS = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-# The signals that the worker gets too. SIGKILL and SIGSTOP cannot be caught and passed on; SIGPIPE
-# and faults such as SIGSEGV come from the process itself.
+# The signals that the supervisor passes on if the worker has not got them. SIGKILL and SIGSTOP
+# cannot be caught, and SIGPIPE and faults such as SIGSEGV come from the process itself.
 FORWARDED = (*REQUESTS, signal.SIGTSTP, signal.SIGCONT)
 # Users send these to ask for a checkpoint. They end a script that has no handler yet.
 FOR_HANDLERS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -49,8 +49,10 @@ def block() -> set[signal.Signals]:
 
 
 def descriptor(numbers: Iterable[int] = _WATCHED) -> int:
-    """Return a new file descriptor that becomes readable when one of these signals has come. The
-    default is the watched signals.
+    """Return a new file descriptor that becomes readable when one of these signals has come.
+
+    Args:
+        numbers: The signals, which must be blocked.
     """
     mask = ctypes.create_string_buffer(128)
     _libc.sigemptyset(mask)
@@ -60,8 +62,10 @@ def descriptor(numbers: Iterable[int] = _WATCHED) -> int:
 
 
 def read(numbers: Iterable[int] = _WATCHED) -> list[signal.struct_siginfo]:
-    """Return which of these signals have come since the last call, with their senders. The default
-    is the watched signals.
+    """Return which of these signals have come since the last call, with their senders.
+
+    Args:
+        numbers: The signals, which must be blocked.
     """
     return list(iter(lambda: signal.sigtimedwait(numbers, 0), None))
 
@@ -105,13 +109,13 @@ def pidfd_open(pid: int) -> int:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Return whether a process has a handler of its own for a signal; False if it is gone."""
+    """Return whether a process has set a handler for a signal; False if the process is gone."""
     return _is_in_a_set(pid, number, "SigCgt")
 
 
 def is_safe_for(pid: int, number: int) -> bool:
-    """Return whether a process handles, ignores or, in its main thread, blocks a signal; False if
-    it is gone.
+    """Return whether a signal would not end a process, because the process handles or ignores the
+    signal, or blocks it in its main thread. False if the process is gone.
     """
     return _is_in_a_set(pid, number, "SigCgt", "SigIgn", "SigBlk")
 
@@ -131,9 +135,11 @@ def stop_by(number: int, is_wanted: Callable[[], bool]) -> None:
 
     Args:
         number: The signal, which all threads block.
-        is_wanted: Tells whether the process should still stop, although a SIGCONT may have come.
+        is_wanted: Returns whether the process should still stop. It is called after the signal was
+            sent, because a SIGCONT that has come before then was discarded.
     """
-    # The kernel discards a SIGCONT that is pending now. One that comes later discards this signal.
+    # With this call the kernel discards a SIGCONT that is pending. A SIGCONT that comes later
+    # discards this signal.
     os.kill(os.getpid(), number)
     if not is_wanted():
         signal.sigtimedwait({number}, 0)

@@ -17,8 +17,8 @@ from srunddp.util.kernel_file import memory_file
 
 # The signal that asks for stacks. Neither Python, torch, NCCL nor MPI uses it.
 ASK = signal.SIGRTMAX - 3
-_LONGEST = 12000
-_OURS = 'srunddp/run/main_module.py", line'
+_LONGEST = 12000  # characters of a dump
+_OURS = 'srunddp/run/main_module.py", line'  # in the frame of srunddp that has called the script
 
 
 class StackDump:
@@ -32,8 +32,8 @@ class StackDump:
         self.descriptor = memory_file() if descriptor is None else descriptor
         self._read = 0
         self._limits = limits
-        # The worker ignores the signal before arm(), and again when Python has shut down and the
-        # exit handlers of C run.
+        # Ignore the signal, which would kill the worker, until arm() sets a handler. It is ignored
+        # again when Python has shut down and the exit handlers of C run.
         signal.signal(ASK, signal.SIG_IGN)
 
     def arm(self) -> None:
@@ -67,7 +67,8 @@ class StackDump:
             worker: The worker's process id.
         """
         self._unread()
-        # A program that the script has executed in its process has no handler, and would be killed.
+        # If the script has replaced itself by another program with exec, that program has no
+        # handler for the signal, which would kill it.
         if handles(worker, ASK):
             with contextlib.suppress(ProcessLookupError):
                 signal_main_thread(worker, ASK)

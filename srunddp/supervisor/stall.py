@@ -22,14 +22,16 @@ _LIMIT = re.compile(r"tim(e|ed|ing)[ -]?out|watchdog", re.IGNORECASE)
 
 @dataclass
 class StallDetector:
-    """Rank 0's count of the steps of all ranks. More steps are expected of a rank that has made
-    one. A first step is expected only with :attr:`first_within`.
+    """Detects on rank 0, from the counts of steps of all ranks, whether they have stalled. A rank
+    that has made a step is expected to make more. A first step is expected only if
+    :attr:`first_within` is set.
 
     Attributes:
         timeout: Seconds without a step of any rank that count as a stall; 0 for no limit.
         first_within: Seconds that the ranks may take to the first step of any of them; 0 for no
             limit.
-        steps: How many steps each rank has made, without the ranks from which no step is expected.
+        steps: How many steps each rank has made. Ranks that have made none, or from which none is
+            expected any more, are left out.
         begun: When the ranks began to work; None before the first :meth:`note`.
         first_at: When a rank made the first step; None if none has made one.
     """
@@ -40,8 +42,8 @@ class StallDetector:
     begun: float | None = None
     first_at: float | None = None
     _advanced: float = 0.0
-    # The ranks that are at work and have made no step, and those that have said that no step is
-    # expected.
+    # The ranks whose script runs and that have made no step; and the ranks that have said that no
+    # step is expected of them for now.
     _without_step: set[int] = field(default_factory=set)
     _paused: set[int] = field(default_factory=set)
 
@@ -92,7 +94,8 @@ class StallDetector:
         if step and self.first_at is None:
             self.first_at = now
         if self._paused and self.is_before_first_step:
-            # The others may wait for this rank, so their time begins when it goes on.
+            # The other ranks may wait for the paused one, so the time until the first step begins
+            # again.
             self._advanced = now
         if self.steps.get(rank, 0) != step:
             self.steps[rank] = step
@@ -160,7 +163,8 @@ def find_stalled_rank(
         )
     found = _blocked_by(rank, stacks, nodes, f"{since}, in")
     if not is_someone_elsewhere(stacks):
-        # In that case the reason is elsewhere, such as in the network, and no node is at fault.
+        # If all ranks wait, the reason is not a rank but for example the network, so no node is
+        # suspected.
         found = replace(found, follows=True)
         places = list(groups(stacks))
         if len(places) == 1 and len(stacks) > 1:
@@ -175,7 +179,8 @@ def find_stalled_rank(
 
 
 def is_someone_elsewhere(stacks: Mapping[int, str]) -> bool:
-    """Return whether a rank does not wait for others, or has given no stack.
+    """Return whether some rank does not wait for others, or has given no stack. If so, that rank
+    may be the one for which the others wait.
 
     Args:
         stacks: The dump of each rank that was asked.
@@ -189,9 +194,10 @@ def find_hanging_rank(
     """Return the root cause if one rank hangs and the collectives of the others have failed because
     of it; None if that is not clear.
 
-    The hanging rank is one that has not failed and does not wait for others. Such a rank alone
-    proves nothing, because another may have aborted for its own reasons. So in addition, a failure
-    has to mention a time limit, or more ranks must have failed than there are such ranks.
+    The hanging rank is one that has not failed and does not wait for others; here it is called
+    busy. That a rank is busy proves nothing, because another may have aborted by its own fault. So
+    in addition, a failure has to mention a time limit, or more ranks must have failed than are
+    busy.
 
     Args:
         stacks: The dump of each rank that was asked.
@@ -222,6 +228,7 @@ def may_be_of_a_hang(failures: Sequence[Failure]) -> bool:
 
 
 def _is_of_a_limit(failure: Failure) -> bool:
+    """Return whether a failure is the error of a collective whose text mentions a time limit."""
     return failure.weight is FailureKind.SECONDARY and bool(
         _LIMIT.search(failure.cause + failure.traceback)
     )
@@ -230,6 +237,14 @@ def _is_of_a_limit(failure: Failure) -> bool:
 def _blocked_by(
     rank: int, stacks: Mapping[int, str], nodes: Mapping[int, str], why: str
 ) -> RootCause:
+    """Return the root cause for a rank at which others wait, with notes on where the others are.
+
+    Args:
+        rank: The rank for which the others wait.
+        stacks: The dump of each rank; notes are made from all but this rank's.
+        nodes: The node of each rank.
+        why: The beginning of the cause, to which the place in the script is appended.
+    """
     stack = main_stack(stacks[rank])
     notes = [
         f"{folded(ranks, nodes)} in {where}"

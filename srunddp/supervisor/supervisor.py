@@ -104,7 +104,7 @@ class RankAgent(Protocol):
         """
 
     def on_rendezvous(self) -> None:
-        """Do what is due when the rendezvous is complete and the worker has got the world."""
+        """Report the rendezvous, now that it is complete and the worker has got the world."""
 
     def announce_termination(self) -> None:
         """Tell the worker that it is about to be ended because of a root cause."""
@@ -115,7 +115,9 @@ class RankAgent(Protocol):
         """
 
     def stop_sampler(self) -> None:
-        """Stop this node's sampler, if it is this rank's, before all descendants are killed."""
+        """Stop this node's sampler and the process that asks NVML, if they are children of this
+        supervisor. This is called before all descendants are killed.
+        """
 
     def agent_store(self) -> AgentStore | None:
         """Return the agent store, after the rendezvous on rank 0; None if this start has none."""
@@ -136,10 +138,10 @@ class Supervisor:
         restart_grace: Seconds that any script may take to end before a restart.
         launcher: The launcher, which sends this rank signals.
         sentinel: Shows whether a signal has reached the worker too; None if there is no sentinel.
-        early: Signals that came before the worker was forked, and that it still has to get.
+        early: Signals that came before the worker was forked, and that the worker still has to get.
         descendants: Ends the processes that the worker leaves behind.
         limits: How long the supervisor waits, and how often it looks.
-        clock: The clock of these limits.
+        clock: The clock by which these times are measured.
         remaining: The process ids of descendants that could not be killed.
         asked: The numbers of all signals so far that ask for an end of the run.
         is_interrupted: Whether the script has ended by a KeyboardInterrupt.
@@ -172,7 +174,8 @@ class Supervisor:
     _error: BaseException | None = None  # raised at the end of run()
     # Whether SIGTSTP has come and no SIGCONT since, so that this process stops with the worker.
     _is_to_stop: bool = False
-    # The signals that have come from senders other than ranks.
+    # The signals from senders other than ranks, and those that a script has sent to its supervisor
+    # alone.
     _got: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -317,9 +320,9 @@ class Supervisor:
     def _ask_monitor(self, monitor: FailureMonitor, now: float) -> None:
         """Turn the answers of the failure monitor into events.
 
-        The supervisor asks at each turn, because the answers depend on other ranks and on time. An
-        event that is repeated changes nothing. The verdict is repeated only if it has changed, see
-        :meth:`FailureMonitor.abandon`.
+        The supervisor asks at each turn, because the answers depend on other ranks and on time.
+        Asking again does no harm: an event that comes again changes nothing, and a verdict is
+        handled again only if it has changed, see :meth:`FailureMonitor.abandon`.
         """
         if monitor.root_cause:
             terms = VerdictTerms(
@@ -349,8 +352,8 @@ class Supervisor:
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)
         if agent_store := self.agent.agent_store():
             agent_store.watch(self._selector, self._on_agent_store)
-        # This comes before a failure of this rank is told, because there must be no restart if a
-        # signal has asked for an end.
+        # Tell the failure monitor of the signals before it is told of a failure of this rank,
+        # because there must be no restart if a signal has asked for an end.
         for number in tuple(self.asked):
             self._ask_for_end(number)
         self._handle(RanksHaveMet(now))
@@ -378,9 +381,9 @@ class Supervisor:
         """Refuse the agent store's clients from now on.
 
         Returns:
-            The process id of the store if the process cannot be killed; otherwise empty. Such a
-            process may hang in a file system that does not answer, and has none of the worker's
-            memory.
+            The process id of the store if the process could not be killed, otherwise an empty set.
+            The process may hang in a file system that does not answer. It does no harm, because it
+            has none of the worker's memory.
         """
         agent_store = self.agent.agent_store()
         if agent_store is None or agent_store.close() or agent_store.process is None:
@@ -424,8 +427,8 @@ class Supervisor:
             f"its launcher, process {self.launcher.pid}, has ended", 137, now
         )
         if self._monitor and self._monitor.abandon(failure, now):
-            return  # the next turn finds a verdict, or a different one
-        self._ask_for_end(signal.SIGHUP)  # the launcher can no longer send it
+            return  # the next turn finds the verdict that this has brought
+        self._ask_for_end(signal.SIGHUP)  # as if the launcher had sent it before its end
         self._handle(LauncherHasEnded(now, failure))
 
     def _on_signals(self, _: int) -> None:
@@ -436,13 +439,15 @@ class Supervisor:
                     self.recorder.print_stack(self.process.pid)
             elif received.si_signo != signal.SIGCHLD:
                 self._on_signal(received)
-        # SIGCHLD is handled after all other signals: one from the launcher explains the worker's
-        # end.
+        # Handle SIGCHLD after all other signals, because a signal of the launcher explains the
+        # worker's end.
         if any(received.si_signo == signal.SIGCHLD for received in arrived):
             self._on_child()
 
     def _on_signal(self, received: signal.struct_siginfo) -> None:
-        """Handle a signal that the worker gets too, from its sender or from here."""
+        """Handle a signal that the worker has to get too: from its sender, or else from this
+        process.
+        """
         number = received.si_signo
         now = self.clock.now
         of_rank = self.launcher.is_of_rank(received.si_pid, self.descendants.not_of_worker)
@@ -504,14 +509,14 @@ class Supervisor:
 
     def _on_worker_end(self) -> None:
         now = self.clock.now
-        # Messages that the worker sent before its end come first. The pipe may not have been
-        # readable when select() returned, so read it here.
+        # Read the messages that the worker sent before its end first. The pipe may have become
+        # readable only after select() returned.
         self._on_worker(self.pipe.end)
         status = self.process.status
         number = -(status or 0)
         if number in self._got & {*signals.FOR_HANDLERS}:
-            # Such a signal to a script without a handler ends the script, so its sender has asked
-            # for the end.
+            # The worker's script had no handler for this signal, so the sender has asked for the
+            # end.
             self._ask_for_end(number)
         # The launcher's signal may have reached the worker before it reaches this process.
         by_signal = number in signals.ENDING and self.launcher.pid is not None
@@ -579,8 +584,8 @@ class Supervisor:
         assert self._world is not None
         self.pipe.send(self._world)
         self.agent.on_rendezvous()
-        # The pipe is read only from now on: in a rendezvous over MPI, the thread of the rendezvous
-        # reads from it.
+        # Read the pipe only from now on: in a rendezvous over MPI, the thread of the rendezvous has
+        # read from it so far.
         self._reads_pipe = True
         self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
 

@@ -41,10 +41,10 @@ class ScriptHasFailed(WorkerMessage, kind="script_has_failed"):
     """The script has failed or stopped, and the worker is about to end.
 
     Attributes:
-        cause, traceback, exit_code, shown, failed_import: The fields of the failure with these
-            names.
-        weight: The number of its :class:`FailureKind`.
-        category: The value of its :class:`FailureCategory`.
+        cause, traceback, exit_code, shown, failed_import: The fields of the :class:`Failure` with
+            these names.
+        weight: The number of the failure's :class:`FailureKind`.
+        category: The value of the failure's :class:`FailureCategory`.
         is_interrupt: Whether a KeyboardInterrupt has ended the script.
     """
 
@@ -74,7 +74,7 @@ class NotesSignals(WorkerMessage, kind="notes_signals"):
 
 @dataclass(frozen=True)
 class SignalsNoted(WorkerMessage, kind="signals_noted"):
-    """The worker has stopped noting signals, and these have come meanwhile.
+    """The worker has stopped noting signals, and reports those that have come meanwhile.
 
     Attributes:
         numbers: The signals.

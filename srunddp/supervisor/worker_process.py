@@ -25,7 +25,8 @@ class WorkerProcess:
 
     Attributes:
         pid: The worker's process id.
-        stop_limit: Seconds for which the worker may be stopped; None for no limit.
+        stop_limit: Seconds for which the worker may be stopped before that is a failure; None for
+            no limit.
         status: The worker's exit code, or minus the number of the signal that ended it; None while
             it runs.
         dumped_core: Whether the kernel wrote a core file when the worker ended.
@@ -66,8 +67,8 @@ class WorkerProcess:
             self.stopped_by = os.WSTOPSIG(status)
             self._stopped_at = now
             if self._kill_at is not None:
-                # A stopped worker cannot use the time until SIGKILL: it does not handle SIGTERM
-                # until it goes on.
+                # A stopped worker does not handle SIGTERM until it goes on, so it cannot use the
+                # time until SIGKILL: kill it now.
                 self._kill_at = min(self._kill_at, now)
         elif os.WIFCONTINUED(status):
             self.stopped_by = 0
@@ -90,7 +91,7 @@ class WorkerProcess:
         if limit is None or self._kill_at is not None or now < limit:
             return None
         if not self.is_stopped():
-            return None  # it goes on, and the SIGCHLD that says so has not been read yet
+            return None  # the worker goes on, but the SIGCHLD that says so has not been read yet
         return (
             f"stopped by {signals.signal_name(self.stopped_by)} for {self.stop_limit:g} s",
             128 + self.stopped_by,
@@ -108,8 +109,8 @@ class WorkerProcess:
         Args:
             now: The time.
             ask: Whether to send SIGTERM first; only the first call sends it.
-            within: Seconds until SIGKILL, which a stopped worker gets at once; with None nothing is
-                done.
+            within: Seconds until SIGKILL, which a stopped worker gets at once; None to send no
+                signal at all.
         """
         if self.ended or within is None:
             return
@@ -123,8 +124,8 @@ class WorkerProcess:
             self.send(signal.SIGTERM)
 
     def tick(self, now: float) -> float | None:
-        """Do what is due, and return in how many seconds something is due next; None for
-        nothing.
+        """Send SIGKILL or give the worker up if it is time. Return in how many seconds to call this
+        again; None for not at all.
         """
         if self.ended:
             return None
@@ -166,11 +167,10 @@ class WorkerPipe:
         self.open = True
 
     def send(self, message: WorkerMessage) -> bool:
-        """Send a message. If the other process is gone, nothing is sent: its end is noticed
-        elsewhere.
+        """Send a message. If the other process is gone, nothing is sent, and no error is raised.
 
         Returns:
-            Whether the message was sent. The script may have closed the worker's end.
+            Whether the message was sent; False also if the script has closed the worker's end.
         """
         try:
             self.end.send(message.encode())
@@ -252,8 +252,8 @@ def kill_forks_on_exit(worker: int) -> None:
     ours = True
 
     def before() -> None:
-        # This is determined before the fork, because the worker may have ended by the time the
-        # child looks, and the child has to end in that case too.
+        # Find out before the fork whether the worker's main thread forks: the worker may have ended
+        # by the time the child could ask, and the child has to end in that case too.
         nonlocal ours
         ours = os.getpid() == worker and threading.current_thread() is threading.main_thread()
 

@@ -1,4 +1,4 @@
-"""Where a rank's output goes: to a file of its own, to the terminal, or to both.
+"""Where a rank's output goes: to the rank's own file, to the terminal, or to both.
 
 The worker's descriptors 1 and 2 are redirected, so the output of NCCL, of C code and of the
 script's children is caught as well. The output passes through the supervisor only if it has to
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STDOUT = 1
 STDERR = 2
-# Marks where another start begins in a log that is not empty; triage looks for it.
+# The line that marks another start in a log that is not empty. ``srunddp triage`` looks for it.
 ANOTHER_START = b"\nsrunddp: another start begins here\n"
 _PIPE_SIZE = 1 << 18  # four times Linux's default, so that the worker seldom has to wait
 
@@ -124,9 +124,9 @@ class OutputRedirect:
 
     Attributes:
         target: Where the output goes.
-        limits: How long the end of the output may take.
-        filled: Those of the descriptors 0, 1 and 2 that were closed when srunddp started. They are
-            ``/dev/null`` until the script begins.
+        limits: The times of the thread that passes output on.
+        filled: The descriptors among 0, 1 and 2 that were closed when srunddp started. They are
+            open on ``/dev/null`` until the script begins, so that no other file gets these numbers.
     """
 
     target: OutputTarget
@@ -139,7 +139,9 @@ class OutputRedirect:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors that the worker inherits for its output."""
+        """The descriptors that the worker inherits for its output: both ends of each pipe, and the
+        file's.
+        """
         return [end for ends in self._pipes.values() for end in ends] + (
             [] if self._file is None else [self._file]
         )
@@ -233,7 +235,7 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
     Raises:
         ConfigError: The folder or the file cannot be written.
     """
-    # Without O_NONBLOCK, opening a named pipe in the file's place would block for ever.
+    # With O_NONBLOCK, opening a named pipe in the file's place fails instead of blocking for ever.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     place = path.parent
     try:
@@ -265,8 +267,8 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
 
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe()
-    # This fails if the user's pipes together have reached their limit; in that case the default
-    # size is enough.
+    # Enlarging fails if the pipes of this user have reached their common limit. The default size is
+    # enough then.
     with contextlib.suppress(OSError):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
     return read, write

@@ -37,7 +37,7 @@ class OutputRelay:
         streams: The terminal stream of each pipe, by the descriptor of the pipe's reading end.
         file: The descriptor of the file that gets all output in the order of its arrival; None for
             none.
-        limits: The times of the thread.
+        limits: How often the thread reads and looks, and how long it waits.
     """
 
     streams: Mapping[int, NonBlockingStream]
@@ -82,8 +82,9 @@ class OutputRelay:
             os.close(self.file)
 
     def _is_over(self) -> bool:
-        """Return whether to stop reading after the worker's end: the time is over, or the processes
-        that still hold the pipes are silent.
+        """Return whether to stop reading. While the worker runs, the result is False. After its end
+        it is True if the time of :meth:`finish` is over, or if the processes that still hold the
+        pipes have printed nothing for a moment.
         """
         if self._deadline == math.inf:
             return False
@@ -104,7 +105,7 @@ class OutputRelay:
         size = sum(self._pass_on(source) for source in sources)
         for terminal in self.streams.values():
             terminal.flush()
-        # Without this pause, a script that prints line by line would wake the thread for each line.
+        # If output comes line by line, pause, so that not each line wakes the thread.
         rest = self.limits.relay_rests
         if 0 < size < _READ and self._came - before < 2 * rest and self._deadline == math.inf:
             time.sleep(rest)
@@ -129,8 +130,11 @@ class OutputRelay:
         return {found for found, _ in poller.poll(1000 * patience if patience < math.inf else None)}
 
     def _hold(self, terminal: NonBlockingStream, now: float) -> float:
-        # In the second half of the time after the worker's end, read on for the file, whether or
-        # not the terminal takes anything.
+        """Return for how many seconds not to read from the worker, because a terminal takes
+        nothing.
+        """
+        # In the second half of the time that is left after the worker's end, do not wait for the
+        # terminal any more, so that at least the file gets all output.
         if self.file is not None and now >= (self._ended + self._deadline) / 2:
             return 0.0
         return terminal.hold(now)
@@ -141,7 +145,8 @@ class OutputRelay:
             self._open.discard(source)
             return 0
         rest = memoryview(b"" if self.file is None else data)
-        # If the disk is full, the terminal still gets the output, and there may be room later.
+        # If writing fails, as when the disk is full, the terminal still gets the output. Try again
+        # with the next output, because there may be room then.
         with contextlib.suppress(OSError):
             while self.file is not None and rest:
                 rest = rest[os.write(self.file, rest) :]
@@ -164,7 +169,8 @@ class LinePrefixer:
 
     def feed(self, data: bytes) -> bytes:
         """Take more output, and return the lines that are complete now, with their prefixes."""
-        # If a \r\n came in two parts, its second half is not a line of its own.
+        # If the two characters of a line end \r\n come in separate pieces, pass on the \n without a
+        # prefix, because it does not begin another line.
         if self._returned and data.startswith(b"\n"):
             half = b"\n"
         else:
@@ -180,7 +186,9 @@ class LinePrefixer:
         return half + lines
 
     def rest(self) -> bytes:
-        """Return what is left of an incomplete last line, with its prefix and a line end."""
+        """Return the incomplete last line with its prefix and a line end; empty if there is none.
+        Nothing of it is kept.
+        """
         begun = self._begun
         self._begun = b""
         if begun:
@@ -222,15 +230,15 @@ class NonBlockingStream:
         self._gone = self._full = False
         self._filled: float | None = None  # since when `waiting` is full; None if it is not
         self._left_out = 0  # bytes left out since the last note that said so
-        self._last = b"\n"
+        self._last = b"\n"  # the last byte for the terminal; a note must begin a new line
 
     def hold(self, now: float) -> float:
         """Return for how many seconds not to read from the worker, because the terminal takes
         nothing.
 
-        Without a file, the worker waits for as long as the terminal takes nothing. With a file, the
-        worker waits only for a moment, which suffices for a reader that is only slower than a burst
-        of output.
+        Without a file, this is as long as the terminal takes nothing, because the output must not
+        be lost. With a file, it is only a moment, in which a reader that is only slower than a
+        burst of output can catch up.
         """
         if self._filled is None or self._left_out:
             return 0.0
@@ -241,7 +249,8 @@ class NonBlockingStream:
     def put(self, data: bytes) -> None:
         """Take output of the worker, and write what can be written without waiting.
 
-        The output is left out if the terminal is gone, or if it is full and a file has everything.
+        The output is left out on the terminal if the terminal is gone, or if :attr:`waiting` is
+        full and a file has everything.
         """
         text = self._lines.feed(data) if self._lines else data
         if self._gone or (self._file and self._filled is not None):
@@ -258,8 +267,8 @@ class NonBlockingStream:
         self.flush()
 
     def flush(self) -> None:
-        """Write until nothing is waiting or the terminal takes no more, and add a note about bytes
-        that were left out.
+        """Write until nothing is waiting or the terminal takes no more. If everything has been
+        written, add a note about bytes that were left out.
         """
         self._write()
         if not self.waiting:
@@ -288,7 +297,8 @@ class NonBlockingStream:
                 written = len(self.waiting) if self._gone else len(piece)
                 self._left_out += written
             del self.waiting[:written]
-            # Take output again only when half is free: one long gap is better than many short ones.
+            # Take output again only when half of the buffer is free, so that there is one long gap
+            # in the output and not many short ones.
             if len(self.waiting) < _WAITING // 2:
                 self._filled = None
 
@@ -298,6 +308,7 @@ class NonBlockingStream:
             os.close(self.descriptor)
 
     def _append(self, text: bytes) -> None:
+        """Add a text to :attr:`waiting`, and note since when that is full."""
         self.waiting += text
         self._last = text[-1:] or self._last
         if len(self.waiting) >= _WAITING and self._filled is None:
