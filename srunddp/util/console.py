@@ -1,4 +1,4 @@
-"""Standard error, written to without waiting for a reader."""
+"""Messages on standard error. Writing one waits at most half a second for a pipe nobody reads."""
 
 import contextlib
 import os
@@ -20,7 +20,8 @@ _HINT = re.compile(r"^((?:(?:srunddp: |(?:FAIL|WARN)  ).* | {6,})-> )(.+)$", re.
 
 
 def coloured(text: str, stream: TextIO) -> str:
-    """Colour the levels of a report or a message and make its hints bold, if it goes to a terminal.
+    """Colour the words FAIL, WARN and ok of a report or a message, and make its hints bold, if the
+    text goes to a terminal.
 
     Args:
         text: The report or the message.
@@ -43,7 +44,9 @@ def coloured(text: str, stream: TextIO) -> str:
 
 
 def write_stderr(text: str) -> None:
-    """Write to standard error; drop the rest if nobody reads for half a second."""
+    """Write a text to standard error. If nobody reads for half a second or the write fails, the
+    rest of the text is dropped without an error.
+    """
     data = (coloured(text, sys.stderr) if sys.stderr else text).encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
         # A missing reader or a full disk must not stop this process. The write is unbuffered,
@@ -58,14 +61,14 @@ def say(line: str) -> None:
     """Tell the user something on standard error; the prefix sets it apart from the script's output.
 
     Args:
-        line: Folded into one line if it has several.
+        line: The text. If it has several lines, they are joined to one.
     """
     write_stderr(f"srunddp: {one_line(line)}\n")
 
 
 def write_amid_output(text: str) -> None:
-    """Write to standard error while a script may have left a line unfinished, such as a progress
-    bar: the text begins a line.
+    """Write a text to standard error, beginning on a new line, because a script may have left a
+    line unfinished, such as a progress bar.
 
     Nobody can tell whether a line is unfinished: what went into a pipe is gone, other ranks share
     it, and reading a file's last byte may hang with its file system. So if no line was unfinished,
@@ -81,7 +84,7 @@ def say_amid_output(line: str) -> None:
     """Tell the user something, as :func:`say` does, while a script may have left a line unfinished.
 
     Args:
-        line: Folded into one line if it has several.
+        line: The text. If it has several lines, they are joined to one.
     """
     write_amid_output(f"srunddp: {one_line(line)}\n")
 

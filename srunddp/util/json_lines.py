@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-_LONGEST = 8192  # bytes
+_LONGEST = 8192  # bytes of a line that receive_line() accepts
 
 
 class LineBuffer:
@@ -35,7 +35,8 @@ def receive_line(connection: socket.socket, deadline: float | None = None) -> by
         deadline: A time of :func:`time.monotonic`; None to keep the socket's own timeout.
 
     Raises:
-        OSError: The deadline has passed, the connection broke, or the line has more than 8 KiB.
+        OSError: The deadline has passed, the connection broke or was closed before the end of the
+            line, or the line has more than 8 KiB.
     """
     text = bytearray()
     while not text.endswith(b"\n"):

@@ -1,5 +1,5 @@
 """Read files of a folder in which somebody else may have put anything: a named pipe, a link to a
-device, or a line that does not end.
+device, or a file with an endless line.
 """
 
 import os
@@ -32,7 +32,8 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a plain file with their ends; the last one may have none.
+    """Yield the lines of a plain file with their line ends, which the last line may lack. Lines of
+    more than 1 MiB are left out.
 
     Raises:
         OSError: As for :func:`open_plain`.
