@@ -1,4 +1,4 @@
-"""The file with the metrics of a run, which is written if the site's ifaces.conf has ``metrics:``."""
+"""The file with a run's metrics, which is written if the site's ifaces.conf has ``metrics:``."""
 
 from __future__ import annotations
 

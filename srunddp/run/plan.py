@@ -119,8 +119,8 @@ def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | No
         command.prefix,
         show_ranks,
         rank=environment.rank,
-        # Compare --show-ranks with the first start's ranks: a restart with --min-nodes may have left
-        # out some of them, which is no error of the user.
+        # Compare --show-ranks with the ranks of the first start: if a restart with --min-nodes has
+        # left out some of them, this is no error of the user.
         world_size=environment.first_world_size or environment.world_size,
         node=environment.node,
         run=run_name(environment),
