@@ -171,8 +171,8 @@ def launch(
 
 def _find_launcher(environment: Environment) -> Launcher:
     if environment.launcher in (NO_LAUNCHER, USER.name):
-        # The user has set the rank variables, or nobody has. So a parent process that has them too
-        # need not be the launcher's.
+        # No launcher has set the rank variables, so they do not show which parent process is the
+        # launcher.
         rank_variable = ""
     else:
         rank_variable = environment.rank_variable

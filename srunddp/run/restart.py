@@ -66,9 +66,8 @@ class EndedStart(NamedTuple):
         ends_by: The signal by which this process is to end; 0 to end with the exit code.
         has_lost_nodes: Whether any node, spare or not, was lost since the run began.
         is_fenced: Whether the other ranks go on without this node.
-        is_cut_off: Whether this rank did not reach the others in the rendezvous and now waits to
-            come back. For this rank the run is then over, although ``rejoin`` is set, but other
-            ranks may go on.
+        is_cut_off: Whether this rank did not meet the other ranks and now waits to come back. As
+            far as this rank knows, the run is then over, although ``rejoin`` is set.
         checkpointed: Unix time of the last checkpoint that this rank wrote in this start; None for
             none.
     """
