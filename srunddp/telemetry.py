@@ -146,7 +146,9 @@ class TelemetryPage:
             self.event("step")
 
     def pause(self) -> None:
-        """Announce that no step is expected for now. Called in the worker."""
+        """Announce that no step is expected until the next :meth:`beat` or :meth:`resume`. Called
+        in the worker.
+        """
         # Set the pause before the count becomes 0. In the other order, the supervisor could find a
         # count of 0 without a pause, and conclude that this rank has not made its first step.
         self._words[_PAUSED] = 1
@@ -204,8 +206,8 @@ class TelemetryPage:
         """Announce that the supervisor is about to end the worker, because the root cause is known.
         Called in the supervisor.
         """
-        # Call this before sending SIGTERM: the worker's handler reads the word to distinguish the
-        # signal from a preemption.
+        # The supervisor calls this before it sends SIGTERM, because the worker's handler reads the
+        # word to distinguish this SIGTERM from that of a preemption.
         self._words[_TERMINATING] = 1
 
     def is_terminating(self) -> bool:
@@ -349,8 +351,8 @@ def heartbeat(*, last: bool = False) -> None:
 
 @contextlib.contextmanager
 def stall_limit_suspended() -> Iterator[None]:
-    """Suspend the limit of ``--stall-timeout`` inside the ``with`` block, for work that is no
-    step.
+    """Suspend the limit of ``--stall-timeout`` inside the ``with`` block, in which the rank does
+    work that is no step, such as calling a callback of the user.
     """
     # In a nested block the limit is suspended already, and stays so until the outer block ends.
     if _page is None or _page.is_paused():
@@ -398,9 +400,7 @@ def active_page() -> TelemetryPage | None:
 
 
 def is_supervised() -> bool:
-    """Return whether this process is a worker with a supervisor, which reports how the run
-    ends.
-    """
+    """Return whether this process has a supervisor, which reports how the run ends."""
     return _page is not None
 
 

@@ -29,8 +29,8 @@ class _Given:
     """A value that was given for a key, not yet converted.
 
     Attributes:
-        name: The key as it was written: on the command line, with the dashes before it.
-        node: The value, with its place in the file.
+        name: The key as it was written, with dashes before it if it is from the command line.
+        node: The value as a YAML node, which also has its position in the file.
         path: The path of the file; empty for the command line.
     """
 
@@ -262,7 +262,8 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             )
         name, equals, text = option[2:].partition("=")
         if not equals:
-            # A value may begin with a single dash: it may be a negative number.
+            # Take a next word that begins with a single dash as the value, because it may be a
+            # negative number.
             if not left or left[0].startswith("--"):
                 raise config_error(f"{option} without a value", "one", f"write {option}=VALUE")
             text = left.pop(0)

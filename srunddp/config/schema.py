@@ -229,7 +229,7 @@ def _sentences(kind: Any) -> dict[str, str]:
 
 
 def config_error(found: str, expected: str, hint: str) -> ConfigError:
-    """Return an error that is the same on all ranks, so that only rank 0 prints it.
+    """Return an error that only rank 0 prints, because all ranks find the same error.
 
     Args:
         found: What is wrong.
@@ -240,7 +240,7 @@ def config_error(found: str, expected: str, hint: str) -> ConfigError:
 
 
 class TypeMismatchError(Exception):
-    """A YAML node, the argument of this error, is not a value of the wanted type."""
+    """A YAML node is not a value of the wanted type. The error's argument is this node."""
 
 
 def value_of(node: yaml.Node, kind: Any) -> Any:
@@ -297,14 +297,14 @@ def expected(kind: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Write a value as the command line accepts it.
+    """Return a value as a text that the command line accepts.
 
     Args:
         value: The value of a setting.
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
-    # Write YAML's words: str() would give True and None.
+    # str() would give True and None, so write the words that YAML has for them.
     if isinstance(value, bool | None):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

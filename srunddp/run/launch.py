@@ -69,7 +69,7 @@ from srunddp.util.kernel_file import raise_open_files_limit
 if TYPE_CHECKING:
     from srunddp.supervisor.gpu_watch import NodeGpus
 
-_OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, without its script's
+_OWN_FILES = 32  # descriptors that srunddp itself needs in the supervisor or worker of any rank
 _OTHER_FILES = 64  # file descriptors that are not rank connections: output, pipes, sockets, samples
 
 
@@ -152,7 +152,7 @@ def launch(
         checkpointed=inherited.checkpointed,
         gpus=gpus,
     )
-    ended = EndedStart(exit_code=SrunddpError.exit_code)  # unless the supervisor says otherwise
+    ended = EndedStart(exit_code=SrunddpError.exit_code)  # for an unexpected exception
     try:
         ended = agent.supervise(launcher)
     except SrunddpError as error:
@@ -180,8 +180,8 @@ def _find_launcher(environment: Environment) -> Launcher:
 
 
 def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> set[int]:
-    """Start this node's sampler if this rank is to have it; return its pid in a set, else an empty
-    set.
+    """Start this node's sampler if this rank is the one that samples the node. Return the sampler's
+    pid in a set; an empty set if none was started.
     """
     if setup.environment.world_size > 1:
         rank_variable = setup.environment.rank_variable
@@ -249,7 +249,8 @@ def _conclude(
             )
         say_amid_output(line)
     if plan.command.result:
-        # Rank 0 checked at the start of the run that the file can be written.
+        # Ignore an error here: rank 0 checked at the start of the run that the file can be written,
+        # and an error now must not change the exit code.
         with suppress(ConfigError):
             write_result(plan.command.result, exit_code=ended.exit_code, restarts=restarts)
 

@@ -27,8 +27,8 @@ def run_file(name: str) -> None:
     if is_folder_or_archive(name):
         _run_module("__main__", alter_argv=False)
         return
-    # Python makes the path absolute, so a script that changes its working directory still finds its
-    # own folder.
+    # Make the path absolute, as Python does, so that a script that changes its working directory
+    # still finds its folder by __file__.
     path = os.path.join(os.getcwd(), name)
     main.__file__ = path
     if path.endswith(".pyc"):

@@ -16,7 +16,12 @@ from srunddp.util.console import say_amid_output
 
 
 class _StepWatch:
-    """Counts the steps of this rank, and notes when it saw the last one."""
+    """Reads this rank's count of steps, and notes the time at which it last found a new step.
+
+    Attributes:
+        steps: The number of steps at the last look.
+        at: Unix time of the last look at which there was a new step; None before the first step.
+    """
 
     def __init__(self, page: TelemetryPage) -> None:
         self._page = page

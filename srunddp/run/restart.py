@@ -142,7 +142,7 @@ class InheritedStart:
         """Replace this process by the next start.
 
         The next start finds what a new process would find: the original variables, working
-        directory, affinity mask and limit of open files. Pending signals survive ``execve``.
+        directory, affinity mask and limit of open files. Signals that are pending stay pending.
 
         Args:
             ended: How this start has ended.
@@ -201,7 +201,8 @@ def inherited_start() -> InheritedStart:
     handed_over = _RestartMessage.decode(os.environb.pop(_VARIABLE.encode(), b""))
     first = InheritedStart(
         environ=dict(os.environ),
-        # readlink also works if the folder has been deleted, which is reported later.
+        # Unlike getcwd(), readlink() also works if the folder has been deleted. That error is
+        # reported later.
         folder=os.readlink("/proc/self/cwd"),
         cpus=os.sched_getaffinity(0),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),

@@ -160,7 +160,8 @@ def run(script: Script) -> ScriptResult:
     except SrunddpError as error:
         return result_of(error)
     except SystemExit as end:
-        # The traceback has no frame of the module, so runpy did not find it.
+        # If the traceback has no frame of the module, runpy has raised the SystemExit, because it
+        # did not find the module.
         if script.module and _script_frames(end) is None:
             wrong = ConfigError(
                 str(end.code).removeprefix(f"{sys.executable}: "),

@@ -26,7 +26,8 @@ def release_objects() -> None:
         gc.unfreeze()
         return
     names = getattr(sys.modules.get("__main__"), "__dict__", {})
-    # In reverse order of definition: an object's __del__ may use objects defined before it.
+    # Drop the objects in reverse order of their definition, because the __del__ of an object may
+    # use objects that were defined before it.
     for name, value in reversed(list(names.items())):
         if not (isinstance(value, _DEFINITIONS) or str(name).startswith("__")):
             names[name] = None

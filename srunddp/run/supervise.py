@@ -132,7 +132,7 @@ class Agent(RankAgent):
         """Meet the other ranks, and watch the worker until it ends.
 
         Args:
-            launcher: The process that sends signals to this one.
+            launcher: The launcher of this rank, which may send signals to this process.
 
         Returns:
             How this start has ended.

@@ -107,7 +107,7 @@ def run_worker(context: WorkerContext) -> int:
         imported_with = _import_torch(context)
     info = supervisor.receive()
     if not isinstance(info, RendezvousInfo):  # the supervisor has ended
-        # Skip the exit handlers, because nothing of the script has begun.
+        # Skip the exit handlers, which only matter after the script has begun.
         os._exit(RendezvousError.exit_code)
     if environment.is_spare:
         return _wait_as_spare(context)
@@ -368,7 +368,9 @@ def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, s
 
 
 def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:
-    """Return the report of the error that has ended the script."""
+    """Return what the supervisor is told about the error that has ended the script: cause, kind,
+    category and traceback.
+    """
     if isinstance(error, Stopped):  # which is also a SystemExit
         return ScriptError(failure.shortened(str(error)), "", FailureKind.STOPPED)
     if isinstance(error, PeerError):
@@ -413,7 +415,9 @@ def _wait_to_leave(supervisor: WorkerPipe, *, waits: bool) -> None:
 
 
 def _end_at(number: signal.Signals) -> Any:
-    """Let a signal end this process unless it is ignored; return the previous handler."""
+    """Give a signal its default effect, which ends this process, unless the signal is ignored.
+    Return the previous handler.
+    """
     before = signal.getsignal(number)
     if before is not signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)

@@ -75,9 +75,11 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
 
 
 def unpack(state: int) -> WorkerContext:
-    """Read what :func:`pack` has written; the descriptors have the same numbers in this process.
+    """Read and return the context that :func:`pack` has written, and replace the environment
+    variables of this process by those in the file.
 
-    The environment variables are replaced by those from the file.
+    The descriptors in the context are valid, because an executed program inherits them under the
+    same numbers.
     """
     # Go back to the beginning of the file: its offset is still at the end, where pack() stopped
     # writing.

@@ -1,4 +1,6 @@
-"""Files that are replaced as a whole, appends that are complete or undone, and safe file names."""
+"""Write files so that no reader finds a half-written one: a file is replaced by a complete new one,
+and an append that fails is undone. Also makes safe file names.
+"""
 
 import os
 import re
@@ -39,8 +41,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write to a path that the user has named: a file is replaced as by :func:`replace_file`, and a
-    device or a pipe is written to.
+    """Write to a path that the user has named. A file is replaced, see :func:`replace_file`; a
+    device or a pipe gets the content, see :func:`is_stream`.
 
     Raises:
         OSError: As for :func:`replace_file`, or nobody reads the pipe.

@@ -12,10 +12,10 @@ from srunddp.util.hostlist import numbers_of
 from srunddp.util.kernel_file import KernelFile, number_after, opened, text_of
 
 ROOT = Path("/sys/fs/cgroup")
-# Matches the path up to the job's group: .../slurmstepd.scope/job_71 of
-# .../slurmstepd.scope/job_71/step_0/user/task_1, or .../slurm/uid_1000/job_71 with version 1.
-# Slurm names the group by the job's number; since 26.05, in version 2 and unless cgroup.conf has
-# CgroupJobIdPaths=yes, by its SLUID, such as s08SM8C0WHB800.
+# Matches the beginning of a path up to the job's group: .../slurmstepd.scope/job_71 of
+# .../slurmstepd.scope/job_71/step_0/user/task_1, or .../slurm/uid_1000/job_71 with version 1. Slurm
+# names the group after the job's number. Since 26.05, with version 2, it names it after the job's
+# SLUID, such as s08SM8C0WHB800, unless cgroup.conf has CgroupJobIdPaths=yes.
 _JOB = re.compile(r".*/(?:job_\d+|s[0-9A-Z]{13})(?=/|$)")
 _UNLIMITED = 1 << 60  # bytes, more than any machine has; version 1 writes "no limit" as about 2**63
 
@@ -72,8 +72,8 @@ def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
     listed = (
         text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root)
     )
-    # Use the nearest group that has the file: in version 2 a group without the cpuset controller
-    # has none and runs on its parent's CPUs.
+    # Use the nearest group that has the file. With version 2, a group without the cpuset controller
+    # does not have the file, and its processes run on the CPUs of its parent group.
     return numbers_of(next(filter(None, listed), ""))
 
 
@@ -85,7 +85,7 @@ def memory_limit(groups: str, root: Path = ROOT) -> int | None:
         root: Where the control groups are mounted.
 
     Returns:
-        Bytes, for all processes of the group together; None if there is no limit.
+        The limit in bytes, for all processes of the group together; None if there is none.
     """
     names = {"": "memory.max", "memory": "memory.limit_in_bytes"}
     limits = [

@@ -1,4 +1,6 @@
-"""Parts that several commands share: options, value types that click lacks, errors of output."""
+"""What several commands share: options, types of option values that click lacks, and the handling
+of errors of standard output.
+"""
 
 import contextlib
 import errno
@@ -180,9 +182,9 @@ class MonitoredCommand(GroupedCommand):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
-                # A user who writes "--monitor 5" means the duration, but a script named 5 would
-                # run. An existing file of that name is taken as the script. While a shell asks for
-                # completions there is no error.
+                # After a bare --monitor, a word such as 5 would be taken as SCRIPT, but the user
+                # means the duration. So this is an error, except if a file of that name exists,
+                # which is then the script, or while a shell asks for completions.
                 word = "".join(args[place + 1 : place + 2])
                 if (
                     _duration(word) is not None
@@ -218,7 +220,8 @@ def answering() -> Iterator[None]:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        # Python ignores the signal by default, and would try to write once more at its end.
+        # Set SIGPIPE's default effect, because Python ignores the signal. Ending by an exception
+        # would not do: Python would try to write the output once more at its end.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
         os._exit(128 + signal.SIGPIPE)  # reached if SIGPIPE does not end it: pid 1 of a container

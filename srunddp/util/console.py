@@ -12,7 +12,7 @@ from typing import TextIO
 
 from srunddp.errors import one_line
 
-PATIENCE = 0.5  # seconds to wait for a full pipe: a stuck reader must not stop a rank
+PATIENCE = 0.5  # seconds to wait while a pipe is full: a reader that hangs must not stop a rank
 _LEVELS = {"FAIL": 31, "WARN": 33, "ok": 32}  # red, yellow, green
 _LEVEL = re.compile(r"^(?:FAIL|WARN|ok)(?=  )", re.MULTILINE)
 # Matches "srunddp: error: ... -> hint", "FAIL  ... -> hint", and a report's indented hint lines.
@@ -49,10 +49,11 @@ def write_stderr(text: str) -> None:
     """
     data = (coloured(text, sys.stderr) if sys.stderr else text).encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
-        # A missing reader or a full disk must not stop this process. The write is unbuffered,
-        # because Python would try to write buffered data again at its exit.
-        # If select() calls a pipe writable, the pipe takes PIPE_BUF bytes in one piece without
-        # blocking (pipe(7)). More could block, or mix with the output of other ranks.
+        # Ignore an OSError, because a missing reader or a full disk must not stop this process.
+        # Write without Python's buffer, because Python would try to write buffered data again at
+        # its exit. Write at most PIPE_BUF bytes at a time: if select() says that a pipe is
+        # writable, it takes that many without blocking (pipe(7)). More could block, or be mixed
+        # with the output of other ranks.
         while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], PATIENCE)[1]:
             data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]
 
@@ -61,7 +62,8 @@ def say(line: str) -> None:
     """Tell the user something on standard error; the prefix sets it apart from the script's output.
 
     Args:
-        line: The text. If it has several lines, they are joined to one.
+        line: The text. A line end or other control character in it is printed as an escape
+            sequence, so that the output stays one line.
     """
     write_stderr(f"srunddp: {one_line(line)}\n")
 
@@ -84,22 +86,23 @@ def say_amid_output(line: str) -> None:
     """Tell the user something, as :func:`say` does, while a script may have left a line unfinished.
 
     Args:
-        line: The text. If it has several lines, they are joined to one.
+        line: The text. A line end or other control character in it is printed as an escape
+            sequence, so that the output stays one line.
     """
     write_amid_output(f"srunddp: {one_line(line)}\n")
 
 
-SAY_EVERY = 30.0
+SAY_EVERY = 30.0  # seconds, for periodically()
 
 
 @contextlib.contextmanager
 def periodically(say: Callable[[str], None], line: str, every: float) -> Iterator[None]:
-    """Print a line repeatedly while the block runs.
+    """Print a line repeatedly while the ``with`` block runs, from a thread.
 
     Args:
         say: Prints the line.
-        line: The line; ``{}`` in it is replaced by the seconds so far.
-        every: The seconds between two lines.
+        line: The line. ``{}`` in it is replaced by the seconds since the block began.
+        every: The seconds before the first line, and between two lines.
     """
     over = threading.Event()
     began = time.monotonic()

@@ -14,7 +14,7 @@ class VisibleDevice(TypedDict):
 
     Attributes:
         uuid: The UUID of the GPU or the instance.
-        parent: For an instance, the UUID of its GPU; empty for a whole GPU.
+        parent: For a MIG instance, the UUID of its GPU; empty for a GPU.
     """
 
     uuid: str

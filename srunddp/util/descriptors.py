@@ -1,4 +1,4 @@
-"""File descriptors of srunddp in a process that belongs to the user's script."""
+"""srunddp's file descriptors in a process in which the user's script opens and closes others."""
 
 import contextlib
 import fcntl
@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 
 _LOWEST = 600  # scripts that clean up often close all descriptors below 256 or 512
-_ROOM = 16  # numbers that stay free below a small limit of open files
+_ROOM = 16  # numbers to leave free between move_high()'s and the limit of open files
 _ROOM_OF_A_LIBRARY = 256  # numbers from _LOWEST on that must be free for opening_high()
 
 
@@ -78,7 +78,7 @@ def opened() -> list[int]:
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close descriptors; ignore those that are closed already."""
+    """Close file descriptors, and ignore errors, as for a descriptor that is closed already."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

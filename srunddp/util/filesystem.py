@@ -1,4 +1,4 @@
-"""A file or folder as this node sees it. Call these functions only under a time limit, because a
+"""What this node sees of a file or folder. Call these functions only under a time limit, because a
 file server may not answer.
 """
 

@@ -70,8 +70,8 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def numbers_of(ranges: str) -> set[int]:
-    """Read numbers in the notation of :func:`ranges`, in which the kernel also writes lists of
-    CPUs; an empty text is an empty set.
+    """Return the numbers in a text such as ``0-3,5``, which :func:`ranges` and, for lists of CPUs,
+    the kernel write; an empty set for an empty text.
     """
     if not ranges:
         return set()
@@ -79,7 +79,9 @@ def numbers_of(ranges: str) -> set[int]:
 
 
 def _ranges(numbers: Iterable[str]) -> str:
-    """Fold digit strings, keeping leading zeros: ``01-04,07``. 7 and 07 are different."""
+    """Write texts of digits as ranges, with their leading zeros: ``01-04,07``. 7 and 07 are
+    different.
+    """
     runs: list[tuple[str, str]] = []
     # Sort by value; of equal values the shorter comes first, so 7 before 07.
     for number in sorted(numbers, key=lambda digits: (int(digits or 0), len(digits))):
@@ -173,7 +175,12 @@ def _read_item(item: str, host_list: str, where: str) -> _Item:
 
 @dataclass(frozen=True)
 class _Item:
-    """An item of a host list: texts, and the ranges of the brackets between them."""
+    """An item of a host list.
+
+    Attributes:
+        texts: The texts before, between and after the brackets, some of which may be empty.
+        brackets: The ranges in each pair of brackets; one less than ``texts``.
+    """
 
     texts: list[str]
     brackets: list[list[_Range]]
@@ -212,7 +219,7 @@ class _Range:
 def _read_ranges(ranges: str, host_list: str, where: str) -> list[_Range]:
     found: list[_Range] = []
     for part in ranges.split(","):
-        # At most 18 digits, because int() raises a ValueError for more than 4,300.
+        # Accept at most 18 digits, because int() raises a ValueError for more than 4,300.
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         if not match:
             raise _bad_list(host_list, f"{shortened(part)!r} in brackets", where)

@@ -1,4 +1,4 @@
-"""Lines of JSON: receiving them over a connection, and parsing one."""
+"""Lines of JSON: receive them over a connection, and parse one."""
 
 import errno
 import json
@@ -41,7 +41,8 @@ def receive_line(connection: socket.socket, deadline: float | None = None) -> by
     text = bytearray()
     while not text.endswith(b"\n"):
         if deadline is not None:
-            # 0 would make the socket non-blocking, and a negative timeout is a ValueError.
+            # Set at least a millisecond, because 0 would make the socket non-blocking, and a
+            # negative timeout is a ValueError.
             connection.settimeout(max(0.001, deadline - time.monotonic()))
         piece = connection.recv(1)  # a single byte, because the next line must stay in the socket
         if not piece or len(text) > _LONGEST:

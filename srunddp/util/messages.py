@@ -63,7 +63,7 @@ class Message:
 
     def encode(self) -> bytes:
         """Return the message as a line of JSON with its line end, as :meth:`decode` reads it."""
-        # json calls `default` for a field that is itself a dataclass.
+        # For a field that is itself a dataclass, json calls `default`, which returns its fields.
         return json.dumps({"kind": self.kind, **vars(self)}, default=vars).encode() + b"\n"
 
     @classmethod

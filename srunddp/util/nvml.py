@@ -18,7 +18,7 @@ class Device(VisibleDevice):
     """A GPU or MIG instance as NVML describes it.
 
     Attributes:
-        name: The model.
+        name: The name of the GPU's model.
         total: Bytes of memory; 0 if unknown.
         free: Bytes of unused memory; 0 if unknown.
         address: The GPU's address on the PCI bus, written as in sysfs.
@@ -128,8 +128,8 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
     """Return the UUIDs of each pair of devices that cannot read each other's memory (P2P), and the
     reason. MIG instances are left out, because they never can.
     """
-    # pynvml has one status under two names, SUPPORED and SUPPORTED. sorted() puts the correct
-    # spelling last, so it wins.
+    # pynvml has one status under two names, which end in SUPPORED and SUPPORTED. sorted() puts the
+    # name with the correct spelling last, so that the dict has this one.
     names = {
         getattr(nvml, name): name.removeprefix("NVML_P2P_STATUS_").replace("_", " ").lower()
         for name in sorted(vars(nvml))

@@ -1,4 +1,4 @@
-"""Commands whose ``--help`` groups the options, and a note on options that stand after SCRIPT."""
+"""Commands whose ``--help`` shows options in groups, and notes on options that follow SCRIPT."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -16,7 +16,8 @@ _PRINTED = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<funct
 _HEADING = re.compile(
     r"^(?:Stack|Current thread [^\n]*) \(most recent call first\):$", re.MULTILINE
 )
-# Functions that say nothing about where a rank is: decorators, and torch's calls of a module.
+# Names of functions that say nothing about what a rank does, because they only call another one:
+# decorators, and torch's calls of a module.
 _WRAPPERS = ("wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "<lambda>")
 _WAITING = (
     "torch/distributed/",

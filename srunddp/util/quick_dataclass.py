@@ -78,10 +78,10 @@ def _repr(self: Any) -> str:
 
 
 def _set_once(self: Any, name: str, value: object) -> None:
-    """Set a field of a frozen instance, which only its ``__init__`` may do.
+    """Set a field of a frozen instance if the field has no value yet, else raise an error.
 
-    The ``__init__`` of a class that is not frozen assigns to each field, so a field may be set as
-    long as the instance has no value for it.
+    ``__init__`` is compiled for a class that is not frozen, so it assigns to each field. This is
+    allowed because the instance has no value for the field then.
     """
     if name in self.__dict__ or name not in self.__dataclass_fields__:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE = 1 << 20  # bytes; a longer line is left out
-LONGEST_TEXT = 64 << 20  # bytes
+LONGEST_TEXT = 64 << 20  # bytes; the rest of a longer file is not read
 
 
 class NotPlainError(OSError):
-    """A path leads to a folder, a pipe, a device or the like instead of a plain file."""
+    """A path leads to a folder, a pipe, a device or the like, and not to a plain file."""
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -23,7 +23,7 @@ def open_plain(path: Path) -> BinaryIO:
         NotPlainError: The path does not lead to a plain file.
         OSError: The file cannot be read.
     """
-    # O_NONBLOCK: without it, opening a named pipe would wait for a writer, maybe forever.
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer, maybe forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WITHIN = 5.0  # seconds that a command of Slurm may take by default
-# A job ``4711``, a task of an array ``4711_3``, or a step ``4711.0``.
+# Matches the number of a job (4711), of a task of a job array (4711_3) or of a job step (4711.0).
 JOB = re.compile(r"(?P<number>\d{1,18})(?:_(?P<task>\d{1,18}))?(?:\.(?P<step>\d{1,9}))?", re.ASCII)
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
-# Makes Slurm print times in seconds since the epoch and messages in English.
+# Variables that make Slurm's commands print times in seconds since the epoch, and messages in
+# English.
 _FORMAT = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
 # Matches a field of scontrol's output. Its value may contain spaces, as in a job's name or comment,
 # and ends where the next "Name=" begins.
@@ -173,7 +174,8 @@ def job(what: str) -> Job | None:
         found = [dict(zip(_NAMES, row, strict=True)) for row in rows if len(row) == len(_NAMES)]
     if not found:
         return None
-    # For an array scontrol prints one record per task, whose JobId is the task's own number.
+    # For a job array, scontrol prints a record for each task, with the task's job number as JobId.
+    # Prefer the record whose JobId was asked for.
     own = dict.fromkeys((*_NAMES, "StdOut"), "") | next(
         (each for each in found if each["JobId"] == what), found[0]
     )

@@ -32,9 +32,9 @@ def limit_silence(connection: socket.socket, seconds: float) -> None:
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     every = max(1, round(seconds / _PROBES))
-    # Keepalive detects a silent peer on an idle connection, TCP_USER_TIMEOUT a peer that does not
-    # acknowledge sent data. If both are set, the latter decides when to give up (tcp(7)), so the
-    # time until the last probe does not extend the limit.
+    # Keepalive detects a silent peer on an idle connection, and TCP_USER_TIMEOUT detects a peer
+    # that does not acknowledge sent data. If both are set, TCP_USER_TIMEOUT decides when the kernel
+    # closes the connection (tcp(7)), so that keepalive's intervals do not extend the limit.
     for option, value in (
         (socket.TCP_KEEPIDLE, every),
         (socket.TCP_KEEPINTVL, every),

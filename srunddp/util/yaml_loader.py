@@ -1,5 +1,5 @@
 """PyYAML's loader with a limit on how deeply a file may be nested. Only :mod:`yaml_source` imports
-it, when it reads a file.
+this module, and only when it reads a file.
 """
 
 from __future__ import annotations
