@@ -49,8 +49,8 @@ def run_module(name: str) -> None:
 
     Raises:
         SystemExit: There is no such module. runpy raises it, with a text. All frames of its
-            traceback are in the files of :data:`FRAMES_OF`, unlike those of a SystemExit that the
-            module raises.
+            traceback are in the files of :data:`FRAMES_OF`, which is not so for a SystemExit that
+            the module itself raises.
     """
     _start_main_module()
     _run_module(name, alter_argv=True)

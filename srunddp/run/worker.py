@@ -162,8 +162,8 @@ def _note_if_alone(page: telemetry.TelemetryPage) -> None:
         return
     if _script_has_mpi() or _has_had_children():
         return
-    # A process group that the script has made over a store of its own was not noticed when it was
-    # created.
+    # If the script has made a process group with its own store, and not by srunddp's, this was not
+    # noticed when the group was created.
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         page.join_others()

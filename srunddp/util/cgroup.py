@@ -39,8 +39,8 @@ def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
     Returns:
         The number of CPUs, which may be a fraction; None if there is no quota.
     """
-    # Look at the parent groups too: their quotas also limit the process, but the files of its own
-    # group do not show them.
+    # Look at the parent groups too: their quotas also limit the process, but the files of the
+    # process's group do not show them.
     limits = [
         _cpus(folder) for controller in ("", "cpu") for folder in _upwards(groups, controller, root)
     ]

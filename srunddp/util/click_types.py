@@ -197,7 +197,7 @@ class MonitoredCommand(GroupedCommand):
                         hint=f"write --monitor={word}",
                     )
                 args[place] = f"--monitor={MONITOR_SECONDS}"
-            # Skip the option and, if its value is a word of its own, the value.
+            # Skip the option, and the next word too if that is the option's value.
             if args[place].replace("_", "-") in takes:
                 place += 2
             else:

@@ -25,8 +25,8 @@ def fold(names: Iterable[str]) -> str:
     Names that differ only in the last number before the first dot share one item. The names are
     sorted, and each is written once. :func:`expand` is the inverse.
     """
-    # A name without a number becomes an item of its own: Slurm has no notation that puts gpu and
-    # gpu1 into one item.
+    # A name without a number becomes a separate item, because Slurm has no notation that puts gpu
+    # and gpu1 into one item.
     numbers: dict[tuple[str, str, bool], list[str]] = {}
     for name in sorted(set(names)):
         host, dot, domain = name.partition(".")
