@@ -1,9 +1,9 @@
 """The page of memory that a supervisor and its worker share: the worker counts its steps there, and
 the supervisor announces that it is about to end the worker.
 
-To count a step costs a few stores to memory. With ``--monitor`` the page also has the times of
-steps and of rarer events, which :mod:`srunddp.monitor.monitor` writes to files. The supervisor can
-read the page after the worker has ended, however that happened.
+Counting a step costs only a few writes to memory. With ``--monitor`` the worker also writes the
+times of steps and of rarer events to the page, and the supervisor copies them to files, see
+:mod:`srunddp.monitor.monitor`. The supervisor can read the page even after the worker was killed.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ EVENTS = (
 # The environment variable that tells rank 0's script the folder of --monitor's files.
 MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
-# Indexes of the page's 8-byte words; the ones not listed are unused.
+# Indexes of the page's 8-byte words. Words whose index is not listed here are unused.
 _COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS, _PAUSED, _PROBES = range(7)
 _STEPS, _SAMPLES, _STEP_S, _DATA_S, _OWN_S, _LONGEST_STEP_S, _EPOCH = range(8, 15)
 _JOINED, _RAN_ALONE, _CHECKPOINTED, _BEFORE_PAUSE = range(15, 19)
 _EVENTS_AT = 256
 _EVENT = struct.Struct("@ddQ")
-# The size of the ring of events. If more happen between two looks of the recorder, the oldest are
-# lost.
+# How many events the page can hold. If the worker notes more events between two calls of
+# TelemetryPage.events(), the oldest are lost.
 _KEPT = 4096
 _SIZE = _EVENTS_AT + _KEPT * _EVENT.size
 
@@ -55,11 +55,13 @@ class Steps(NamedTuple):
 
     Attributes:
         steps: The number of steps.
-        samples: The number of samples in these steps, over all ranks.
+        samples: The number of training samples in these steps, summed over all ranks.
         step_s: Seconds spent in steps.
-        data_s: The part of ``step_s`` spent waiting for data.
-        own_s: The part of ``step_s`` outside the backward pass, in which a rank waits for others.
-        longest_step_s: The longest step since the recorder's last look, in seconds.
+        data_s: Seconds of ``step_s`` spent waiting for data.
+        own_s: Seconds of ``step_s`` spent outside the backward pass. The backward pass is left
+            out, because a rank waits for other ranks in it.
+        longest_step_s: The longest step since the last call of :meth:`TelemetryPage.snapshot`, in
+            seconds.
         epoch: The current epoch, counted from 1; 0 before the first.
     """
 
@@ -89,7 +91,7 @@ class Event(NamedTuple):
 class TelemetryPage:
     """Memory shared by a supervisor and the worker that it forks.
 
-    Each method says which of the two calls it.
+    The description of each method says whether the supervisor or the worker calls it.
 
     Attributes:
         count: How many steps this process has counted so far.
@@ -102,20 +104,21 @@ class TelemetryPage:
         """Map the memory into this process.
 
         Args:
-            recording: Also keep the times of steps and events.
+            recording: Whether the page also keeps the times of steps and events (``--monitor``).
             descriptor: The file descriptor of an existing page; None makes a new page.
         """
         self.descriptor = memory_file() if descriptor is None else descriptor
         size = _SIZE if recording else mmap.PAGESIZE
         os.ftruncate(self.descriptor, size)
         self._memory = mmap.mmap(self.descriptor, size)
-        # The other process may read at any moment, so each word is written by one store. struct's
-        # pack_into() would first set all of them to 0.
+        # Write each word by a single store through a memoryview, because the other process may
+        # read the page at any moment. struct's pack_into() would first set the words to 0, and the
+        # other process could read these zeros.
         self._words = memoryview(self._memory).cast("Q")
         self._seconds = memoryview(self._memory).cast("d")
         self.count = 0
-        # In the worker: how many events it has written, and the recorder's count of looks when the
-        # longest step was last set.
+        # Used by the worker only: how many events it has written, and what _LOOKS was when it last
+        # set the longest step.
         self._events = 0
         self._looks = 0
         self.recording = recording
@@ -127,13 +130,14 @@ class TelemetryPage:
     def never_free(self) -> None:
         """Keep the memory mapped until this process ends. Called in the worker.
 
-        Unmapping it would close the file descriptor that mmap has duplicated for itself. If the
-        script has closed that descriptor, its number may now belong to a file of the script.
+        Unmapping the memory would close the file descriptor that Python's mmap has duplicated. If
+        the script has closed this descriptor already, its number may now belong to one of the
+        script's files, and that file would be closed instead.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
 
     def beat(self) -> None:
-        """Count one more step. Called in the worker."""
+        """Count one more step, which also ends a pause. Called in the worker."""
         self.count += 1
         self._words[_COUNT] = self.count
         self._words[_PAUSED] = 0
@@ -142,9 +146,11 @@ class TelemetryPage:
             self.event("step")
 
     def pause(self) -> None:
-        """Announce that no step is expected for now. Called in the worker."""
-        # Set the pause before the count becomes 0: a reader that finds neither takes this rank for
-        # one that has not made its first step.
+        """Announce that no step is expected until the next :meth:`beat` or :meth:`resume`. Called
+        in the worker.
+        """
+        # Set the pause before the count becomes 0. In the other order, the supervisor could find a
+        # count of 0 without a pause, and conclude that this rank has not made its first step.
         self._words[_PAUSED] = 1
         self._words[_BEFORE_PAUSE] = self.count
         self._words[_COUNT] = 0
@@ -155,7 +161,7 @@ class TelemetryPage:
         self._words[_PAUSED] = 0
 
     def read(self) -> int:
-        """Return the number of steps so far; 0 during a pause. Called in the supervisor."""
+        """Return the number of steps so far, but 0 during a pause. Called in the supervisor."""
         return self._words[_COUNT]
 
     def steps_made(self) -> int:
@@ -167,7 +173,9 @@ class TelemetryPage:
         return bool(self._words[_PAUSED])
 
     def has_steps(self) -> bool:
-        """Return whether the worker has made a step. Called in the supervisor."""
+        """Return whether the worker has made at least one step, also during a pause. Called in the
+        supervisor.
+        """
         return bool(self._words[_HAS_STEPS])
 
     def join_others(self) -> None:
@@ -183,8 +191,8 @@ class TelemetryPage:
         self._words[_RAN_ALONE] = not self._words[_JOINED]
 
     def ran_alone(self) -> bool:
-        """Return whether the script has ended and had run without other ranks, see
-        :meth:`conclude_alone`. Called in the supervisor.
+        """Return whether :meth:`conclude_alone` has noted that the script ran without other ranks;
+        False while the script runs. Called in the supervisor.
         """
         return bool(self._words[_RAN_ALONE])
 
@@ -198,8 +206,8 @@ class TelemetryPage:
         """Announce that the supervisor is about to end the worker, because the root cause is known.
         Called in the supervisor.
         """
-        # Call this before sending SIGTERM: the worker's handler reads the word to distinguish the
-        # signal from a preemption.
+        # The supervisor calls this before it sends SIGTERM, because the worker's handler reads the
+        # word to distinguish this SIGTERM from that of a preemption.
         self._words[_TERMINATING] = 1
 
     def is_terminating(self) -> bool:
@@ -207,7 +215,9 @@ class TelemetryPage:
         return bool(self._words[_TERMINATING])
 
     def answer_probe(self) -> None:
-        """Confirm that the main thread runs Python code. Called in the worker."""
+        """Count an answer to a signal by which the supervisor finds out whether the main thread
+        runs Python code, see :mod:`srunddp.supervisor.activity`. Called in the worker.
+        """
         self._words[_PROBES] += 1
 
     def answered_probes(self) -> int:
@@ -215,7 +225,8 @@ class TelemetryPage:
         return self._words[_PROBES]
 
     def start_epoch(self, number: int) -> None:
-        """Note the epoch of the next steps. Called in the worker, only if ``recording``.
+        """Note the epoch to which the next steps belong. Called in the worker, only if
+        ``recording``.
 
         Args:
             number: The epoch, counted from 1.
@@ -226,14 +237,14 @@ class TelemetryPage:
         """Add one step to the sums. Called in the worker, only if ``recording``.
 
         Args:
-            samples: The number of samples in the step, over all ranks.
+            samples: The number of training samples in the step, summed over all ranks.
             step_s: How long the step took, in seconds.
-            data_s: The part of ``step_s`` spent waiting for data.
-            own_s: The part of ``step_s`` outside the backward pass, in which a rank waits for the
-                others.
+            data_s: Seconds of ``step_s`` spent waiting for data.
+            own_s: Seconds of ``step_s`` spent outside the backward pass, in which a rank also waits
+                for other ranks.
         """
-        # The sums are kept in the page alone: after a step has used the CPU's caches, each further
-        # Python object costs time.
+        # Keep the sums only in the page and not in Python objects too: after a training step, such
+        # objects are no longer in the CPU's caches, so that using each of them costs time.
         words = self._words
         seconds = self._seconds
         words[_STEPS] += 1
@@ -241,9 +252,9 @@ class TelemetryPage:
         seconds[_STEP_S] += step_s
         seconds[_DATA_S] += data_s
         seconds[_OWN_S] += own_s
-        # The recorder cannot reset the longest step itself, because the worker may write it at the
-        # same moment. Instead it counts its looks, and the first step after a look overwrites the
-        # longest one.
+        # The supervisor cannot reset the longest step itself, because the worker may write it at
+        # the same moment. Instead snapshot() increments _LOOKS, and the worker's next step
+        # overwrites the longest step, however short that next step is.
         if step_s > seconds[_LONGEST_STEP_S] or self._looks != words[_LOOKS]:
             self._looks = words[_LOOKS]
             seconds[_LONGEST_STEP_S] = step_s
@@ -257,8 +268,8 @@ class TelemetryPage:
         )
 
     def snapshot(self) -> Steps:
-        """Return the sums so far, and start a new interval for the longest step. Called in the
-        supervisor, only if ``recording``.
+        """Return the sums so far; ``longest_step_s`` then begins anew with the next step. Called in
+        the supervisor, only if ``recording``.
         """
         self._words[_LOOKS] += 1
         return self.read_steps()
@@ -275,14 +286,14 @@ class TelemetryPage:
             self._seconds[_CHECKPOINTED] = time.time()
         if not self.recording:
             return
-        # The thread that writes checkpoints calls this too.
+        # Lock, because the thread that writes checkpoints may call this at the same moment.
         with self._lock:
             place = _EVENTS_AT + self._events % _KEPT * _EVENT.size
             self._memory[place : place + _EVENT.size] = _EVENT.pack(
                 time.time(), value, EVENTS.index(name)
             )
-            # Write the number last: the supervisor may read at any moment, and expects that this
-            # many events are complete.
+            # Increase the number only after the event is written: the supervisor may read at any
+            # moment, and takes as many events as the number says for completely written.
             self._events += 1
             self._words[_NUMBER] = self._events
 
@@ -290,11 +301,11 @@ class TelemetryPage:
         """Return the new events. Called in the supervisor, only if ``recording``.
 
         Args:
-            seen: How many events there were at the last call.
+            seen: The number of events that the previous call has returned; 0 in the first call.
 
         Returns:
-            The events since then (without those that the ring has lost), and the number of events
-            so far.
+            The events since the previous call, and the number of events so far. If there were more
+            events since the previous call than the page can hold, the oldest of them are missing.
         """
         count = self._words[_NUMBER]
         places = range(max(seen, count - _KEPT), count)
@@ -322,12 +333,13 @@ def heartbeat(*, last: bool = False) -> None:
     """Report that this rank makes progress. Call it once per step, on all ranks.
 
     After the first call, at least one rank must call it within each ``--stall-timeout``. If none
-    does, srunddp ends the run and names the rank that the others wait for. After a restart, the
-    first call has a limit too, a longer one, if an earlier start has made steps. Without a
-    supervisor the call does nothing.
+    does, srunddp ends the run and names the rank that the others wait for. Before the first call
+    there is no limit, except after a restart: if an earlier start has made steps, a longer limit
+    holds for the first call. Without a supervisor the call does nothing.
 
     Args:
-        last: No further step is expected for now: there is no limit until the next call.
+        last: Whether no further step is expected for now. Such a call counts no step, and there is
+            no limit until the next call.
     """
     if _page is None:
         return
@@ -339,8 +351,8 @@ def heartbeat(*, last: bool = False) -> None:
 
 @contextlib.contextmanager
 def stall_limit_suspended() -> Iterator[None]:
-    """Suspend the limit of ``--stall-timeout`` inside the ``with`` block, for work that is no
-    step.
+    """Suspend the limit of ``--stall-timeout`` inside the ``with`` block, in which the rank does
+    work that is no step, such as calling a callback of the user.
     """
     # In a nested block the limit is suspended already, and stays so until the outer block ends.
     if _page is None or _page.is_paused():
@@ -350,9 +362,9 @@ def stall_limit_suspended() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # The rank most likely ends now, which may take long too, so the limit stays suspended.
-        # Before the first step it is resumed: there is a limit then only if an earlier start has
-        # made steps, and that limit is long.
+        # After an error the rank most likely ends, which may take long too, so the limit stays
+        # suspended. But if the rank has not made its first step, end the pause: before the first
+        # step there is a limit only if an earlier start has made steps, and this limit is long.
         if not _page.count:
             _page.resume()
         raise
@@ -371,22 +383,24 @@ def event(name: str, value: float = math.nan) -> None:
 
 
 def join_others() -> None:
-    """Note that this rank works with other ranks. Without a supervisor this does nothing."""
+    """Note that this rank works with other ranks, so that its script does not count as one that ran
+    alone. Without a supervisor this does nothing.
+    """
     if _page is not None:
         _page.join_others()
 
 
 def active_page() -> TelemetryPage | None:
-    """Return the page to which the training loop writes its times; None without ``--monitor``."""
+    """Return the page to which the training loop writes its times; None without ``--monitor`` or
+    without a supervisor.
+    """
     if _page is not None and _page.recording:
         return _page
     return None
 
 
 def is_supervised() -> bool:
-    """Return whether this process is a worker with a supervisor, which reports how the run
-    ends.
-    """
+    """Return whether this process has a supervisor, which reports how the run ends."""
     return _page is not None
 
 

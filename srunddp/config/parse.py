@@ -21,7 +21,7 @@ from srunddp.util.yaml_source import compose, shown, yaml_position
 
 T = TypeVar("T")
 Keys = Mapping[str, ConfigField]
-Removed = Mapping[str, str]  # by the name of a removed key, a hint what to use instead
+Removed = Mapping[str, str]  # the hint for each removed key, by the key's name
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class _Given:
     """A value that was given for a key, not yet converted.
 
     Attributes:
-        name: The key as it was written: on the command line, with the dashes before it.
-        node: The value, with its place in the file.
+        name: The key as it was written, with dashes before it if it is from the command line.
+        node: The value as a YAML node, which also has its position in the file.
         path: The path of the file; empty for the command line.
     """
 
@@ -47,7 +47,8 @@ class _Given:
             found: What is wrong; it follows the key's name.
             expected: What would be right.
             hint: What to do.
-            node: The place in the file that the error names; None for that of the value.
+            node: The node whose position in the file the error names; None for the node of the
+                value.
         """
         if self.path:
             where = yaml_position(self.path, node or self.node)
@@ -75,17 +76,17 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
         arguments: The arguments to read; None for those of the program.
 
     Raises:
-        ConfigError: a key is unknown, given twice in a file, or missing; a value is of another
-            type; a file is wrong.
-        SystemExit: with exit code 0, after ``--help``.
+        ConfigError: A key is unknown, is given twice in a file, or is missing; a value has the
+            wrong type; a file cannot be read or is not YAML.
+        SystemExit: With exit code 0, after ``--help``.
     """
     # srunddp.init() installs this hook too, but a script reads its settings earlier, and an error
     # in them must already be one line with its own exit code.
     install_excepthook()
     options = list(_options(sys.argv[1:] if arguments is None else arguments))
     if any(name == "help" for name, _ in options):
-        # Every rank has the same arguments, so one prints the help. The launcher has set RANK
-        # before the script began.
+        # Every rank gets the same arguments, so only rank 0 prints the help. RANK was set before
+        # the script began; without RANK this is the only process.
         if os.environ.get("RANK", "0") == "0":
             print(schema.usage(fields_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
@@ -100,11 +101,11 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
 
 
 class Setting(NamedTuple):
-    """A value that was given.
+    """The value that a file or the command line gives for a key.
 
     Attributes:
-        value: The value, of the key's type.
-        path: The file that gives it; empty for the command line.
+        value: The value, already converted to the key's type.
+        path: The path of the file that gives the value; empty for the command line.
     """
 
     value: Any
@@ -120,21 +121,22 @@ def parse_values(
     removed: Removed,
     splits: Mapping[str, Split] = MappingProxyType({}),
 ) -> dict[str, Setting]:
-    """Return the values that options and files give, by key. Each option ``config`` names a file.
+    """Return the values that options and files give, by key. An option ``config`` names a file.
 
     A later file wins over an earlier one, and options win over files.
 
     Args:
         keys: All keys.
         options: The options' names, without dashes before them, and their values.
-        removed: By the name of each removed key, a hint what to use instead.
-        splits: By the name of each key whose value stands for values of other keys, a function that
-            returns the others with their values. If one of these is also given by its own name,
-            that value counts.
+        removed: The hint for each removed key, by the key's name.
+        splits: A function for each key whose value stands for values of other keys, by the name of
+            this key. The function returns the names and values of the other keys. A value that the
+            same file, or the command line, gives under the name of such an other key wins over the
+            function's value.
 
     Raises:
-        ConfigError: A key is unknown, or given twice in a file; a value is of another type; a file
-            is wrong.
+        ConfigError: A key is unknown, or given twice in a file; a value has the wrong type; a file
+            cannot be read or is not YAML.
     """
     # Read the files first, because an option wins even if --config comes after it.
     layers = [
@@ -151,13 +153,23 @@ def parse_values(
     given: dict[str, _Given] = {}
     for layer in layers:
         given |= layer
-    # Convert last: a value that the command line replaces may have a wrong type in the file.
+    # Convert only the values that win, so that a value of a wrong type in a file is no error if the
+    # command line replaces it.
     return {name: Setting(_value(one, keys[name]), one.path) for name, one in given.items()}
 
 
 def _split(name: str, split: Split, keys: Keys, layers: Sequence[dict[str, _Given]]) -> None:
-    """Replace a key by the keys for which its value stands. Only the last layer with the key
-    counts.
+    """Replace a key by the keys for which its value stands.
+
+    The value is taken from the last of the layers that have the key; in the other layers the key is
+    removed.
+
+    Args:
+        name: The key to replace.
+        split: Returns the names and values of the keys for which its value stands.
+        keys: All keys.
+        layers: The values of each file and then of the command line, in the order in which a later
+            one wins. They are changed in place.
     """
     found = [(layer, layer.pop(name)) for layer in layers if name in layer]
     if not found:
@@ -170,15 +182,15 @@ def _split(name: str, split: Split, keys: Keys, layers: Sequence[dict[str, _Give
 
 
 def save_config(path: str | os.PathLike[str], config: Any) -> None:
-    """Write a dataclass as YAML, so that :func:`read_config` reads an equal one from it.
+    """Write a dataclass as YAML, so that :func:`read_config` reads an equal one from the file.
 
     Args:
-        path: The path of the file, which is replaced as a whole.
-        config: A dataclass.
+        path: The path of the file. A file that exists is replaced by a new one.
+        config: An instance of a dataclass.
 
     Raises:
-        OSError: The folder is missing or not writable, or the disk is full. An old file is
-            unchanged.
+        OSError: The folder is missing or not writable, or the disk is full. A file that exists
+            stays as it is.
     """
     replace_file(
         Path(path),
@@ -189,12 +201,15 @@ def save_config(path: str | os.PathLike[str], config: Any) -> None:
 class _Dumper(yaml.SafeDumper):
     """Writes YAML, with quotes around each text that would otherwise be read as another type.
 
-    By the rules of YAML 1.1 alone, 1e-3 and none would have no quotes.
+    PyYAML alone would write the texts 1e-3 and none without quotes, because YAML 1.1 reads them as
+    texts, but :func:`read_config` reads them as a number and as null.
     """
 
-    # Without this, PyYAML would write &id001 and *id001 if two settings have the same tuple.
+    # Without this method, PyYAML would write &id001 and *id001 if two settings have the same tuple.
     def ignore_aliases(self, data: Any) -> bool:
-        """Return True, so that PyYAML writes out a value that occurs again."""
+        """Return True, so that PyYAML writes a value that occurs again in full and not as an
+        alias.
+        """
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
@@ -212,7 +227,9 @@ _Dumper.add_representer(str, _Dumper.text)
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value for YAML: dataclasses to mappings, tuples to lists, paths to texts."""
+    """Convert a value to what YAML can hold: dataclasses to mappings, tuples to lists, paths to
+    texts.
+    """
     if dataclasses.is_dataclass(value):
         return {
             field.name: _plain(getattr(value, field.name))
@@ -225,7 +242,8 @@ def _plain(value: Any) -> Any:
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options' names, without dashes before them, and their texts.
+    """Yield the options' names, without dashes before them, and their texts. ``-h`` and ``--help``
+    are ``help`` with an empty text.
 
     Raises:
         ConfigError: An argument is no option, or an option has no value.
@@ -244,7 +262,8 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             )
         name, equals, text = option[2:].partition("=")
         if not equals:
-            # A value may begin with a single dash: it may be a negative number.
+            # Take a next word that begins with a single dash as the value, because it may be a
+            # negative number.
             if not left or left[0].startswith("--"):
                 raise config_error(f"{option} without a value", "one", f"write {option}=VALUE")
             text = left.pop(0)
@@ -255,8 +274,8 @@ def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
     hint = "correct --config"
     if "RANK" in os.environ:
         hint += "; every node must see the file"
-    # Scope.NODE: the file may be missing on one node only, and one rank of that node prints the
-    # error.
+    # Scope.NODE, because the file may be missing on one node only: one rank of each node that lacks
+    # the file prints the error.
     with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
     root = compose(
@@ -274,10 +293,10 @@ def _pairs(
 
     Args:
         group: The mapping.
-        prefix: The prefix of the names in the mapping, with its dot.
+        prefix: The prefix of the names in the mapping, with its dot; empty at the top.
         keys: All keys.
-        removed: By the name of each removed key, a hint what to use instead.
-        seen: The names found in the file so far; this function adds to them.
+        removed: The hint for each removed key, by the key's name.
+        seen: The names found in the file so far. This function adds the names that it finds.
 
     Raises:
         ConfigError: A key is unknown or occurs twice, or a group of keys is no mapping.
@@ -295,8 +314,8 @@ def _pairs(
         name = _known(
             written.name, keys, removed, dataclasses.replace(written, node=key), groups=True
         )
-        # Compare the key's own spelling, because batch-size and batch_size are one key. PyYAML
-        # would let the last one win.
+        # Compare the names with "_" for "-", because batch-size and batch_size are the same key.
+        # Without this check the last of the two would win without a word.
         if name in seen:
             raise written.error("twice in one file", "each key once", "remove one of the two", key)
         seen.add(name)
@@ -310,12 +329,12 @@ def _pairs(
 def _known(
     written: str, keys: Keys, removed: Removed, given: _Given, *, groups: bool = False
 ) -> str:
-    """Return a key's own spelling, with ``_`` for ``-``.
+    """Return the name of a key as ``keys`` has it, with ``_`` for ``-``.
 
     Args:
         written: The key as it is written in a file or on the command line.
         keys: All keys.
-        removed: By the name of each removed key, a hint what to use instead.
+        removed: The hint for each removed key, by the key's name.
         given: The value and the place that an error names.
         groups: Whether ``written`` may be the name of a group of keys.
 
@@ -332,8 +351,8 @@ def _known(
             f"one of them, such as {_example(name + '.', keys)}",
             "write that",
         )
-    # The dots keep "hook" from matching "hooks". A key of a group that was removed as a whole gets
-    # the group's hint.
+    # Compare with a dot at the end, so that a removed key "hook" does not match "hooks", but a
+    # removed group "hook" matches all of its keys, such as "hook.path".
     for gone, hint in removed.items():
         if f"{name}.".startswith(f"{gone}."):
             raise given.error("is no longer a setting", "a key that --help lists", hint)
@@ -346,8 +365,11 @@ def _known(
 
 
 def _nearest(name: str, keys: Iterable[str]) -> str:
-    """Return the key whose last part resembles that of an unknown name; empty if there is none."""
-    # Reversed, so that of several keys with the same last part the first one stays in the dict.
+    """Return the key whose last part, after the last dot, equals or resembles the last part of an
+    unknown name; empty if there is no such key.
+    """
+    # Go through the keys in reverse order, so that of several keys with the same last part the
+    # first one stays in the dict.
     by_tail = {key.rpartition(".")[2]: key for key in reversed(list(keys))}
     tail = name.rpartition(".")[2]
     if tail in by_tail:

@@ -21,7 +21,8 @@ from srunddp.errors import ConfigError, Scope, one_of
 RESERVED = ("config", "help")
 # YAML's names for null, and "none", because people who write Python expect it.
 NULLS = ("", "~", "null", "none")
-# The words of YAML 1.1. Not 1 and 0, because a reader of the file takes them for numbers.
+# The words that YAML 1.1 reads as true or false. 1 and 0 are not accepted as booleans, because
+# somebody who reads the file takes them for numbers.
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _TEXTS = (str, Path)
 _NAMES = {
@@ -50,16 +51,17 @@ class ConfigField:
 
 
 class SettingsBase:
-    """Base of a dataclass that refuses settings that it no longer has, with a hint for each.
+    """Base class of a dataclass from which settings were removed: a caller who still gives one of
+    them gets an error with a hint.
 
     Attributes:
-        REMOVED: by the name of each removed setting, a hint what to use instead.
+        REMOVED: The hint for each removed setting, by the setting's name: what to use instead.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {}
 
-    # __new__ runs before the __init__ that dataclass generates, which would raise a TypeError
-    # without a hint.
+    # Check in __new__, which runs before the __init__ that dataclass generates: for a removed
+    # setting this __init__ would raise a TypeError without a hint.
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         for name in filter(
             cls.REMOVED.get, settings.keys() - getattr(cls, "__dataclass_fields__", {})
@@ -71,7 +73,8 @@ class SettingsBase:
 
 
 def removed_settings(kind: Any, prefix: str = "") -> dict[str, str]:
-    """Return the hints about removed settings, by dotted name, with those of nested dataclasses.
+    """Return the hints about the removed settings of a dataclass and of the dataclasses nested in
+    it, by the settings' dotted names.
 
     Args:
         kind: A dataclass.
@@ -85,7 +88,7 @@ def removed_settings(kind: Any, prefix: str = "") -> dict[str, str]:
 
 
 def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, ConfigField]:
-    """Return the fields of a dataclass by dotted name, with those of nested dataclasses.
+    """Return the fields of a dataclass and of the dataclasses nested in it, by dotted name.
 
     Args:
         kind: A dataclass.
@@ -115,8 +118,9 @@ def build(kind: Any, values: Mapping[str, Any], base: Any = None, prefix: str = 
 
     Args:
         kind: A dataclass.
-        values: The given values, by dotted name; their types are right.
-        base: An instance that has the values that are not given; None for the defaults.
+        values: The given values, by dotted name. Each must already have its field's type.
+        base: An instance from which all values are taken that are not given; None for the defaults
+            of the class.
         prefix: The prefix of the names, with its dot; empty at the top.
     """
     changes: dict[str, Any] = {}
@@ -166,9 +170,9 @@ def usage(keys: Mapping[str, ConfigField], program: str) -> str:
 
 
 def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
-    # Annotations are texts if the module has `from __future__ import annotations`. They are
-    # evaluated in the module of the class, which lacks types that are imported for type checkers
-    # only.
+    # With `from __future__ import annotations` in the module of the class, annotations are texts.
+    # get_type_hints() evaluates them among the names of that module, in which types are missing
+    # that it imports under TYPE_CHECKING.
     try:
         hints = get_type_hints(kind)
     except NameError as error:
@@ -207,12 +211,13 @@ def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> Non
 def _sentences(kind: Any) -> dict[str, str]:
     """Return the descriptions in the Attributes section of a class's docstring, by field.
 
-    ``a, b: text`` describes both fields, and lines that are indented further continue the text
-    above.
+    ``a, b: text`` describes two fields. A line that is indented further continues the description
+    above it.
     """
     found: dict[str, str] = {}
     # Begin with the most general class, so that a derived class may replace a description.
-    # kind.__doc__ would not do: a class with a docstring of its own inherits none.
+    # Reading kind.__doc__ alone is not enough: a class that has a docstring does not inherit the
+    # docstrings of the classes from which it is derived.
     for parent in reversed(kind.__mro__):
         _, _, attributes = inspect.cleandoc(vars(parent).get("__doc__") or "").partition(
             "\nAttributes:\n"
@@ -224,7 +229,7 @@ def _sentences(kind: Any) -> dict[str, str]:
 
 
 def config_error(found: str, expected: str, hint: str) -> ConfigError:
-    """Return an error that is the same on all ranks, so that only rank 0 prints it.
+    """Return an error that only rank 0 prints, because all ranks find the same error.
 
     Args:
         found: What is wrong.
@@ -235,16 +240,16 @@ def config_error(found: str, expected: str, hint: str) -> ConfigError:
 
 
 class TypeMismatchError(Exception):
-    """A YAML node, the argument of this error, is not a value of the wanted type."""
+    """A YAML node is not a value of the wanted type. The error's argument is this node."""
 
 
 def value_of(node: yaml.Node, kind: Any) -> Any:
     """Convert a YAML node to a value of a type.
 
     Args:
-        node: The node. A scalar in quotes is always a text; a list may also be one scalar such as
-            ``a,b`` or ``[a, b]``.
-        kind: The type, one that :func:`expected` knows.
+        node: The node. A scalar in quotes is always a text; a list may also be written as one
+            scalar, such as ``a,b`` or ``[a, b]``.
+        kind: The type, for which :func:`expected` must not raise a TypeError.
 
     Raises:
         TypeMismatchError: The node is not a value of that type.
@@ -292,14 +297,14 @@ def expected(kind: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Write a value as the command line accepts it.
+    """Return a value as a text that the command line accepts.
 
     Args:
         value: The value of a setting.
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
-    # Write YAML's words: str() would give True and None.
+    # str() would give True and None, so write the words that YAML has for them.
     if isinstance(value, bool | None):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
@@ -315,10 +320,10 @@ def is_ambiguous(text: str) -> bool:
 
 
 def is_null(node: yaml.Node) -> bool:
-    """Return whether a node is empty, or is one of the names for null without quotes.
+    """Return whether a node means null: it is empty, or one of :data:`NULLS` without quotes.
 
     Args:
-        node: A node of a file, or one that was made from an option.
+        node: A node of a YAML file, or one that :func:`scalar_node` has made from an option.
     """
     return (
         isinstance(node, yaml.ScalarNode)
@@ -328,7 +333,7 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def _scalar(node: yaml.Node, kind: Any) -> Any:
-    # A node with a tag such as !!python/object is no text, whatever follows the tag.
+    # Accept no node with a tag such as !!python/object, not even as a text.
     if not isinstance(node, yaml.ScalarNode) or node.tag not in yaml.SafeLoader.yaml_constructors:
         raise TypeMismatchError(node)
     if kind in _TEXTS:
@@ -350,8 +355,8 @@ def _literal(node: yaml.Node, choices: tuple[Any, ...]) -> Any:
 def _union(node: yaml.Node, members: tuple[Any, ...]) -> Any:
     """Convert a node to the strictest type of a union that accepts it.
 
-    A text accepts every scalar, and so does a list. So `3` must become a number for `int | str` and
-    for `str | int`.
+    Every scalar could also be read as a text or as a list with one item. Trying the strictest type
+    first makes `3` a number for `int | str` as well as for `str | int`.
     """
     for member in sorted(members, key=_order):
         with contextlib.suppress(TypeMismatchError):
@@ -363,7 +368,7 @@ def _order(kind: Any) -> int:
     """Return how strict a type is: the lower the number, the stricter the type."""
     if get_origin(kind) is Literal:
         return -1
-    # The order in _NAMES is: null, bool, numbers, texts.
+    # _NAMES lists the types in the order of their strictness: null, bool, numbers, texts.
     if kind in _NAMES:
         return list(_NAMES).index(kind)
     return len(_NAMES)
@@ -379,8 +384,8 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
     if node.style is not None:
         return [node]
     if text.startswith("["):
-        # PyYAML raises the last three for escapes beyond Unicode, or for a thousand nested
-        # brackets.
+        # Besides YAMLError, PyYAML raises ValueError or OverflowError for escapes beyond Unicode,
+        # and RecursionError for a thousand nested brackets.
         with contextlib.suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
             composed = yaml.compose(node.value, Loader=yaml.SafeLoader)
             if isinstance(composed, yaml.SequenceNode):
@@ -404,7 +409,7 @@ _SCALARS: Mapping[Any, Callable[[str], Any]] = {
     NoneType: lambda text: dict.fromkeys(NULLS)[text.strip().lower()],
     bool: lambda text: _BOOLS[text.strip().lower()],
     int: int,
-    # YAML writes .inf and .nan, but Python's float() reads inf and nan.
+    # Remove the dot of YAML's .inf and .nan, because Python's float() reads only inf and nan.
     float: lambda text: float(re.sub(r"\.(?=(inf|nan)$)", "", text.strip(), flags=re.IGNORECASE)),
 }
 

@@ -1,5 +1,5 @@
-"""The command ``srunddp run``, from its options to the exit code. This module may print and
-exit.
+"""The command ``srunddp run``, from its options to the exit code. An error of the command is
+printed, and this process ended, from here.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def run(**given: Any) -> None:
     Python's own options are given as variables: PYTHONUNBUFFERED=1, PYTHONOPTIMIZE=1.
     """
     command = RunCommand.from_click(given)
-    inherited = inherited_start()  # before anything in this process changes
+    inherited = inherited_start()  # called before anything in this process changes
     environment = None
     try:
         if command.explain:

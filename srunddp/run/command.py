@@ -11,8 +11,8 @@ from click.core import ParameterSource
 from srunddp.supervisor.limits import LOST_AFTER
 from srunddp.util.quick_dataclass import dataclass
 
-# Defaults of options that only this command has; other defaults stand beside their use. If the run
-# can go on without a node, giving a node up too early costs little.
+# The default of --lost-after, in seconds, if the run can go on without a node. It is shorter than
+# LOST_AFTER, because giving up a node too early then costs little.
 _LOST_AFTER_IF_NODES_CHANGE = 15.0
 LOST_AFTER_HELP = (
     f"[default: {LOST_AFTER:.0f}s; with --spare-nodes or --min-nodes"
@@ -30,9 +30,9 @@ def default_lost_after(spare_nodes: int, min_nodes: int = 0) -> float:
 
 
 def is_chosen(parameter: str) -> bool:
-    """Return whether the user has given a parameter of the running command, so that its value is
-    not the default. Call this in the thread in which the command began: click knows the command
-    only there.
+    """Return whether the user has given a parameter of the running command, as an option or by an
+    environment variable; False if no command runs. Call this in the thread in which the command
+    began, because click knows the command only there.
     """
     context = click.get_current_context(silent=True)
     if context is None:
@@ -50,22 +50,24 @@ class RunCommand:
         arguments: The script's own arguments.
         module: Whether ``script`` is the name of a module.
         backend: The backend for ``srunddp.init()``; None for its own choice.
-        ifaces: The file of interface entries; None for the default places.
+        ifaces: The path of an ifaces.conf; None to look for it in the default places.
         channel: How the ranks find rank 0; None for the first available way.
         port: The ports that a firewall leaves open, as ``N-M``; None for any.
-        timeout: Seconds that the ranks wait for each other.
+        timeout: Seconds that the ranks wait for each other at the rendezvous.
         restarts: How often all ranks may be restarted.
         restart_grace: Seconds that all ranks may take to end before a restart.
-        spare_nodes: How many nodes wait to take the ranks of others.
-        min_nodes: Down to how many nodes the run goes on when no spare node is left; 0 for all.
+        spare_nodes: The number of spare nodes.
+        min_nodes: The least number of nodes with which the run goes on when no spare node is left;
+            0 to go on only with all nodes.
         stall_timeout: Seconds without a step of any rank after which the run stops; 0 for no limit.
         lost_after: Seconds without an answer after which a node is lost.
         grace: Seconds that a script may take to end after it has failed or stopped, or if it
             handles SIGTERM.
-        signal_grace: Seconds that the other ranks may still save after one rank has ended by the
-            launcher's signal.
+        signal_grace: Seconds that the other ranks may continue to save when the launcher has sent
+            a signal and one rank has ended by it.
         fast_exit: Whether to skip Python's teardown at the end of the script.
-        result: The file for exit code and restarts; None for none.
+        result: The file to which the exit code and the number of restarts are written; None to
+            write none.
         log_dir: The folder for the ranks' output; None to write no files.
         show_ranks: With ``log_dir``, the ranks that are also shown on the terminal; None for rank
             0.
@@ -76,8 +78,10 @@ class RunCommand:
         monitor_dir: The folder for the readings; None for the folder of the output.
         offline: Whether to set the variables of :func:`srunddp.stage.offline.offline`.
         staged: Whether to run in the copies that :mod:`srunddp.stage.paths` finds.
-        bind: ``auto`` to run on the CPUs next to the GPU, or ``none``.
-        explain: Whether to print what decided each value, and exit.
+        bind: ``auto`` to run on the CPUs next to the GPU, or ``none`` to leave the affinity mask as
+            it is.
+        explain: Whether to print what decided each value of the environment and exit, without
+            running the script.
     """
 
     script: str | None
@@ -112,9 +116,11 @@ class RunCommand:
 
     @classmethod
     def from_click(cls, given: Mapping[str, Any]) -> RunCommand:
-        """Take the parameters that click passes to the command.
+        """Return the command line as an instance of this class. No other code looks up click's
+        parameters by name.
 
-        No other code looks them up by name.
+        Args:
+            given: The parameters that click passes to the command, by name.
         """
         return cls(
             script=given["script"],

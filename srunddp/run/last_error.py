@@ -20,10 +20,10 @@ _OTHERS_PRINT_WITHIN = 1.0  # seconds
 
 
 class Printer(Enum):
-    """Who prints an error."""
+    """Who prints an error that this rank ends with."""
 
     THIS_RANK = auto()
-    # All ranks see the same error, or rank 0 has been told of this rank's error.
+    # Another rank sees the same error and prints it, or rank 0 was told of this rank's error.
     ANOTHER_RANK = auto()
     NOBODY = auto()  # the error has been printed already
 
@@ -34,7 +34,8 @@ def leave_before_meeting(
     options: RendezvousOptions,
     interface: SelectedInterface | None,
 ) -> NoReturn:
-    """Tell the other ranks about an error before the rendezvous, and end this process.
+    """End this process with an error that occurred before the rendezvous, after telling the other
+    ranks of it.
 
     Args:
         error: The error on this rank.
@@ -47,7 +48,7 @@ def leave_before_meeting(
         write_stderr(f"srunddp: error: {error}\n")
         report_early_failure(environment, options, error, interface)
         leave(error, environment, options.rejoin, printer=Printer.NOBODY)
-    # All ranks see an error of the whole job, and rank 0 prints it without being told.
+    # Rank 0 need not be told of an error with Scope.JOB: it sees the same error, and prints it.
     if error.scope is not Scope.JOB and report_early_failure(environment, options, error):
         _show(error, Printer.ANOTHER_RANK)
         sys.exit(error.exit_code)
@@ -69,8 +70,8 @@ def leave(
         rejoin: What the previous start has handed over; None in the first start.
         printer: Who prints the error; None to decide by the error's scope.
     """
-    # After a restart with spare nodes the network may be split, and this side may have no rank 0.
-    # An error that all ranks see has another reason.
+    # After a restart with spare nodes, an error may mean that the network is split and this node is
+    # cut off from rank 0. An error with Scope.JOB has another cause, because all ranks see it.
     replaces_lost_ranks = rejoin is not None and rejoin.spare_nodes is not None
     may_be_cut_off = replaces_lost_ranks and error.scope is not Scope.JOB
     if may_be_cut_off and environment and environment.rank:
@@ -90,7 +91,8 @@ def _show(error: SrunddpError, printer: Printer) -> None:
         case Printer.THIS_RANK:
             write_stderr(f"srunddp: error: {error}\n")
         case Printer.ANOTHER_RANK:
-            # A launcher kills all ranks as soon as one fails, so let the rank that prints go first.
+            # Wait until the other rank has printed the error, because a launcher may kill all ranks
+            # as soon as this one ends.
             time.sleep(_OTHERS_PRINT_WITHIN)
         case Printer.NOBODY:
             pass
@@ -104,8 +106,8 @@ def _printer(error: SrunddpError, environment: Environment | None) -> Printer:
         rank = environment.rank
         local_rank = environment.local_rank
     else:
-        # The environment could not be determined, but the ranks that the variables suggest are good
-        # enough to choose who prints.
+        # The error is about the environment, so the rank is not known for certain. The rank that
+        # the launcher's variables suggest is good enough to choose who prints.
         rank, local_rank = likely_ranks(os.environ)
     match error.scope:
         case Scope.JOB:

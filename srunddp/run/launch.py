@@ -1,4 +1,4 @@
-"""The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it.
+"""Turn this process into a supervisor: fork the worker, which becomes the script, and supervise it.
 
 The order of the steps in :func:`launch` matters; swapping two of them breaks something:
 
@@ -69,7 +69,7 @@ from srunddp.util.kernel_file import raise_open_files_limit
 if TYPE_CHECKING:
     from srunddp.supervisor.gpu_watch import NodeGpus
 
-_OWN_FILES = 32  # file descriptors of any rank's supervisor or worker, without its script's
+_OWN_FILES = 32  # descriptors that srunddp itself needs in the supervisor or worker of any rank
 _OTHER_FILES = 64  # file descriptors that are not rank connections: output, pipes, sockets, samples
 
 
@@ -93,12 +93,13 @@ def launch(
         monitor: Records the samples; its files are already open.
         inherited: What the previous start has handed over. For a restart, this process becomes the
             next start.
-        on_rendezvous: Called after the rendezvous.
-        say: Prints rank 0's lines while it waits for the others.
+        on_rendezvous: Called after the rendezvous, with rank 0's answer.
+        say: Prints a line for the user while rank 0 waits for the others.
         limits: The supervisor's time limits.
 
     Returns:
-        In the supervisor, how the run has ended.
+        In the supervisor, how the last start of the run has ended. If a restart follows, this
+        function does not return, because the process becomes the next start.
 
     Raises:
         SrunddpError: The rendezvous failed.
@@ -127,7 +128,8 @@ def launch(
     worker = fork_worker(context, ours, monitor, sentinel, gpus)  # 5
     earlier = earlier.with_first_fork((*own, worker))
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}  # 6
-    # What is open here stays open until this process ends, so that the others notice its end.
+    # The sockets stay open until this process ends, so that other processes notice its end. Python
+    # must not warn about that.
     warnings.simplefilter("ignore", ResourceWarning)
     output.start()  # 7
     monitor.start()
@@ -150,7 +152,7 @@ def launch(
         checkpointed=inherited.checkpointed,
         gpus=gpus,
     )
-    ended = EndedStart(exit_code=SrunddpError.exit_code)  # unless the supervisor says otherwise
+    ended = EndedStart(exit_code=SrunddpError.exit_code)  # for an unexpected exception
     try:
         ended = agent.supervise(launcher)
     except SrunddpError as error:
@@ -169,8 +171,8 @@ def launch(
 
 def _find_launcher(environment: Environment) -> Launcher:
     if environment.launcher in (NO_LAUNCHER, USER.name):
-        # Here no launcher has set the rank variables, so they say nothing about the parent
-        # processes.
+        # No launcher has set the rank variables, so they do not show which parent process is the
+        # launcher.
         rank_variable = ""
     else:
         rank_variable = environment.rank_variable
@@ -178,8 +180,8 @@ def _find_launcher(environment: Environment) -> Launcher:
 
 
 def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> set[int]:
-    """Start this node's sampler if this rank is to have it; return its pid in a set, else an empty
-    set.
+    """Start this node's sampler if this rank is the one that samples the node. Return the sampler's
+    pid in a set; an empty set if none was started.
     """
     if setup.environment.world_size > 1:
         rank_variable = setup.environment.rank_variable
@@ -195,8 +197,8 @@ def _watch_gpus(
     """Start the process that watches this node's GPUs, if this rank is to have it.
 
     Args:
-        monitor: Says whether faults are recorded.
-        setup: This rank.
+        monitor: Says whether faults of GPUs are recorded.
+        setup: Says which rank of its node this is, and whether restarts are allowed.
         own: The pids of the supervisor's own children; the pid of the new process is added.
         limits: How long an answer may take.
 
@@ -230,7 +232,9 @@ def _conclude(
     inherited: InheritedStart,
     ended: EndedStart,
 ) -> None:
-    """On rank 0, when the run is over, report how the restarts went and write the result file."""
+    """On rank 0, when the run is over, write the ``--result`` file. If the run was restarted or has
+    lost nodes, also print a line with its exit code and the number of restarts.
+    """
     restarts = setup.options.generation
     if restarts or ended.has_lost_nodes:
         plural = "" if restarts == 1 else "s"
@@ -245,7 +249,8 @@ def _conclude(
             )
         say_amid_output(line)
     if plan.command.result:
-        # Rank 0 checked at the start of the run that the file can be written.
+        # Ignore an error here: rank 0 checked at the start of the run that the file can be written,
+        # and an error now must not change the exit code.
         with suppress(ConfigError):
             write_result(plan.command.result, exit_code=ended.exit_code, restarts=restarts)
 
@@ -257,13 +262,13 @@ def fork_worker(
     sentinel: Sentinel,
     gpus: NodeGpus | None = None,
 ) -> int:
-    """Fork the worker and return its pid.
+    """Fork the worker and return its pid to the supervisor.
 
-    In the worker this function does not return: the worker ends like a script, with the script's
-    exit code.
+    In the worker this function does not return: it raises SystemExit with the script's exit code,
+    or the process becomes another program.
 
     Args:
-        context: What the worker needs.
+        context: What the supervisor has prepared for the worker.
         ours: The supervisor's end of the pipe, which the worker closes.
         monitor: This rank's monitor; the worker closes those of its files that it does not need.
         sentinel: The sentinel, whose socket the worker closes.
@@ -275,7 +280,7 @@ def fork_worker(
         # show that the worker has gone.
         context.supervisor.end.close()
         return worker
-    # Do this first, so that the kernel kills the worker when the supervisor is killed.
+    # Ask the kernel first of all to kill the worker when the supervisor is killed.
     signals.die_with_parent(supervisor)
     ours.end.close()
     sentinel.close()
@@ -287,8 +292,8 @@ def fork_worker(
 
         become(context)
     try:
-        # Not os._exit: the script's exit handlers, threads and open files need Python's normal
-        # exit.
+        # Do not use os._exit(): only Python's normal exit runs the script's exit handlers, waits
+        # for its threads and flushes its files.
         sys.exit(run_worker(context))
     finally:
         context.supervisor.close()
@@ -316,7 +321,8 @@ def check_worker_variable(environ: Mapping[str, str]) -> None:
 
 
 def check_own_files() -> None:
-    """Check, before this process opens anything, that the limit of open files allows for its own.
+    """Check, before this process opens anything, that the limit of open files is enough for the
+    files that srunddp itself opens in any rank.
 
     Raises:
         ConfigError: The limit is too low.

@@ -1,8 +1,8 @@
 """Run code as ``__main__`` as Python's own command line does.
 
-Python keeps one module ``__main__`` until the process ends, so after the script's last line,
-threads, exit handlers and pickle still find the script's functions there. The public functions of
-runpy put the previous module back after the last line, so they are not a substitute.
+Python keeps the module ``__main__`` until the process ends, so that threads, exit handlers and
+pickle still find the script's functions there after the script's last line. The public functions of
+runpy cannot be used, because they put the previous module back after the last line.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def run_file(name: str) -> None:
     if is_folder_or_archive(name):
         _run_module("__main__", alter_argv=False)
         return
-    # Python makes the path absolute, so a script that changes its working directory still finds its
-    # own folder.
+    # Make the path absolute, as Python does, so that a script that changes its working directory
+    # still finds its folder by __file__.
     path = os.path.join(os.getcwd(), name)
     main.__file__ = path
     if path.endswith(".pyc"):
@@ -48,18 +48,22 @@ def run_module(name: str) -> None:
     """Run what ``python -m NAME`` runs, and set ``sys.argv[0]`` to the module's file.
 
     Raises:
-        SystemExit: Raised by runpy, with a text, if there is no such module; all frames of its
-            traceback are from the files of :data:`FRAMES_OF`.
+        SystemExit: There is no such module. runpy raises it, with a text. All frames of its
+            traceback are in the files of :data:`FRAMES_OF`, which is not so for a SystemExit that
+            the module itself raises.
     """
     _start_main_module()
     _run_module(name, alter_argv=True)
 
 
 def is_folder_or_archive(name: str) -> bool:
-    """Return whether a path goes into ``sys.path`` so that Python runs the ``__main__`` in it."""
+    """Return whether a path is a folder or a zip archive. Python puts such a path into ``sys.path``
+    and runs the ``__main__`` in it.
+    """
     if os.path.isdir(name):
         return True
-    # A shell's <(...) is a pipe, and looking into it would consume the script.
+    # Do not look into anything but a regular file: a shell's <(...) is a pipe, and reading it here
+    # would consume the script.
     if not os.path.isfile(name):
         return False
     try:
@@ -81,5 +85,5 @@ def _start_main_module() -> types.ModuleType:
 
 
 def _run_module(name: str, *, alter_argv: bool) -> None:
-    # Private, but the very function that Python's command line calls.
+    # This function is private, but it is the one that Python's own command line calls.
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]

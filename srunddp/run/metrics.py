@@ -1,4 +1,4 @@
-"""The metrics of a run, for a site that has ``metrics:`` in its ifaces.conf."""
+"""The file with a run's metrics, which is written if the site's ifaces.conf has ``metrics:``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from srunddp.util.console import say_amid_output
 
 
 class _StepWatch:
-    """Counts the steps of this rank, and notes when it saw the last one."""
+    """Reads this rank's count of steps, and notes the time at which it last found a new step.
+
+    Attributes:
+        steps: The number of steps at the last look.
+        at: Unix time of the last look at which there was a new step; None before the first step.
+    """
 
     def __init__(self, page: TelemetryPage) -> None:
         self._page = page
@@ -47,9 +52,9 @@ def metrics_file(
         setup: This rank's setup; it is the first rank of its node.
         meeting: Rank 0's answer at the rendezvous.
         page: The shared page with the steps and checkpoints of this start.
-        stalls: How many starts before this one have ended with a stall.
-        checkpointed: Unix time of the last checkpoint before this start; None for none.
-        limits: Say how often the file is written.
+        stalls: How many of the previous starts have ended with a stall.
+        checkpointed: Unix time of the last checkpoint of the previous starts; None for none.
+        limits: The time limits, of which ``metrics_every`` says how often the file is written.
     """
     environment = setup.environment
     job = os.environ.get("SLURM_JOB_ID", "")
@@ -74,7 +79,8 @@ def metrics_file(
         )
 
     def warn(line: str) -> None:
-        # Only rank 0 warns: other nodes mostly have the same fault, and users cannot mend it.
+        # Only rank 0 prints the warning, because other nodes mostly have the same fault, and users
+        # cannot correct it.
         if environment.rank == 0:
             say_amid_output(line)
 

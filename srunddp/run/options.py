@@ -26,8 +26,11 @@ _Declaration = Callable[[Any], Any]
 
 
 class _AbsolutePath(click.Path):
-    """A path that is made absolute at once, because with --staged the process changes its working
-    directory. click's resolve_path would also follow /dev/stdout to a pipe without a name.
+    """A path that is made absolute while options are read, because with --staged the process later
+    changes its working directory.
+
+    click's resolve_path is not used, because it would replace /dev/stdout by the target of this
+    link, which may be a pipe without a name.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -35,7 +38,7 @@ class _AbsolutePath(click.Path):
         return os.path.abspath(super().convert(value, param, ctx))
 
 
-# The options under each heading of --help, in the order in which it lists them.
+# By each heading of --help, the options under it, in the order in which --help lists them.
 _DECLARED: dict[str, tuple[_Declaration, ...]] = {
     "Network and rendezvous": (
         ifaces_option,
@@ -176,7 +179,7 @@ _DECLARED: dict[str, tuple[_Declaration, ...]] = {
 
 
 def with_options(function: Any) -> Any:
-    """Add all options to a command's function, as a stack of their decorators would."""
+    """Return a command's function with all options added, as if it were decorated with each."""
     in_order = [declare for declarations in _DECLARED.values() for declare in declarations]
     for declare in reversed(in_order):
         function = declare(function)
@@ -184,7 +187,7 @@ def with_options(function: Any) -> Any:
 
 
 def _options_of(declarations: tuple[_Declaration, ...]) -> list[click.Option]:
-    """Return the options that decorators declare."""
+    """Return the option that each of these decorators adds to a command."""
 
     @click.command
     def holder() -> None: ...
@@ -199,7 +202,8 @@ _BY_GROUP = {title: _options_of(declarations) for title, declarations in _DECLAR
 OPTIONS = {
     option.name: option for options in _BY_GROUP.values() for option in options if option.name
 }
-# For GroupedCommand, which lists the group "Other" by itself.
+# The groups as GroupedCommand takes them. "Other" is left out, because GroupedCommand lists the
+# options that are in no group under this heading.
 GROUPS = {
     title: " ".join(option.name for option in options if option.name)
     for title, options in _BY_GROUP.items()

@@ -1,4 +1,6 @@
-"""What this rank will do, derived from command line and environment before anything is opened."""
+"""What this rank will do. A plan is derived from the command line and the environment, before any
+file or socket is opened.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class StagedCopies(NamedTuple):
     """The copies that ``--staged`` finds on this node.
 
     Attributes:
-        paths: Where each copied path lies on this node.
-        folder: The working directory that the step was meant to have.
+        paths: Tells the path of the copy on this node for each path that was copied.
+        folder: The shared path of the working directory, in which the job step was meant to start.
     """
 
     paths: StagedPaths
@@ -46,8 +48,8 @@ class RunPlan:
         script: The script to run.
         output: Where the script's output goes.
         monitor: Where the files of ``--monitor`` go; None without the option.
-        rendezvous: How the ranks meet.
-        notes: Lines that rank 0 prints.
+        rendezvous: The options of the rendezvous.
+        notes: Remarks that rank 0 prints before the rendezvous.
         copies: The copies of ``--staged``; None without the option.
     """
 
@@ -84,7 +86,7 @@ def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
     environment = detect(os.environ, channel=command.channel)
     if not given:
         return environment
-    # In most runs the nodes do not change, and the package is not imported.
+    # Imported here because in most runs the nodes do not change.
     from srunddp.spare_nodes.layout import in_next_start, set_spare_nodes
 
     environment = set_spare_nodes(environment, command.spare_nodes, command.min_nodes)
@@ -96,8 +98,8 @@ def find_environment(command: RunCommand, rejoin: Rejoin | None) -> Environment:
 def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | None) -> RunPlan:
     """Derive from the command line what this rank will do.
 
-    All ranks have the same command line, so each sees the same error and need not report it to the
-    others.
+    An error need not be reported to other ranks, because all ranks have the same command line and
+    so find the same error.
 
     Args:
         command: The options of the command line.
@@ -109,7 +111,7 @@ def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | No
     """
     log_dir = command.log_dir
     show_ranks = command.show_ranks
-    if environment.is_returning:  # it runs no script, and has no number yet
+    if environment.is_returning:  # a task that comes back runs no script, and has no rank yet
         log_dir = None
         show_ranks = None
     output = output_target(
@@ -117,7 +119,8 @@ def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | No
         command.prefix,
         show_ranks,
         rank=environment.rank,
-        # A rank of --show-ranks may have been left out since the first start.
+        # Compare --show-ranks with the ranks of the first start: if a restart with --min-nodes has
+        # left out some of them, this is no error of the user.
         world_size=environment.first_world_size or environment.world_size,
         node=environment.node,
         run=run_name(environment),
@@ -152,10 +155,11 @@ def make_plan(command: RunCommand, environment: Environment, rejoin: Rejoin | No
 def _plan_monitor(
     command: RunCommand, environment: Environment, script: Script, generation: int
 ) -> MonitorConfig | None:
-    """Determine where this rank's ``--monitor`` files go; None without the option.
+    """Return where this rank's ``--monitor`` files go; None without the option, and for a task that
+    comes back.
 
-    Each start has a folder of its own, in the run's folder under ``--monitor-dir``, ``--log-dir``
-    or ``logs``, whichever is given first.
+    Each start writes to another folder in the run's folder. The run's folder is in that of
+    ``--monitor-dir`` if this option is given, else in that of ``--log-dir``, else in ``logs``.
 
     Raises:
         UsageError: ``--monitor-dir`` is given without ``--monitor``.
@@ -183,11 +187,11 @@ def _plan_monitor(
 
 
 def in_staged_copies(plan: RunPlan) -> RunPlan:
-    """Return the plan with paths that lead into this node's copies, for ``--staged``.
+    """For ``--staged``, return the plan with the paths of this node's copies.
 
     This process, and every process that it forks, holds the lock of the copies from now on. The
-    output paths stay as they are: :func:`output_outside_copies` may fail on them, and reporting
-    such an error to the other ranks needs the ifaces.conf of this plan.
+    output paths are left to :func:`output_outside_copies`: it may find an error in them, and
+    reporting this error to the other ranks needs the plan's ifaces.conf, which this function sets.
 
     Raises:
         ConfigError: There are no copies.
@@ -195,7 +199,7 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
     from srunddp.stage.paths import activate, lock, read
 
     staged = read(os.environ)
-    # Lock before this process uses the copies: while the lock is held, nobody removes them.
+    # Lock the copies before this process uses them, because nobody removes locked copies.
     lock(staged.folder)
     folder = activate(staged)
     rendezvous = plan.rendezvous
@@ -203,7 +207,8 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
         rendezvous = replace(rendezvous, ifaces=staged.here(rendezvous.ifaces))
     script = plan.script
     if not script.module:
-        # A module needs no change: it is found by sys.path, which already leads to the copies.
+        # The name of a module needs no change: Python finds the module by sys.path, which
+        # activate() has changed to the copies.
         script = replace(script, name=staged.here(script.name))
     script = replace(script, arguments=tuple(map(staged.argument, script.arguments)))
     notes = plan.notes
@@ -219,10 +224,11 @@ def in_staged_copies(plan: RunPlan) -> RunPlan:
 
 
 def output_outside_copies(plan: RunPlan) -> RunPlan:
-    """Return the plan with the paths of output and samples as they are on this node.
+    """Return the plan with paths of output and readings that are not in this node's copies.
 
     Args:
-        plan: From :func:`in_staged_copies`, or a plan without copies, which stays as it is.
+        plan: A plan that :func:`in_staged_copies` has returned. A plan without copies is returned
+            unchanged.
 
     Raises:
         ConfigError: One of the folders is in a copy, which is deleted when the job ends.

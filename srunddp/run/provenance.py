@@ -1,6 +1,6 @@
 """How a run was made: its options, the git commit of its script, and the versions of packages.
 
-All of it is read from files. No package is imported for its version, and git need not be installed.
+All of this is read from files: no package is imported for its version, and git is not called.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from srunddp.run.command import RunCommand
 from srunddp.run.script import Script
 
 _PACKAGES = ("torch", "numpy")
-# run.json has the script and its arguments in any case.
+# Parameters that are left out of "options", most of them because run.json has the script and its
+# arguments anyway.
 _NOT_OPTIONS = ("script", "arguments", "module", "explain")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _LONGEST = 1 << 24  # bytes of packed-refs, which has a line for each branch and tag
 
 
 def provenance(command: RunCommand, script: Script) -> dict[str, Any]:
-    """Return how a run is made, for run.json. Files that cannot be read are left out.
+    """Return the options, the git commit and the versions of a run, for run.json. What cannot be
+    read is left out or empty.
 
     Args:
         command: The options of the command line.
-        script: What runs. For a module, the commit is that of the working directory.
+        script: The script. The commit is that of the folder of the script, or of the working
+            directory for a module.
     """
     folder = Path() if script.module else Path(script.name).parent
     return {
@@ -44,22 +47,25 @@ def provenance(command: RunCommand, script: Script) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of Python and of each package that is installed for it."""
+    """Return the versions of srunddp and Python, and of torch and numpy if they are installed, by
+    name.
+    """
     found = {"srunddp": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     for name in _PACKAGES:
-        # A damaged installation may raise anything, and is left out.
+        # Leave out a package whose installation is damaged, which may raise any error.
         with suppress(Exception):
             found[name] = metadata.version(name)
     return found
 
 
 def git_commit(folder: Path) -> str:
-    """Return the commit that is checked out in the git work tree of a folder; empty if there is
-    none.
+    """Return the commit that is checked out in the git work tree that contains a folder; empty if
+    there is none.
 
-    The commit does not show whether files have been changed since: comparing all would take long.
+    Files may have been changed since this commit. That is not found out, because comparing all
+    files would take long.
     """
-    # ValueError: the file is not text, or a power cut has filled it with zeros.
+    # A ValueError means that a file of git is no text, or was filled with zeros by a power cut.
     with suppress(OSError, ValueError, RuntimeError):
         whole = folder.resolve()
         for each in (whole, *whole.parents):
@@ -69,7 +75,9 @@ def git_commit(folder: Path) -> str:
 
 
 def _git_folder(path: Path) -> Path:
-    """Return git's folder; in a worktree or a submodule, ``.git`` is a file with its path."""
+    """Return git's folder. ``path`` is that of ``.git``, which in a worktree or a submodule is a
+    file that contains the path of git's folder.
+    """
     if path.is_dir():
         return path
     return path.parent / _text(path).removeprefix("gitdir:").strip()
@@ -80,7 +88,8 @@ def _head(folder: Path) -> str:
     if not head.startswith("ref:"):
         return _checked(head)
     name = head.removeprefix("ref:").strip()
-    # The branches of a worktree are in the folder of its main repository.
+    # In a worktree, the branches are in the git folder of the main repository, whose path the file
+    # "commondir" contains.
     common = folder
     with suppress(FileNotFoundError):
         common = folder / _text(folder / "commondir")

@@ -1,5 +1,5 @@
-"""Input that can be read only once. A restart would find it empty: an empty script ends with 0, and
-an empty configuration means the defaults.
+"""Input that can be read only once, such as a pipe. After a restart the script would find it empty,
+and nobody would notice: an empty script ends with 0, and an empty configuration means the defaults.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from typing import NoReturn
 from srunddp.errors import ConfigError, Scope
 from srunddp.run.script import Script
 
-# Names of this process's own descriptors: what a shell makes of <(...), and standard input. Any of
-# them may be the value of an option, as in --config=/dev/stdin.
+# Matches a path that names one of this process's descriptors: a shell replaces <(...) by such a
+# path, and /dev/stdin is one. The path may also be the value of an option, as in
+# --config=/dev/stdin.
 _DESCRIPTOR = re.compile(r"(?:.*=)?/(?:dev|proc/self)/(?:fd/(?P<number>\d+)|stdin)", re.DOTALL)
 
 _MOST_KEPT = 1 << 20  # bytes of standard input; Linux gives no larger pipe to users
 _PART = 1 << 16
-# Seconds. Slurm and mpirun pass on a file, and close the pipe, within milliseconds. Behind a
-# terminal the pipe stays open, and each start at a terminal waits for this time.
+# How many seconds keep_stdin() waits until the launcher closes the pipe. If srun or mpirun reads a
+# file, it passes the file on and closes the pipe within milliseconds. If it reads a terminal, the
+# pipe stays open, so a run from a terminal begins later by this time.
 _WRITTEN_WITHIN = 0.5
 
 
 def check_readable_again(script: Script) -> None:
     """Refuse a run with ``--restarts`` whose next start could not read the same input again.
 
-    A regular file is accepted, even as ``/dev/stdin``: Linux opens it again, at its beginning.
+    A regular file is accepted, even if it is named as ``/dev/stdin``, because Linux opens the file
+    anew, at its beginning.
 
     Args:
         script: The script, with its path on this node.
@@ -52,17 +55,20 @@ def check_readable_again(script: Script) -> None:
 
 
 def keep_stdin() -> None:
-    """Put a file in the place of a pipe on standard input, so that each start can read it again.
+    """If standard input is a pipe, replace it by a file in memory with the same content, so that
+    each start can read the input again.
 
-    If the pipe is empty, still open after a while, or holds too much, it is left as it is.
+    A pipe that is empty, that its writer has not closed after half a second, or whose content does
+    not fit into it, is left as it is.
 
-    Only launchers make a pipe for each rank alone, so call this only in a rank of a launcher. A
-    shell may share its pipe with other commands, which would lose what they have to read.
+    Call this only in a rank that a launcher has started, because a launcher makes a separate pipe
+    for each rank. A shell may give one pipe to several commands, and the other commands would miss
+    what is read here.
     """
     try:
         if not stat.S_ISFIFO(os.fstat(0).st_mode):
             return
-        # The writer cannot close the pipe before the last part fits into it.
+        # Enlarge the pipe, because its writer cannot close it until all of the input fits into it.
         with suppress(OSError):
             fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, _MOST_KEPT)
         if not (_is_written_within(_WRITTEN_WITHIN) and _is_waiting()):
@@ -71,7 +77,7 @@ def keep_stdin() -> None:
     except OSError:
         return
     with open(file, "wb", buffering=0) as kept:
-        # All writers have closed it, so this takes no longer than to copy what is there.
+        # Reading does not wait, because all writers have closed the pipe.
         while part := os.read(0, _PART):
             kept.write(part)
         os.lseek(file, 0, os.SEEK_SET)
@@ -79,9 +85,11 @@ def keep_stdin() -> None:
 
 
 def _is_written_within(seconds: float) -> bool:
-    """Wait until all writers of standard input have closed it, and return whether they have."""
+    """Wait until all writers of the pipe on standard input have closed it, at most so many seconds;
+    return whether they have.
+    """
     closed = select.poll()
-    closed.register(0, 0)  # POLLHUP is always reported
+    closed.register(0, 0)  # poll() reports POLLHUP without being asked for it
     return bool(closed.poll(1000 * seconds))
 
 
@@ -92,8 +100,8 @@ def _is_waiting() -> bool:
 
 
 def position_of_stdin() -> int | None:
-    """Return how far standard input has been read, for :func:`rewind_stdin`; None if it is not a
-    regular file, or is closed.
+    """Return the position in bytes up to which standard input has been read, for
+    :func:`rewind_stdin`; None if standard input is closed or is not a regular file.
     """
     with suppress(OSError):
         if stat.S_ISREG(os.fstat(0).st_mode):
@@ -102,14 +110,15 @@ def position_of_stdin() -> int | None:
 
 
 def rewind_stdin(position: int | None) -> None:
-    """Let the next start read standard input from where the first one began.
+    """Set standard input back, so that the next start reads it from the position at which the first
+    start began.
 
     The position belongs to the open file, which this process may share with other ranks and with
-    the shell that has started it. None of them reads now: the script of every rank has ended, and
-    none begins before all ranks have met again.
+    the shell that has started it. Changing it here disturbs no other rank: the scripts of all ranks
+    have ended, and the next start's scripts do not begin before all ranks have met again.
 
     Args:
-        position: From :func:`position_of_stdin`.
+        position: What :func:`position_of_stdin` has returned; None to do nothing.
     """
     if position is None:
         return
@@ -127,7 +136,9 @@ def _refuse(found: str) -> NoReturn:
 
 
 def _own_program() -> str:
-    """Return what Python runs: a file, ``-`` for standard input, or empty for ``-m`` and ``-c``."""
+    """Return the program that this process's Python runs: the path of a file, or ``-`` for standard
+    input; empty if it was given by ``-m`` or ``-c``.
+    """
     words: Sequence[str] = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])]
     if len(words) < 2 or words[-2] in ("-m", "-c"):
         return ""
@@ -145,8 +156,8 @@ def _is_file_or_folder(path: str) -> bool:
 
 
 def _names_pipe_to_read(argument: str) -> bool:
-    """Return whether an argument names a descriptor of this process from which a pipe can be read;
-    a shell's ``>(...)`` can only be written.
+    """Return whether an argument names a descriptor of this process that is a pipe and can be read.
+    A pipe that a shell makes of ``>(...)`` can only be written.
     """
     found = _DESCRIPTOR.fullmatch(argument)
     if found is None:

@@ -1,10 +1,10 @@
-"""A restart within the job: each rank's supervisor becomes a new one by execve, with the same
-process id and parent.
+"""A restart within the job: the supervisor of each rank executes itself anew (``execve``), and so
+becomes the supervisor of the next start, with the same process id and parent.
 
 The launcher notices nothing. The ranks meet again at a socket on which rank 0 already listens: the
-next start inherits it, and the other ranks got its address with the root cause. Everything else
-begins as in a new job, so nothing that an earlier start left behind can be mistaken for something
-of the next one.
+next start inherits this socket, and the other ranks have got its address with the root cause.
+Everything else begins as in a new job, so that nothing of an earlier start can be mistaken for
+something of the next start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _RestartMessage(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class _HandedOver(_RestartMessage, kind="handed_over"):
-    """Everything that is handed over.
+    """All that a start hands over to the next one.
 
     Attributes:
         rejoin, history, mask, remaining, stdin, earlier, stalls, checkpointed: As in
@@ -57,16 +57,19 @@ class EndedStart(NamedTuple):
     """How a start of the run has ended on this rank, and what the next start needs to know.
 
     Attributes:
-        exit_code: The exit code to leave with if no other start follows.
+        exit_code: The exit code with which this process ends if no other start follows.
         rejoin: Where the ranks meet again; None if the run is over.
-        history: On rank 0, how the starts so far have gone; None if only their number is known.
+        history: On rank 0, how the starts so far have ended; None if only their number is known.
         remaining: The pids of processes of this start that could not be killed.
-        end_requests: Signals that have asked the run to end meanwhile.
+        end_requests: The signals that asked the run to end during this start. The next start gets
+            them again.
         ends_by: The signal by which this process is to end; 0 to end with the exit code.
         has_lost_nodes: Whether any node, spare or not, was lost since the run began.
-        is_fenced: Whether the others go on without this node.
-        is_cut_off: Whether the run is over on this side, unless others go on on another side.
-        checkpointed: Unix time of the last checkpoint that this rank has written; None for none.
+        is_fenced: Whether the other ranks go on without this node.
+        is_cut_off: Whether this rank did not meet the other ranks and now waits to come back. As
+            far as this rank knows, the run is then over, although ``rejoin`` is set.
+        checkpointed: Unix time of the last checkpoint that this rank wrote in this start; None for
+            none.
     """
 
     exit_code: int
@@ -83,22 +86,27 @@ class EndedStart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InheritedStart:
-    """What a start finds in its process; in the first start ``rejoin``, ``history``, ``mask``,
-    ``remaining``, ``earlier``, ``stalls`` and ``checkpointed`` have their defaults.
+    """What a start finds in its process: what the previous start has handed over, and the state
+    with which the process was started.
+
+    In the first start nothing was handed over: ``rejoin``, ``history``, ``mask``, ``remaining``,
+    ``earlier``, ``stalls`` and ``checkpointed`` have their defaults.
 
     Attributes:
-        rejoin: Where the ranks meet after a restart.
-        history: On rank 0, how the previous starts have gone.
+        rejoin: Where the ranks meet after a restart; None in the first start.
+        history: On rank 0, how the previous starts have ended.
         mask: The signals that are blocked in the script; None to keep the mask of this process.
         remaining: The pids of processes of the previous start that could not be killed.
         stdin: How far standard input had been read when the first start began; None if it is not a
             regular file.
-        earlier: The children that this process had before the first start forked its worker.
+        earlier: The children that this process had before the first start forked its worker; None
+            in the first start.
         stalls: How many of the previous starts have ended with a stall.
         checkpointed: Unix time of the last checkpoint that this process wrote in a previous start;
             None for none.
-        environ, folder, cpus, files: Variables, working directory, affinity mask and limit of open
-            files with which this process was started; the next start gets the same.
+        environ, folder, cpus, files: Environment variables, working directory, affinity mask, and
+            soft and hard limit of open files with which this process was started. The next start
+            gets the same.
     """
 
     rejoin: Rejoin | None = None
@@ -115,10 +123,10 @@ class InheritedStart:
     files: tuple[int, int]
 
     def check(self) -> None:
-        """Check that the processes of the previous start have ended.
+        """Check that the processes of the previous start that could not be killed have ended since.
 
         Raises:
-            ConfigError: One of them is still there.
+            ConfigError: One of them has not ended.
         """
         if remaining := [pid for pid in self.remaining if wait_for_child(pid, 0.0) is None]:
             raise ConfigError(
@@ -134,7 +142,7 @@ class InheritedStart:
         """Replace this process by the next start.
 
         The next start finds what a new process would find: the original variables, working
-        directory, affinity mask and limit of open files. Pending signals survive ``execve``.
+        directory, affinity mask and limit of open files. Signals that are pending stay pending.
 
         Args:
             ended: How this start has ended.
@@ -144,7 +152,7 @@ class InheritedStart:
         """
         handed_over = _HandedOver(
             rejoin=rejoin,
-            # If rank 0 is gone, all that is known is the number of starts, and that ranks move to
+            # Without rank 0 only two things are known: the number of starts, and that ranks move to
             # other nodes.
             history=ended.history or Starts(rejoin.generation, moved=True),
             mask=tuple(map(int, mask)),
@@ -172,8 +180,9 @@ class InheritedStart:
 def _command_line() -> list[str]:
     """Return the words that started this process, with Python's present UTF-8 mode as an option.
 
-    In a C locale Python changes the locale variables to UTF-8. The next Python cannot see from them
-    that the locale was C, so it must be told the mode.
+    The option is needed because Python changes the locale variables to UTF-8 in a C locale. From
+    the changed variables the Python of the next start could not tell that the locale was C, and
+    might choose another mode.
     """
     option = f"-Xutf8={sys.flags.utf8_mode}"
     words = sys.orig_argv[1:]
@@ -183,15 +192,17 @@ def _command_line() -> list[str]:
 
 
 def inherited_start() -> InheritedStart:
-    """Read what the previous start has handed over, and remove the variable so the script does not
-    see it.
+    """Read what the previous start has handed over, and remove the environment variable with it, so
+    that the script does not see this variable.
 
-    Call this before anything in this process changes.
+    Call this before this process changes its variables, working directory, affinity mask or limits,
+    because the present ones are kept for the next start.
     """
     handed_over = _RestartMessage.decode(os.environb.pop(_VARIABLE.encode(), b""))
     first = InheritedStart(
         environ=dict(os.environ),
-        # readlink also works if the folder has been deleted, which is reported later.
+        # Unlike getcwd(), readlink() also works if the folder has been deleted. That error is
+        # reported later.
         folder=os.readlink("/proc/self/cwd"),
         cpus=os.sched_getaffinity(0),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -214,6 +225,8 @@ def inherited_start() -> InheritedStart:
 
 
 def _set_inheritable(inheritable: bool, rejoin: Rejoin) -> None:
-    """Choose whether the socket on which rank 0 listens for the next start survives execve."""
+    """Choose whether the socket on which rank 0 listens for the next start stays open in a program
+    that this process executes. On other ranks there is no such socket.
+    """
     if rejoin.descriptor is not None:
         os.set_inheritable(rejoin.descriptor, inheritable)

@@ -1,4 +1,4 @@
-"""The name of a run's folder, its result file, and the metadata for its report."""
+"""The name of a run's folder, the ``--result`` file, and the metadata for ``srunddp report``."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from srunddp.util.atomic_file import plain, write_output
 
 
 def clear_result(path: str) -> None:
-    """Empty the ``--result`` file, so no earlier run's result is left; called on rank 0 before the
-    rendezvous.
+    """Empty the ``--result`` file, so that nobody takes an earlier run's result for that of this
+    run. Called on rank 0 before the rendezvous.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -25,9 +25,10 @@ def clear_result(path: str) -> None:
 
 
 def write_result(path: str, *, exit_code: int, restarts: int) -> None:
-    """Write the run's exit code and restarts to the ``--result`` file; called on rank 0.
+    """Write the run's exit code and its number of restarts to the ``--result`` file. Called on rank
+    0 when the run is over.
 
-    The file is needed because Slurm may report another exit code.
+    The file is needed because Slurm may report a different exit code.
 
     Args:
         path: The ``--result`` file.
@@ -58,15 +59,16 @@ def requeues() -> int:
 
 
 def run_name(environment: Environment) -> str:
-    """Return the name of the run's folder; under Slurm JOB.STEP, which a requeue does not
-    change.
+    """Return the name of the run's folder. Under Slurm it is JOB.STEP, which stays the same when
+    the job is requeued.
     """
-    # Use only what is the same on all ranks, because they have not communicated yet.
+    # Use only what is the same on all ranks, because the ranks have not communicated yet.
     if environment.step:
         return f"{environment.step.job}.{environment.step.step}"
-    # Without a step, a single process is named after its job, because array tasks run as jobs of
-    # their own and may run at the same time. With several ranks the job is not used: mpirun may not
-    # pass its number to processes on other nodes.
+    # A run of a single process outside a job step is named after the job, because the tasks of a
+    # job array may run at the same time, and each has a different job number. A run of several
+    # ranks is not named after the job, because mpirun may not pass the variable with the job's
+    # number to processes on other nodes.
     if environment.world_size == 1:
         job = os.environ.get("SLURM_JOB_ID")
     else:
@@ -75,7 +77,9 @@ def run_name(environment: Environment) -> str:
 
 
 def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
-    """Collect what the report needs about the run; called on rank 0 after the rendezvous."""
+    """Return what ``srunddp report`` needs to know about the run. Called on rank 0 after the
+    rendezvous.
+    """
     environment = setup.environment
     ranks = [
         (rank, node) for rank, node in sorted(result.nodes.items()) if rank < environment.world_size

@@ -22,10 +22,12 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Script:
-    """What to run.
+    """The user's script or module.
 
-    ``name`` is a file or, with ``module``, the name of a module; ``arguments`` are passed to the
-    script.
+    Attributes:
+        name: The path of a file, folder or archive or, with ``module``, the name of a module.
+        arguments: The arguments that the script gets.
+        module: Whether to run a module, as ``python -m`` does.
     """
 
     name: str
@@ -63,7 +65,7 @@ def check(script: Script) -> None:
 
 
 def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
-    """Return what is wrong and a hint; None if the file can be run."""
+    """Return what is wrong with a file as a script, and a hint; None if it can be run."""
     if os.path.isdir(name):
         if os.path.exists(os.path.join(name, "__main__.py")):
             return None
@@ -91,7 +93,9 @@ def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
 
 
 def _nearest(name: str) -> str:
-    """Return a hint with a similar file name from the same folder; empty if there is none."""
+    """Return the beginning of a hint with a similar file name from the same folder; empty if there
+    is none.
+    """
     import difflib
 
     folder, base = os.path.split(name)
@@ -108,7 +112,8 @@ def _module_problem(name: str, folder: str) -> tuple[str, str] | None:
     found = None
     sys.path.insert(0, folder)
     with contextlib.suppress(ValueError):  # a module without a spec, such as __main__
-        # Look for the top package only: to find a.b, importlib would import a and so run user code.
+        # Look only for the top package: to find a.b, importlib would import a, which runs code of
+        # the user too early.
         found = importlib.util.find_spec(package)
     sys.path.pop(0)
     if found:
@@ -121,9 +126,10 @@ class ScriptResult:
     """How a script ended.
 
     Attributes:
-        code: The exit code that Python would give.
+        code: The exit code with which Python would end.
         error: The exception that ended the script; None if the script ran to its end.
-        trace: The error's traceback without the frames above the script.
+        trace: The error's traceback without the frames above the script; None if there is no error,
+            or if the traceback is not to be printed.
     """
 
     code: int
@@ -154,7 +160,8 @@ def run(script: Script) -> ScriptResult:
     except SrunddpError as error:
         return result_of(error)
     except SystemExit as end:
-        # The traceback has no frame of the module, so runpy did not find it.
+        # If the traceback has no frame of the module, runpy has raised the SystemExit, because it
+        # did not find the module.
         if script.module and _script_frames(end) is None:
             wrong = ConfigError(
                 str(end.code).removeprefix(f"{sys.executable}: "),
@@ -195,27 +202,28 @@ def _exit_code(end: SystemExit) -> int:
     """Return the exit code that Python gives for the argument of ``sys.exit``."""
     if end.code is None:
         return 0
-    if not isinstance(end.code, int):  # Python prints it
+    if not isinstance(end.code, int):  # Python prints any other value, and ends with 1
         return 1
-    # Python uses -1 for a number that does not fit C's long. The kernel keeps the low 8 bits.
+    # The kernel keeps the low 8 bits of an exit code. For a number that does not fit into C's long,
+    # Python uses -1.
     if -(2**63) <= end.code < 2**63:
         return end.code & 0xFF
     return 0xFF
 
 
 def prepare_path(script: Script) -> None:
-    """Put the folder from which the script imports first in ``sys.path``, instead of the folder of
-    ``srunddp``.
+    """Put the folder from which the script imports modules first in ``sys.path``, as Python does.
+    There it replaces the folder of the command ``srunddp``.
     """
     if script.module:
         folder = os.getcwd()
     elif main_module.is_folder_or_archive(script.name):
         folder = os.path.join(os.getcwd(), script.name)
-        if sys.flags.safe_path:  # Python must still find the __main__ in it
+        if sys.flags.safe_path:  # even then, Python must find the folder's __main__.py
             sys.path.insert(0, folder)
     else:
         folder = os.path.dirname(os.path.realpath(script.name))
-    # With -P (safe_path) Python adds no folder, so the first entry must stay.
+    # With -P (safe_path) Python has put no folder into sys.path, so the first entry must stay.
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
@@ -223,7 +231,8 @@ def prepare_path(script: Script) -> None:
 def _without_own_frames(error: BaseException) -> types.TracebackType | None:
     """Return the traceback without the frames above the script, which tell its author nothing.
 
-    If all frames are above the script, all are kept.
+    If no frame is of the script, all frames are kept; for a SyntaxError none are, because the error
+    itself names the file and the line.
     """
     theirs = _script_frames(error)
     if theirs or isinstance(error, SyntaxError):
@@ -240,9 +249,10 @@ def _script_frames(error: BaseException) -> types.TracebackType | None:
 
 
 def print_result(ending: ScriptResult) -> None:
-    """Print to standard error what Python would: a traceback, or what was given to ``sys.exit``.
+    """Print to standard error what Python would print about the end of a script: a traceback, or
+    the text that was given to ``sys.exit``.
 
-    For srunddp's own errors, print a single line instead of a traceback.
+    For an error of srunddp, print a single line instead of a traceback.
     """
     error = ending.error
     if isinstance(error, SrunddpError):
@@ -257,6 +267,6 @@ def print_result(ending: ScriptResult) -> None:
 
 
 def _print_error(text: object) -> None:
-    # Without standard error print() would write to standard output.
+    # If sys.stderr is None, print() would write to standard output.
     if sys.stderr is not None:
         print(text, file=sys.stderr)

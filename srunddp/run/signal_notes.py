@@ -1,8 +1,8 @@
-"""Signals that arrive before the script can set a handler, and that would end it.
+"""Keeps signals that arrive before the script has set its handlers from ending the worker.
 
 Users send SIGUSR1 and SIGUSR2 to all ranks to ask for a checkpoint, and cannot know which ranks are
-still in the rendezvous or importing torch. Until the script can handle these signals the worker
-notes them, and then its supervisor sends them again: see
+still in the rendezvous or importing torch. Until the script can handle these signals, the worker
+only notes which of them have arrived. Afterwards the supervisor sends them again, see
 :class:`srunddp.supervisor.forwarding.HeldSignals`.
 """
 
@@ -21,10 +21,10 @@ from srunddp.supervisor.worker_process import WorkerPipe
 
 
 class SignalNotes:
-    """Notes the signals of the worker.
+    """Notes which signals have arrived in the worker, by handlers that do nothing else.
 
-    It sets handlers instead of blocking the signals: other threads, such as those of NumPy's BLAS,
-    would not block them, and programs started in the meantime would inherit the block.
+    The signals are not blocked instead, because other threads, such as those of NumPy's BLAS, would
+    not block them, and programs that are started in the meantime would inherit the signal mask.
     """
 
     def __init__(self, supervisor: WorkerPipe) -> None:
@@ -35,29 +35,32 @@ class SignalNotes:
         self._noted: list[int] = []
 
     def set_handlers(self) -> None:
-        """Begin to note the signals that have no handler and are not ignored."""
+        """Begin to note signals, by a handler for each of ``FOR_HANDLERS`` that has no handler and
+        is not ignored.
+        """
         self._handled = [
             number for number in FOR_HANDLERS if signal.getsignal(number) is signal.SIG_DFL
         ]
         for number in self._handled:
             signal.signal(number, self._note)
-            # Restart system calls that such a signal interrupts, so that their callers notice
-            # nothing.
+            # Let the kernel restart a system call that the signal interrupts, so that C code which
+            # has made the call notices nothing.
             signal.siginterrupt(number, False)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if os.getpid() == self._worker:
             self._noted.append(number)
             return
-        # The worker has forked this process: it has no supervisor that would send the signal again.
+        # This process is a child that the worker has forked. No supervisor would send it the signal
+        # again, so let the signal have its default effect.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     def remove_handlers(self) -> None:
         """Stop noting signals, and tell the supervisor which ones have arrived."""
         for number in self._handled:
-            # This call lets Python run the handler for signals that have arrived but were not
-            # handled yet. A handler that the script has set in the meantime stays.
+            # During getsignal() Python calls the handlers of signals that have arrived before, so
+            # that these are noted too. A handler that the script has set in the meantime stays.
             if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_DFL)
         self._handled.clear()
@@ -68,13 +71,15 @@ class SignalNotes:
     def around_import(self) -> Iterator[None]:
         """Note the signals during an import that the script makes.
 
-        Only the main thread can set handlers, and only the worker has a supervisor.
+        In other threads than the main thread this does nothing, because they cannot set handlers,
+        and neither in processes that the worker has forked, because these have no supervisor.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != self._worker:
             yield
             return
-        # Send this before setting the handlers: the supervisor must not take them for the script's.
+        # Tell the supervisor before setting the handlers, so that it does not take them for
+        # handlers of the script.
         self._supervisor.send(NotesSignals())
         self.set_handlers()
         try:

@@ -1,5 +1,5 @@
-"""One start of a run on one rank: the steps that may fail before the rendezvous, then the
-script.
+"""One start of a run on one rank: all that may fail before the rendezvous, then the rendezvous and
+the script.
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
         inherited: What the previous start has handed over.
 
     Returns:
-        In the supervisor, how the run has ended. The worker never returns.
+        In the supervisor, how the run has ended. In the worker this function does not return.
 
     Raises:
-        SrunddpError: The rendezvous failed. An earlier error is not raised: it ends this process
-            here, once the other ranks know of it.
+        SrunddpError: The rendezvous failed. An error before the rendezvous is not raised: it ends
+            this process here, after the other ranks were told of it.
     """
-    # A test may pass shorter limits by main(arguments, obj=Limits(...)), so it need not wait a
+    # A test may pass shorter limits by main(arguments, obj=Limits(...)), so that it need not wait a
     # minute.
     limits = click.get_current_context().find_object(Limits) or DEFAULT_LIMITS
     environment = plan.environment
     interface = None
     try:
         check_own_files()
-        # Check this early: a worker of the previous start may still hold memory, also on a GPU.
+        # Check early that the processes of the previous start have ended, because they may still
+        # hold memory, also on a GPU.
         inherited.check()
         check_restarts_without_mpi(plan.rendezvous, environment)
         if plan.command.staged:
@@ -85,7 +86,7 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
         setup = listen_for_next_start(listen_as_deputy(bind(setup)))
     except SrunddpError as error:
         leave_before_meeting(error, environment, plan.rendezvous, interface)
-    # Bind before the fork, because the worker inherits the affinity mask.
+    # Set the affinity mask before the fork, because the worker inherits it.
     if plan.command.bind == "auto":
         _bind_near_gpu(plan)
     if environment.rank == 0:
@@ -110,7 +111,8 @@ def start(plan: RunPlan, inherited: InheritedStart) -> EndedStart:
 
 
 def _prepare(plan: RunPlan, limits: Limits) -> RankSetup:
-    """Choose this rank's interface. A node that was cut off may have none until its link is up.
+    """Choose this rank's interface. After a restart that may have moved ranks to other nodes, wait
+    for the link on every rank but rank 0, because a node that was cut off may have no link yet.
 
     Raises:
         ConfigError: ifaces.conf or the interface is wrong.
@@ -122,7 +124,7 @@ def _prepare(plan: RunPlan, limits: Limits) -> RankSetup:
     except ConfigError:
         if rejoin is None or rejoin.spare_nodes is None or plan.environment.rank == 0:
             raise
-    # Imported here because in most runs the ranks' nodes stay.
+    # Imported here because in most runs the nodes do not change.
     from srunddp.spare_nodes.returning import wait_for_link
 
     return wait_for_link(
@@ -131,10 +133,11 @@ def _prepare(plan: RunPlan, limits: Limits) -> RankSetup:
 
 
 def check_restarts_without_mpi(options: RendezvousOptions, environment: Environment) -> None:
-    """Reject ``--restarts`` if the ranks meet over MPI, because a process cannot start MPI twice.
+    """Reject ``--restarts`` if the ranks find rank 0 over MPI, because a process cannot start MPI
+    twice.
 
     Raises:
-        ConfigError: The user has asked for both.
+        ConfigError: Restarts are allowed and rank 0 is to be found over MPI.
     """
     if not options.max_restarts or environment.world_size == 1:
         return
@@ -148,17 +151,19 @@ def check_restarts_without_mpi(options: RendezvousOptions, environment: Environm
 
 
 def _open_files(plan: RunPlan, limits: Limits) -> tuple[OutputRedirect, Monitor]:
-    """Open the files of this rank's output and readings; call it before any socket is opened.
+    """Open the files of this rank's output and readings. On rank 0, also empty the ``--result``
+    file and rename the failure files of an earlier run.
 
-    If standard output is closed, a socket would get descriptor 1, and the script's output would go
-    to that socket.
+    Call this before any socket is opened: if standard output is closed, a socket could get
+    descriptor 1, and the script's output would go to this socket.
 
     Raises:
         ConfigError: One of the files cannot be written.
     """
     is_rank_zero = plan.environment.rank == 0
     is_first_start = plan.rendezvous.generation == 0
-    # A restart within the job belongs to the same run, which has no result to clear yet.
+    # Do this only in the first start: a restart belongs to the same run, so there is no result of
+    # an earlier run any more.
     if plan.command.result and is_rank_zero and is_first_start:
         clear_result(plan.command.result)
     if plan.output.file and is_rank_zero:
@@ -167,7 +172,7 @@ def _open_files(plan: RunPlan, limits: Limits) -> tuple[OutputRedirect, Monitor]
 
 
 def _bind_near_gpu(plan: RunPlan) -> None:
-    # Imported here because it needs NVML, which runs without --bind=auto do not use.
+    # Imported here because the module needs NVML, which is not used without --bind=auto.
     from srunddp.bootstrap.process_group.numa import bind_near_gpu
 
     environment = plan.environment
@@ -177,7 +182,7 @@ def _bind_near_gpu(plan: RunPlan) -> None:
 
 
 def _say_notes(plan: RunPlan, setup: RankSetup) -> None:
-    """Print rank 0's notes: remarks that are not errors."""
+    """Print remarks on the run that are not errors. Called on rank 0."""
     notes = [*setup.environment.notes, *_note_on_exported(setup), *plan.notes]
     notes += _note_on_gpus(setup)
     if plan.command.offline:
@@ -193,8 +198,10 @@ def _say_notes(plan: RunPlan, setup: RankSetup) -> None:
 
 
 def _note_on_gpus(setup: RankSetup) -> list[str]:
-    """Return a note if GPUs of this node stay idle; else nothing."""
-    # The GPUs of a process that a rank has started are that rank's to use.
+    """Return a note if GPUs of this node stay idle, else an empty list. There is no note after a
+    restart, which would repeat it.
+    """
+    # In a run that a rank of another run has started, the idle GPUs may be used by that rank.
     if setup.options.generation or RANK_PROCESS in os.environ:
         return []
     note = idle_gpus(setup.environment, os.environ)
@@ -202,7 +209,9 @@ def _note_on_gpus(setup: RankSetup) -> list[str]:
 
 
 def _note_on_exported(setup: RankSetup) -> list[str]:
-    """Return a note if exported variables override ifaces.conf on every node; else nothing."""
+    """Return a note if exported variables override ifaces.conf on every node, else an empty
+    list.
+    """
     chosen = setup.interface
     if not chosen.kept or setup.environment.world_size == 1:
         return []
@@ -211,8 +220,8 @@ def _note_on_exported(setup: RankSetup) -> list[str]:
 
 
 def _folder_of_files(plan: RunPlan) -> str:
-    """Return where the run's files are, for the end of the summary line; empty for no files. Under
-    mpirun nobody could guess the folder's name.
+    """Return the end of the summary line, which says where the run's files are; empty if it writes
+    none. Users are told because under mpirun they could not guess the folder's name.
     """
     if plan.output.file:
         return f", logs in {plan.output.file.parent}"
@@ -222,7 +231,9 @@ def _folder_of_files(plan: RunPlan) -> str:
 
 
 def _summary(setup: RankSetup, info: RendezvousInfo) -> str:
-    """Return the line with sizes, ways and addresses that rank 0 prints after the rendezvous."""
+    """Return the summary line that rank 0 prints after the rendezvous: how many ranks and nodes
+    there are, and which launcher, channel, address, interface and backend are used.
+    """
     environment = setup.environment
     if environment.world_size == 1:
         ranks = "1 rank"

@@ -1,5 +1,5 @@
-"""What the supervisor does while its worker runs. It is imported after the fork, so the worker does
-not wait for the import.
+"""What the supervisor does while its worker runs. This module is imported after the fork, so that
+the worker need not wait for the import.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Agent(RankAgent):
-    """The supervisor's agent for its rank: it meets the other ranks and records the monitoring
-    data.
+    """What a :class:`Supervisor` needs from the rest of srunddp: it meets the other ranks, and
+    records readings and metrics.
 
     Attributes:
-        context: What the worker was given.
+        context: What the supervisor has prepared for the worker.
         worker: The worker's pid.
-        pipe: The pipe to the worker.
+        pipe: The supervisor's end of the pipe to the worker.
         monitor, say, limits: As for :func:`srunddp.run.launch.launch`.
-        report_rendezvous: The ``on_rendezvous`` of that function.
-        early: Signals that came before the worker existed.
-        sentinel: Shows which signals reach the worker.
-        history: On rank 0, how the previous starts have gone.
-        descendants: What the worker leaves behind.
+        report_rendezvous: The ``on_rendezvous`` of :func:`srunddp.run.launch.launch`.
+        early: The signals that came before the worker existed, and are to be passed on to it.
+        sentinel: Shows which signals reach the worker; None if there is none.
+        history: On rank 0, how the previous starts have ended.
+        descendants: Ends the processes that the worker leaves behind.
         stalls: How many of the previous starts have ended with a stall.
         checkpointed: Unix time of the last checkpoint that this process wrote in a previous start;
             None for none.
@@ -85,9 +85,9 @@ class Agent(RankAgent):
     stalls: int = 0
     checkpointed: float | None = None
     gpus: NodeGpus | None = None
-    _policy: RestartPolicy | None = None  # on rank 0
+    _policy: RestartPolicy | None = None  # on rank 0, with --restarts
     _meeting: RendezvousInfo | None = None  # rank 0's answer at the rendezvous
-    _descriptor: int | None = None  # where rank 0 listens for the next start
+    _descriptor: int | None = None  # of the socket on which rank 0 listens for the next start
     _agent_store: AgentStore | None = None  # on rank 0
     _metrics: MetricsFile | None = None  # on the first rank of a node, if the site has asked for it
     _cancel: CancelToken = field(default_factory=CancelToken)
@@ -104,17 +104,19 @@ class Agent(RankAgent):
             self.context.command.signal_grace,
         )
         self._folder = log.parent if log else None
-        # Ask now: the rendezvous runs in another thread, where click does not know the command.
+        # Call is_chosen() here and not when the value is needed: the rendezvous runs in another
+        # thread, in which click does not know the command.
         self._asks_for_stall_timeout = is_chosen("stall_timeout")
         self._spare_nodes = self._make_spare_nodes() if environment.nodes_may_change else None
         if self.gpus is None and may_have_gpus(os.environ):
-            # Import now: at a failure nothing is imported, because the file system may have failed.
+            # Import the module before it is needed: at a failure nothing may be imported, because
+            # the file system may have failed.
             from srunddp.supervisor.gpu_watch import NodeGpus
 
             self.gpus = NodeGpus(own=self.descendants.own, limits=self.limits)
 
     def _make_spare_nodes(self) -> SpareNodes:
-        # Import only when needed: in most runs the nodes do not change.
+        # Imported here because in most runs the nodes do not change.
         from srunddp.spare_nodes.spare_nodes import SpareNodes
 
         return SpareNodes(
@@ -130,7 +132,7 @@ class Agent(RankAgent):
         """Meet the other ranks, and watch the worker until it ends.
 
         Args:
-            launcher: The process that sends signals to this one.
+            launcher: The launcher of this rank, which may send signals to this process.
 
         Returns:
             How this start has ended.
@@ -142,7 +144,8 @@ class Agent(RankAgent):
         supervisor = Supervisor(
             agent=self,
             recorder=self._recorder,
-            # In a single process no other rank waits for one that is stopped or slow to end.
+            # A run of one rank has no limit for a worker that is stopped or ends slowly, because no
+            # other rank waits for it.
             process=WorkerProcess(
                 self.worker, None if alone else self.limits.stopped_for, limits=self.limits
             ),
@@ -180,7 +183,8 @@ class Agent(RankAgent):
         elif failure_monitor and failure_monitor.cut_off and self._spare_nodes:
             self._spare_nodes.await_srun()
         is_fenced = failure_monitor is not None and failure_monitor.fenced
-        # A fenced rank 0 has no say: the run may go on with the tasks that wait here.
+        # A fenced rank 0 must not dismiss the tasks that wait to come back, because the run may go
+        # on without this node, and then needs them.
         if self._spare_nodes and rejoin is None and not is_fenced:
             self._spare_nodes.dismiss_returning()
         return EndedStart(
@@ -198,10 +202,10 @@ class Agent(RankAgent):
 
     @staticmethod
     def _ends_by(launcher: Launcher, supervisor: Supervisor) -> int:
-        """Return the signal by which this process is to end, 0 for none.
+        """Return the signal by which this process is to end; 0 to end with the exit code.
 
-        After Ctrl-C a shell stops its script or loop only if the command has ended by SIGINT, as
-        Python itself would.
+        After Ctrl-C without a launcher it is SIGINT, as for Python itself: a shell stops its script
+        or loop only if the command has ended by SIGINT.
         """
         has_ended_by_it = supervisor.is_interrupted or supervisor.process.status == -SIGINT
         if launcher.pid is None and SIGINT in supervisor.asked and has_ended_by_it:
@@ -209,8 +213,8 @@ class Agent(RankAgent):
         return 0
 
     def _has_lost_nodes(self, failure_monitor: FailureMonitor | None) -> bool:
-        """Tell whether any node, spare or not, was lost since the run began."""
-        if self._meeting and self._meeting.vacant:  # before this start
+        """Return whether any node, spare or not, was lost since the run began."""
+        if self._meeting and self._meeting.vacant:  # a node was lost in a previous start
             return True
         return failure_monitor is not None and failure_monitor.has_lost
 
@@ -220,9 +224,10 @@ class Agent(RankAgent):
         """Return the data with which this process joins the rendezvous of the next start.
 
         Args:
-            published: The text that replaces rank 0's publication in the next start.
+            published: The text, with rank 0's address and secret, that rank 0 would otherwise have
+                to publish in the next start.
             failure_monitor: The failure monitor of the start that is over.
-            meeting: Rank 0's answer at that start's rendezvous.
+            meeting: Rank 0's answer at the rendezvous of the start that is over.
         """
         rejoin = Rejoin(
             generation=self.context.setup.options.generation + 1,
@@ -240,18 +245,19 @@ class Agent(RankAgent):
             return ""
         setup = self.context.setup
         if setup.standing:
-            # This process listens already. What it publishes has the secret of the whole run.
+            # With nodes that may change, this process listens for the next start already. The text
+            # to publish was made then, and has the secret that is valid for the whole run.
             self._descriptor = os.dup(setup.standing.fileno())
             return setup.returns_at
-        # Listen now, while the others still listen to this start's rank 0: they receive the new
-        # address with the root cause. The socket survives execve.
+        # Listen before the verdict is sent, because the other ranks receive the new address with
+        # the root cause. The socket stays open when this process becomes the next start.
         try:
             self._descriptor, published = listen_again(self.context.setup)
         except RendezvousError:
             if not self._agent_store:
                 raise
-            # Few ports may be open in the firewall: reuse that of the agent store, which is not
-            # needed any more.
+            # No port may be free, because a firewall leaves only few open. Then use the port of the
+            # agent store, which is not needed any more.
             self._agent_store.close()
             self._descriptor, published = listen_again(self.context.setup)
         return published
@@ -271,7 +277,7 @@ class Agent(RankAgent):
         if found.agent_store:
             host, port = found.agent_store.getsockname()[:2]
             self._agent_store = AgentStore(found.agent_store, host, port, self.limits)
-        # If no Slurm step names the run, each start makes a random run id. Keep the first one,
+        # Outside a job step, each start makes a random run id. Keep the id of the first start,
         # because for the script all starts are one run.
         if rejoin := setup.options.rejoin:
             found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
@@ -283,19 +289,22 @@ class Agent(RankAgent):
         return found.meeting, self._failure_monitor(found)
 
     def _find_provenance(self) -> Mapping[str, Any]:
-        # Imported here because only --monitor needs it, in a thread for which nobody waits.
+        # Imported here because only --monitor needs the module. This runs in a thread for which
+        # nobody waits.
         from srunddp.run.provenance import provenance
 
         return provenance(self.context.command, self.context.script)
 
     def _start_metrics(self, meeting: RendezvousInfo) -> None:
-        """Begin to write this node's metrics, if this is its first rank and the site wants them."""
+        """Begin to write this node's metrics, if this is the first rank of its node and the node's
+        entry in ifaces.conf has ``metrics:``.
+        """
         setup = self.context.setup
         environment = setup.environment
         entry = entry_for(setup.entries, environment.node, or_default=True)
         if not entry.metrics or environment.local_rank or environment.is_spare:
             return
-        # Imported here because few sites have asked for it.
+        # Imported here because few sites ask for metrics.
         from srunddp.run.metrics import metrics_file
 
         self._metrics = metrics_file(
@@ -310,10 +319,11 @@ class Agent(RankAgent):
         self._metrics.start()
 
     def finish_metrics(self, *, goes_on: bool) -> None:
-        """Remove this node's metrics when the start is over.
+        """Stop writing this node's metrics when the start is over, and remove their file.
 
         Args:
-            goes_on: Whether another start of this process follows, which writes them again.
+            goes_on: Whether this process becomes the next start, which writes the same file. Then
+                the file is not removed.
         """
         if self._metrics:
             self._metrics.finish(stays=goes_on)
@@ -402,17 +412,22 @@ class Agent(RankAgent):
         return Coordinator(context, connections)
 
     def _ran_alone(self) -> bool:
-        # A process that has joined through the agent store, such as one that the script started,
-        # works with others.
+        # The agent store's process was started by the first connection to it. So this rank works
+        # with another process, such as one that the script has started.
         if self._agent_store and self._agent_store.process is not None:
             return False
         return self.monitor.page.ran_alone()
 
     def _receive_over_mpi(self, _: object) -> str:
-        """Return what the worker has received over MPI; only the worker may call MPI."""
+        """Return what rank 0 has published, which the worker has received over MPI.
+
+        Raises:
+            MpiNotLaunchedError: MPI has no world.
+            RendezvousError: MPI failed, or did not start in time.
+        """
         timeout = self.context.setup.options.timeout
-        # MPI_Init can neither be interrupted nor given a timeout, so the worker calls it, and the
-        # supervisor waits here with a timeout.
+        # Only the worker calls MPI, because MPI_Init can neither be interrupted nor given a
+        # timeout. The supervisor waits for the worker's answer, with a timeout.
         if not select.select([self.pipe.end], [], [], timeout)[0]:
             raise RendezvousError(
                 f"MPI_Init did not return within {timeout:g} s",

@@ -1,11 +1,12 @@
 """Show the error behind a ``destroy_process_group()`` that does not return.
 
-Many scripts end with ``try: … finally: dist.destroy_process_group()``. After an error in the middle
-of a collective that call may never return, and then nobody learns of the error: Python prints it
-only when the stack has unwound. All other ranks wait meanwhile.
+Many scripts end with ``try: … finally: dist.destroy_process_group()``. If the script fails in the
+middle of a collective, this call may never return. Then all other ranks wait, and nobody learns of
+the error, because Python prints it only after the ``finally`` block.
 
-The error is only printed; the script goes on. srunddp cannot tell whether the script handles the
-error or is about to end with it, and destroying a group may take long while another rank saves.
+srunddp only prints the error and lets the script go on, because it cannot tell whether the script
+handles the error or is about to end with it. The call may also just take long, while another rank
+saves.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from typing import Any
 from srunddp import telemetry
 from srunddp.util.import_hook import surround_import
 
-# Seconds. A script may also handle the error by destroying the groups and creating them again,
-# which takes less time.
+# Seconds that the call may take. This is longer than it takes to destroy the groups and to create
+# them again, as a script may do to handle an error.
 _RETURNS_WITHIN = 10.0
 _FUNCTION = "destroy_process_group"
 _DEFINING_MODULE = "torch.distributed.distributed_c10d"
-# Modules that have the function under its name: the one that defines it, and the one from which
-# scripts import it.
+# The modules in which the function is replaced: the module that defines it, and the module from
+# which scripts import it.
 _MODULES = (_DEFINING_MODULE, "torch.distributed")
 
 
 def watch(who: str, within: float = _RETURNS_WITHIN) -> None:
-    """Print the error that is being handled when ``destroy_process_group()`` does not return.
+    """Replace ``destroy_process_group()`` by :func:`watched` in torch's modules, as soon as the
+    script has imported them.
 
     Args:
         who: The rank, as the printed line names it.
@@ -54,8 +56,8 @@ def watch(who: str, within: float = _RETURNS_WITHIN) -> None:
 
 
 def watched(destroy: Callable[..., object], who: str, within: float) -> Callable[..., None]:
-    """Return a function that calls ``destroy``, and prints the error that is being handled if that
-    takes too long.
+    """Return a function that calls ``destroy``. If it is called while an error is being handled and
+    takes too long, it prints this error.
 
     Args:
         destroy: torch's ``destroy_process_group``.
@@ -64,7 +66,8 @@ def watched(destroy: Callable[..., object], who: str, within: float) -> Callable
 
     @functools.wraps(destroy)
     def call(*args: Any, **options: Any) -> None:
-        # If there is a group to destroy, this rank has joined others, whatever store they used.
+        # Who destroys a group has worked with other ranks, even if they have met at a store that
+        # srunddp does not know.
         telemetry.join_others()
         error = sys.exc_info()[1]
         if error is None:
@@ -72,7 +75,8 @@ def watched(destroy: Callable[..., object], who: str, within: float) -> Callable
             return
         timer = threading.Timer(within, _print, (error, who, within))
         timer.daemon = True  # Python does not wait for it at exit
-        # The error may be that no thread can be started.
+        # Go on without the timer if its thread cannot be started, which may be the very error that
+        # the script handles.
         with contextlib.suppress(RuntimeError):
             timer.start()
         try:
@@ -88,7 +92,8 @@ def _print(error: BaseException, who: str, after: float) -> None:
         return
     trace = "".join(traceback.format_exception(error))
     print(
-        # The script may have left a line unfinished, as a progress bar does.
+        # Begin on a new line, because the script may have left a line unfinished, as a progress bar
+        # does.
         f"\nsrunddp: {who}: {_FUNCTION}() has not returned for {after:g} s; it was called"
         f" while this error was handled:\n{trace}",
         end="",

@@ -1,4 +1,4 @@
-"""Import torch before the script does, while this rank waits for the others."""
+"""Import torch while this rank waits for the other ranks, so that the script later need not."""
 
 import importlib
 import os
@@ -13,7 +13,7 @@ from srunddp.bootstrap.process_group import store
 from srunddp.run.script import Script, prepare_path
 from srunddp.util.import_hook import surround_import
 
-_HARMLESS = ("numpy", "srunddp")  # besides the standard library
+_HARMLESS = ("numpy", "srunddp")  # may be imported early, as may the standard library
 ahead = False  # whether torch was imported before the script did so
 
 
@@ -21,13 +21,14 @@ def modules_before(script: Script) -> list[str] | None:
     """Find the packages that a script imports before torch.
 
     Returns:
-        Those that are not imported yet. None if the script does not import torch at its top, or
+        The names of these packages, in their order, without those that are already imported. None
+        if torch must not be imported early, because the script does not import it at its top, or
         first does anything other than import packages that are safe to import early.
     """
     if script.module or not script.name.endswith(".py"):
         return None
     before: list[str] = []
-    # Ignore errors in the script here: running the script reports them.
+    # Ignore errors in the script here, because they are reported when the script runs.
     with suppress(OSError, SyntaxError, ValueError):
         for name in _first_imports(Path(script.name).read_bytes()):
             if name == "torch":
@@ -43,7 +44,8 @@ def _first_imports(text: bytes) -> Iterator[str]:
     """Yield the packages imported at the top of a file, up to the first other statement."""
     import ast  # few runs need it
 
-    # Only imports and docstrings at the top are followed; an "if" or a call may do anything.
+    # Stop at the first statement that is no import and no docstring, because an "if" or a call may
+    # do anything.
     for statement in ast.parse(text).body:
         match statement:
             case ast.Import(names=names):
@@ -57,7 +59,9 @@ def _first_imports(text: bytes) -> Iterator[str]:
 
 
 def _is_beside(script: Script, name: str) -> bool:
-    """Tell whether a module lies beside the script: importing the user's module may do anything."""
+    """Return whether a module that is not imported yet is in the script's folder. Such a module
+    must not be imported early, because it is the user's and may do anything.
+    """
     place = os.path.join(os.path.dirname(os.path.realpath(script.name)), name)
     return name not in sys.modules and (os.path.exists(place) or os.path.exists(place + ".py"))
 
@@ -93,5 +97,5 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str]) -> 
 @contextmanager
 def _raising(error: Exception, _: ModuleType) -> Iterator[None]:
     raise error
-    # Never reached: the yield makes this function a generator, which contextmanager() needs.
+    # This yield is never reached. It makes the function a generator, which contextmanager() needs.
     yield

@@ -44,9 +44,9 @@ from srunddp.supervisor.worker_process import WorkerPipe, kill_forks_on_exit
 from srunddp.util.import_hook import surround_import
 from srunddp.util.quick_dataclass import dataclass
 
-_SOON = 0.3  # seconds; enough for the rendezvous of ranks that all start now
+_SOON = 0.3  # seconds that a rendezvous takes at most if all ranks start at the same time
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
-# Modules by which ranks work together without a process group of torch.
+# Modules with which ranks may work together without a process group of torch.
 _OTHER_WAYS = ("horovod", "jax")
 
 
@@ -55,12 +55,12 @@ class WorkerContext:
     """What the supervisor prepares for its worker before the fork.
 
     Attributes:
-        setup: From :func:`srunddp.bootstrap.rendezvous.rank_setup.bind`.
+        setup: This rank's environment, options, interface and sockets.
         script: The user's script, with its path on this node.
         command: The options of the command line.
         supervisor: The worker's end of the pipe to the supervisor.
         mask: The signal mask from before the fork, which the script gets.
-        output: Where descriptors 1 and 2 lead.
+        output: Where the script's standard output and standard error go.
         dump: Writes the worker's stacks on request.
         page: The shared page in which steps are counted.
     """
@@ -88,14 +88,14 @@ def run_worker(context: WorkerContext) -> int:
     setup = context.setup
     supervisor = context.supervisor
     environment = setup.environment
-    # Ctrl-C ends the wait for the others without a traceback. The script gets the previous handler
-    # back.
+    # Let Ctrl-C end the wait for the other ranks without a traceback. Python's handler is set again
+    # before the script begins.
     interrupt_handler = _end_at(signal.SIGINT)
     signal_notes = SignalNotes(supervisor)
     signal_notes.set_handlers()
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
-    # Close the listening sockets, which the supervisor uses. While a copy is open here, a rank that
-    # connects after the supervisor's end would wait instead of being refused.
+    # Close the worker's copies of the sockets on which only the supervisor listens. While a copy is
+    # open, a rank that connects after the supervisor has ended would wait instead of being refused.
     for listening in (setup.held and setup.held.rendezvous, setup.deputy, setup.standing):
         if listening:
             listening.close()
@@ -103,11 +103,11 @@ def run_worker(context: WorkerContext) -> int:
     if environment.world_size > 1 and environment.discovery.starts_mpi:
         supervisor.send(_exchange_over_mpi(setup))
     imported_with = None
-    if not select.select([supervisor.end], [], [], _SOON)[0]:  # others are late
+    if not select.select([supervisor.end], [], [], _SOON)[0]:  # other ranks have not started yet
         imported_with = _import_torch(context)
     info = supervisor.receive()
     if not isinstance(info, RendezvousInfo):  # the supervisor has ended
-        # Skip the exit handlers, because nothing of the script has begun.
+        # Skip the exit handlers, which only matter after the script has begun.
         os._exit(RendezvousError.exit_code)
     if environment.is_spare:
         return _wait_as_spare(context)
@@ -119,7 +119,8 @@ def run_worker(context: WorkerContext) -> int:
 
 
 def _become_script(context: WorkerContext) -> int:
-    """Run the script, tell the supervisor how it has ended, and wait until this rank may leave.
+    """Run the script, tell the supervisor how the script has ended, and wait until this rank may
+    leave.
 
     Returns:
         The script's exit code.
@@ -128,7 +129,7 @@ def _become_script(context: WorkerContext) -> int:
     worker = os.getpid()
     context.output.leave_to_script()
     result = user_script.run(context.script)
-    if os.getpid() != worker:  # a process that the script has forked has run to the script's end
+    if os.getpid() != worker:  # this is a process that the script has forked, and not the worker
         user_script.print_result(result)
         return result.code
     if result.code:
@@ -147,18 +148,22 @@ def _become_script(context: WorkerContext) -> int:
         _end_at(signal.SIGTERM)
         supervisor.receive()  # until all ranks have stopped, because rank 0 hosts the store
     if result.code and mpi.is_running():
-        # MPI_Finalize would wait for all ranks, which may not come after this rank's failure.
+        # MPI_Finalize would wait for all ranks, but after this rank's failure some of them may
+        # never call it.
         exit_without_teardown(result.code)
     return result.code
 
 
 def _note_if_alone(page: telemetry.TelemetryPage) -> None:
-    """Note on the page whether the script has worked with torch, but not with other ranks."""
+    """Note on the page that the script has run without other ranks, if it has used torch and
+    nothing shows that it has worked with other ranks.
+    """
     if "torch" not in sys.modules or not sys.modules.keys().isdisjoint(_OTHER_WAYS):
         return
     if _script_has_mpi() or _has_had_children():
         return
-    # A group over the script's own store was not noticed when it was created.
+    # If the script has made a process group with its own store, and not by srunddp's, this was not
+    # noticed when the group was created.
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         page.join_others()
@@ -166,8 +171,8 @@ def _note_if_alone(page: telemetry.TelemetryPage) -> None:
 
 
 def _has_had_children() -> bool:
-    """Return whether this process has started processes that may have worked with other ranks, as
-    those of mp.spawn do in a group of their own. Workers of torch's DataLoader do not count.
+    """Return whether this process has started processes that may have worked with each other as
+    ranks, as those of mp.spawn do. If a DataLoader of torch has had workers, this is False.
     """
     loader = sys.modules.get("torch.utils.data._utils.signal_handling")
     if getattr(loader, "_SIGCHLD_handler_set", False):
@@ -175,15 +180,14 @@ def _has_had_children() -> bool:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        # No child is left. The kernel keeps the peak memory of children that were waited for.
+        # No child exists any more. If there were any, the kernel has kept their peak memory, which
+        # is not 0.
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
     return True
 
 
 def _script_has_mpi() -> bool:
-    """Return whether a module of the script has imported mpi4py; srunddp itself may have done so
-    too.
-    """
+    """Return whether any module other than those of mpi4py and srunddp has imported mpi4py."""
     if "mpi4py" not in sys.modules:
         return False
     return any(
@@ -195,16 +199,16 @@ def _script_has_mpi() -> bool:
 
 
 def _wait_for_threads(page: telemetry.TelemetryPage) -> None:
-    """Wait for the non-daemon threads, which are part of the script, as Python does at exit. No
-    step is expected meanwhile.
+    """Wait for the script's non-daemon threads, as Python does at exit. Meanwhile no step is
+    expected.
 
-    A signal handler of the script may end the wait by an exception, which is reported and ignored,
-    as Python does.
+    A signal handler of the script may raise an exception, which ends the wait. The exception is
+    printed and then ignored, as Python does at exit.
     """
     page.pause()
     try:
-        # Private, but what Python itself calls; join() would wait forever for idle thread pools,
-        # which only this function tells to end.
+        # This function is private, but it is the one that Python itself calls. join() would wait
+        # forever for the idle threads of a thread pool, which only this function tells to end.
         threading._shutdown()  # type: ignore[attr-defined]
     except BaseException as error:
         if sys.stderr is None:
@@ -217,21 +221,24 @@ def _wait_for_threads(page: telemetry.TelemetryPage) -> None:
 def _wait_as_spare(context: WorkerContext) -> int:
     """Wait on a spare node until all scripts are over, or until a restart ends this process."""
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
-        # scancel may send these signals to all tasks, to ask for a checkpoint.
+        # Ignore these signals, because scancel may send them to all tasks to ask for a checkpoint,
+        # and without a handler they would end this process.
         signal.signal(number, signal.SIG_IGN)
     _wait_to_leave(context.supervisor, waits=True)
     return 0
 
 
 def _import_torch(context: WorkerContext) -> dict[str, str] | None:
-    """Import torch while other ranks are late, if the script imports torch first thing anyway.
+    """Import torch while other ranks have not started yet, if the script begins with an import of
+    torch.
 
-    torch reads its number of threads when it is imported. How many ranks share this rank's CPUs is
-    only known after the rendezvous, so a likely number is used here.
+    torch reads its number of threads from variables when it is imported. The right number is known
+    only after the rendezvous, which tells how many ranks share this rank's CPUs. Until then a
+    likely number is used.
 
     Returns:
-        The variables with that number, empty for torch's own choice; None if torch was not imported
-        here.
+        The variables with the likely number, empty to let torch choose; None if torch was not
+        imported here.
     """
     if context.command.offline:  # the variables of --offline are set only after the rendezvous
         return None
@@ -244,7 +251,8 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
     ranks_here = context.setup.environment.local_world_size or 1
     if ranks_here > 1:
         bound = cpus.Cpus.here()
-        # A rank that is bound to some CPUs probably does not share them.
+        # If the affinity mask lacks some of the machine's CPUs, the other ranks of the node most
+        # likely have other CPUs.
         sharers = ranks_here if bound.allowed == bound.machine else 1
         threads = cpus.threads(os.environ, sharers)
     torch_import.run(context.script, before, threads)
@@ -254,7 +262,8 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
 def _join_world(
     context: WorkerContext, info: RendezvousInfo, imported_with: dict[str, str] | None
 ) -> None:
-    """Prepare what ``srunddp.init()`` needs, after the rendezvous.
+    """Prepare what ``srunddp.init()`` needs, and what the end of the script needs. Called after the
+    rendezvous.
 
     Args:
         context: What the supervisor has prepared before the fork.
@@ -262,13 +271,13 @@ def _join_world(
         imported_with: The thread variables with which :func:`_import_torch` imported torch; None if
             it did not import it.
     """
-    # Compute this before install() exports the number of threads, which would then look like the
-    # user's own choice.
+    # Compute the number of threads before install() exports it: an exported number counts as the
+    # choice of the user.
     threads: dict[str, str] = {}
     if info.local_world_size > 1:
         threads = cpus.threads(os.environ, info.sharers)
     store.install(process_group_context(context.setup, info), ahead=torch_import.ahead)
-    # Registered before the script's handlers, so it runs after them.
+    # Register this before the script registers its exit handlers, so that it runs after them.
     atexit.register(script_end.release_objects)
     if imported_with is not None and threads != imported_with:
         _set_torch_threads(threads)
@@ -282,7 +291,9 @@ def _join_world(
 
 
 def _set_torch_threads(threads: dict[str, str]) -> None:
-    """Correct torch's number of threads, if torch was imported successfully."""
+    """Set the number of threads in torch, if torch was imported successfully. Without ``threads``,
+    its number stays as it is.
+    """
     if threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(*map(int, threads.values()))
 
@@ -296,7 +307,8 @@ def _reporting_mpi(supervisor: WorkerPipe, _: ModuleType) -> Iterator[None]:
 
 def _prepare_process(context: WorkerContext) -> None:
     context.output.in_worker()
-    # Buffer by lines, so that less output of C code is lost if the process is killed.
+    # Make C code write each line at once, so that less of its output is lost if this process is
+    # killed.
     libc = ctypes.CDLL(None)
     for name in ("stdout", "stderr"):
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _LINE_BUFFERED, 0)
@@ -310,31 +322,35 @@ def _prepare_process(context: WorkerContext) -> None:
 def _report_alone(result: user_script.ScriptResult, supervisor: WorkerPipe) -> None:
     """Print the failure of a single process, then tell the supervisor.
 
-    The order matters: if a restart follows, the supervisor prints its own line after the failure.
+    Printing comes first because, if a restart follows, the supervisor prints a line about the
+    restart, which must come after the failure.
     """
     user_script.print_result(result)
     _send_failure(result, supervisor, shown=True)
 
 
 def _report_to_others(result: user_script.ScriptResult, supervisor: WorkerPipe) -> None:
-    """Tell the supervisor of this rank's failure, then let the script's own hook print it.
+    """Tell the supervisor of this rank's failure. Then print the failure here if the script has set
+    an excepthook or has ended by SystemExit; otherwise it is rank 0 that prints the root cause.
 
-    The supervisor comes first, because the hook may take time. Meanwhile other ranks would fail
-    because of this one and would be blamed. Rank 0's supervisor prints the traceback of the rank
-    that failed first.
+    The supervisor is told first, because the excepthook may take time. Meanwhile other ranks would
+    fail because of this rank, and one of them could be taken for the root cause.
     """
     is_told = _send_failure(result, supervisor, shown=False)
     sys.excepthook = _without_torch(sys.excepthook)
     if isinstance(result.error, Stopped):
         return
     has_hook = sys.excepthook is not sys.__excepthook__
-    # If the script has closed the pipe, nobody else can print its error.
+    # If the supervisor could not be told, because the script has closed the pipe, print the error
+    # here, because nobody else can.
     if has_hook or isinstance(result.error, SystemExit) or not is_told:
         user_script.print_result(result)
 
 
 def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool) -> bool:
-    """Tell the supervisor of this rank's failure; return whether that was possible."""
+    """Tell the supervisor of this rank's failure; return whether that was possible. ``shown`` says
+    whether the failure was printed already.
+    """
     assert result.error is not None
     said = _script_error(result.error, result)
     return supervisor.send(
@@ -352,7 +368,9 @@ def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, s
 
 
 def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:
-    """Return the report of the error that has ended the script."""
+    """Return what the supervisor is told about the error that has ended the script: cause, kind,
+    category and traceback.
+    """
     if isinstance(error, Stopped):  # which is also a SystemExit
         return ScriptError(failure.shortened(str(error)), "", FailureKind.STOPPED)
     if isinstance(error, PeerError):
@@ -368,8 +386,9 @@ def _script_error(error: BaseException, result: user_script.ScriptResult) -> Scr
 def _without_torch(hook: Any) -> Any:
     """Return the excepthook that was set before ``init_process_group`` set its own.
 
-    Each hook of torch prints the traceback with the rank before each line. torch offers no way to
-    get the hook before: each hook is a closure, with the previous one in a cell.
+    torch's excepthook prints the traceback with the rank before each line. torch has no function
+    that returns the hook that was set before, so the hook is taken from torch's: each excepthook of
+    torch is a closure that has the previous hook in a cell.
     """
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
         cells = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
@@ -386,16 +405,19 @@ def _wait_to_leave(supervisor: WorkerPipe, *, waits: bool) -> None:
 
     Args:
         supervisor: The pipe to the supervisor.
-        waits: Whether all ranks wait for each other; with MPI they do in any case.
+        waits: Whether this rank waits until the scripts of all ranks are over. If MPI runs, it
+            waits in any case.
     """
-    _end_at(signal.SIGINT)  # the script has ended, so its signal handlers have nothing left to do
+    _end_at(signal.SIGINT)  # the script is over, so its signal handlers must not be called any more
     _end_at(signal.SIGTERM)
     supervisor.send(ScriptIsDone(waits or mpi.is_running()))
     supervisor.receive()
 
 
 def _end_at(number: signal.Signals) -> Any:
-    """Let a signal end this process unless it is ignored; return the previous handler."""
+    """Give a signal its default effect, which ends this process, unless the signal is ignored.
+    Return the previous handler.
+    """
     before = signal.getsignal(number)
     if before is not signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
@@ -403,8 +425,8 @@ def _end_at(number: signal.Signals) -> Any:
 
 
 def _exit_fast() -> NoReturn:
-    """End without Python's teardown, which takes long because it destroys all of torch's
-    modules.
+    """End this process with exit code 0 and without Python's teardown, which takes long because it
+    destroys all of torch's modules.
     """
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist
@@ -430,7 +452,7 @@ def exit_without_teardown(code: int, by: int = 0) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # private, like the next; multiprocessing's children end like this too
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        if stream is None:  # its descriptor was closed when Python started
+        if stream is None:  # the stream's descriptor was closed when Python started
             continue
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -1,8 +1,8 @@
-"""``SRUNDDP_WORKER=exec``: the worker as a program of its own, for profilers that do not follow a
-fork, such as nsys.
+"""``SRUNDDP_WORKER=exec``: a worker that executes Python anew after the fork, for profilers that do
+not follow a fork without an exec, such as nsys.
 
-The program reads the state that a forked worker would inherit from a file in memory. It inherits
-the sockets and files.
+The new program inherits the sockets and open files. The rest of what a forked worker inherits, it
+reads from a file in memory that the forked process has written.
 """
 
 import os
@@ -23,17 +23,17 @@ def become(context: WorkerContext) -> NoReturn:
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
     state, inherited = pack(context)
-    # Python's descriptors are closed on exec unless they are set inheritable (PEP 446).
+    # Make the descriptors inheritable, because Python opens them with close-on-exec (PEP 446).
     for descriptor in (state, *inherited):
         os.set_inheritable(descriptor, True)
-    # With -c Python puts the working directory first in sys.path, so the script might find other
-    # modules than here. Pass sys.path on instead.
+    # Pass sys.path on, because with -c Python would put the working directory first in it, and the
+    # script could import different modules from there.
     code = (
         f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main;"
         f" main({state}, {inherited})"
     )
-    # In a C locale Python changes the locale variables to UTF-8, so the next Python could not see
-    # that the locale was C. Pass the UTF-8 mode on.
+    # Pass Python's UTF-8 mode on, because the new program could not find it out: in a C locale
+    # Python changes the locale variables to UTF-8.
     flags = [*_args_from_interpreter_flags(), f"-Xutf8={sys.flags.utf8_mode}"]
     os.execv(sys.executable, [sys.executable, *flags, "-c", code])
 
@@ -42,7 +42,7 @@ class _Pickler(pickle.Pickler):
     """Writes a socket as its descriptor, which the next program inherits.
 
     Attributes:
-        descriptors: Those of the sockets that it has written.
+        descriptors: The descriptors of the sockets that it has written.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -66,7 +66,7 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
         The file's descriptor, and the descriptors that the context refers to.
     """
     state = memory_file()
-    # closefd=False leaves the descriptor open for the next program.
+    # With closefd=False the descriptor stays open for the new program.
     with open(state, "wb", closefd=False) as file:
         pickler = _Pickler(file)
         pickler.dump((context, dict(os.environ)))
@@ -75,11 +75,14 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
 
 
 def unpack(state: int) -> WorkerContext:
-    """Read what :func:`pack` has written; the descriptors have the same numbers in this process.
+    """Read and return the context that :func:`pack` has written, and replace the environment
+    variables of this process by those in the file.
 
-    The environment variables are replaced by those from the file.
+    The descriptors in the context are valid, because an executed program inherits them under the
+    same numbers.
     """
-    # The descriptor shares its offset with the writer, who has left it at the end.
+    # Go back to the beginning of the file: its offset is still at the end, where pack() stopped
+    # writing.
     os.lseek(state, 0, os.SEEK_SET)
     with open(state, "rb") as file:
         context, variables = pickle.load(file)
@@ -90,16 +93,18 @@ def unpack(state: int) -> WorkerContext:
 
 
 def main(state: int, inherited: list[int]) -> NoReturn:
-    """Become the worker that another process has prepared.
+    """Become the worker whose context :func:`become` has written before it executed this program.
 
     Args:
-        state: The descriptor of the file of :func:`pack`.
-        inherited: The other descriptors, which the script's own children must not inherit.
+        state: The descriptor of the file that :func:`pack` has written.
+        inherited: The other descriptors that were inherited. Processes that the script starts must
+            not inherit them.
     """
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)
     try:
-        # Do this before anything else is opened, which would get one of these numbers.
+        # Fill descriptors 0, 1 and 2 before anything else is opened, which could get one of these
+        # numbers.
         filled = fill_standard()
         context = unpack(state)
         context.output.filled = filled

@@ -1,4 +1,6 @@
-"""Files that are replaced as a whole, appends that are complete or undone, and safe file names."""
+"""Write files so that no reader finds a half-written one: a file is replaced by a complete new one,
+and an append that fails is undone. Also makes safe file names.
+"""
 
 import os
 import re
@@ -8,8 +10,9 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of ``path`` so that a kill or a power cut leaves either the old file or
-    the new. Whatever else is in its place, such as a pipe, is replaced as well.
+    """Replace the file at ``path`` by a new one. After a kill or a power cut there is either the
+    old or the new file, never a part of one. A named pipe or the like at ``path`` is replaced as
+    well.
 
     Only one rank may call this for a given path.
 
@@ -18,8 +21,8 @@ def replace_file(path: Path, content: bytes) -> None:
             unchanged.
     """
     temporary = path.with_name(path.name + ".tmp")
-    # Remove what a killed process has left. In /tmp it may also be a link that another user has
-    # made.
+    # Remove a temporary file that a killed process has left behind. In /tmp there may also be a
+    # link of this name that another user has made.
     temporary.unlink(missing_ok=True)
     try:
         # "x" opens with O_EXCL: if somebody makes a link after the unlink, the open fails instead
@@ -32,14 +35,14 @@ def replace_file(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):  # the first of the two errors says more
+        with suppress(OSError):  # raise the error of the write, which says more than one of this
             temporary.unlink()
         raise
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write to a path that the user has named: a file is replaced as by :func:`replace_file`, and a
-    device or a pipe is written to.
+    """Write to a path that the user has named. A file is replaced, see :func:`replace_file`; a
+    device or a pipe gets the content, see :func:`is_stream`.
 
     Raises:
         OSError: As for :func:`replace_file`, or nobody reads the pipe.
@@ -52,7 +55,7 @@ def write_output(path: Path, content: bytes) -> None:
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
     """Return whether a path leads to a device, a pipe or an open file of a process, such as
-    /dev/stdout: these are written to, never replaced.
+    /dev/stdout. Output is written to such a path, and never replaces it by a file.
     """
     try:
         kind = os.stat(path).st_mode
@@ -66,10 +69,11 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def _write_to(path: Path, content: bytes) -> None:
-    if not content:  # the reader of a pipe would see an end of file
+    if not content:  # opening and closing a pipe would show its reader an end of file
         return
-    # O_NONBLOCK: an open of a pipe that nobody reads fails instead of waiting. O_APPEND: if the
-    # path is standard output and that is a file, its content so far stays.
+    # With O_NONBLOCK, opening a pipe that nobody reads fails instead of waiting for a reader. With
+    # O_APPEND, what a file already contains stays there if the path is /dev/stdout and standard
+    # output goes to this file.
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
     descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)
@@ -78,7 +82,7 @@ def _write_to(path: Path, content: bytes) -> None:
 
 
 def append_whole(file: int, data: bytes) -> None:
-    """Append all of ``data`` to an open file, or nothing if the disk becomes full halfway.
+    """Append ``data`` to an open file. If the disk becomes full halfway, remove what was appended.
 
     Raises:
         OSError: The disk is full, or the file system fails.
@@ -89,8 +93,8 @@ def append_whole(file: int, data: bytes) -> None:
             written += os.write(file, data[written:])
     except OSError:
         with suppress(OSError):
-            # Cut the file back to its old size. That is safe because no other process appends: each
-            # rank has files of its own.
+            # Truncate the file to its old size. No other process appends to it meanwhile, because
+            # no two ranks write to the same file.
             os.ftruncate(file, os.fstat(file).st_size - written)
         raise
 

@@ -1,4 +1,6 @@
-"""Control groups of versions 1 and 2: those of a process, their limits, and what they count."""
+"""Control groups of versions 1 and 2: which ones a process is in, their limits, and the CPU time,
+memory and kills that they count.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,18 @@ from srunddp.util.hostlist import numbers_of
 from srunddp.util.kernel_file import KernelFile, number_after, opened, text_of
 
 ROOT = Path("/sys/fs/cgroup")
-# Matches the path up to the job's group: .../slurmstepd.scope/job_71 of
-# .../slurmstepd.scope/job_71/step_0/user/task_1, or .../slurm/uid_1000/job_71 with version 1.
-# Slurm names the group by the job's number; since 26.05, in version 2 and unless cgroup.conf has
-# CgroupJobIdPaths=yes, by its SLUID, such as s08SM8C0WHB800.
+# Matches the beginning of a path up to the job's group: .../slurmstepd.scope/job_71 of
+# .../slurmstepd.scope/job_71/step_0/user/task_1, or .../slurm/uid_1000/job_71 with version 1. Slurm
+# names the group after the job's number. Since 26.05, with version 2, it names it after the job's
+# SLUID, such as s08SM8C0WHB800, unless cgroup.conf has CgroupJobIdPaths=yes.
 _JOB = re.compile(r".*/(?:job_\d+|s[0-9A-Z]{13})(?=/|$)")
 _UNLIMITED = 1 << 60  # bytes, more than any machine has; version 1 writes "no limit" as about 2**63
 
 
 def own_groups() -> str:
-    """Read this process's lines of /proc/self/cgroup, one for each hierarchy."""
+    """Return the content of /proc/self/cgroup, which has a line for each hierarchy of control
+    groups; empty if it cannot be read.
+    """
     return text_of(Path("/proc/self/cgroup"))
 
 
@@ -35,7 +39,8 @@ def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
     Returns:
         The number of CPUs, which may be a fraction; None if there is no quota.
     """
-    # The quota of a parent group binds too, although the group's own files do not show it.
+    # Look at the parent groups too: their quotas also limit the process, but the files of the
+    # process's group do not show them.
     limits = [
         _cpus(folder) for controller in ("", "cpu") for folder in _upwards(groups, controller, root)
     ]
@@ -43,7 +48,7 @@ def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
 
 
 def _cpus(folder: Path) -> float | None:
-    """Read the quota of one group; None if it has none."""
+    """Return the CPU quota of one group as a number of CPUs; None if the group has no quota."""
     names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     # Version 2 has one file, cpu.max: "200000 100000" is two CPUs, "max ..." no quota. Version 1
     # has two files, and -1 (which isdecimal() rejects) for no quota.
@@ -67,8 +72,8 @@ def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
     listed = (
         text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root)
     )
-    # Use the nearest group that has the file: in version 2 a group without the cpuset controller
-    # has none and runs on its parent's CPUs.
+    # Use the nearest group that has the file. With version 2, a group without the cpuset controller
+    # does not have the file, and its processes run on the CPUs of its parent group.
     return numbers_of(next(filter(None, listed), ""))
 
 
@@ -80,7 +85,7 @@ def memory_limit(groups: str, root: Path = ROOT) -> int | None:
         root: Where the control groups are mounted.
 
     Returns:
-        Bytes, for all processes of the group together; None if there is no limit.
+        The limit in bytes, for all processes of the group together; None if there is none.
     """
     names = {"": "memory.max", "memory": "memory.limit_in_bytes"}
     limits = [
@@ -91,8 +96,8 @@ def memory_limit(groups: str, root: Path = ROOT) -> int | None:
 
 
 def oom_kills() -> int:
-    """Count the processes of this process's control group that the kernel killed for their
-    memory.
+    """Return how many processes of this process's control group the kernel has killed because
+    memory ran out; 0 if no file of the group tells.
     """
     # Both versions may be mounted, but each controller belongs to only one of them (cgroups(7)): if
     # version 1 has the memory controller, version 2 has no memory.events.
@@ -104,13 +109,13 @@ def oom_kills() -> int:
 
 
 def kills_whole_step(variables: Mapping[str, str]) -> bool:
-    """Return whether the kernel kills all of a step's processes on a node, and not only the
-    largest, when their memory runs out. Slurm has ``--oom-kill-step`` and ``OOMKillStep`` for this
-    since 24.11.
+    """Return whether the kernel kills all processes of a job step on a node when their memory runs
+    out, and not only the largest one. Since 24.11 Slurm's option ``--oom-kill-step`` or its setting
+    ``OOMKillStep`` asks for this.
 
     Args:
-        variables: The environment of a process of the step. Slurm sets the variable there, whether
-            the option or the site's configuration asked for it.
+        variables: The environment of a process of the job step. Slurm sets
+            ``SLURM_OOM_KILL_STEP`` there, for the option as well as for the setting.
     """
     return variables.get("SLURM_OOM_KILL_STEP") == "1"
 
@@ -143,10 +148,10 @@ class JobGroup:
             root: Where the control groups are mounted.
 
         Returns:
-            None unless the kernel counts both CPU time and memory for the job.
+            The group; None unless the kernel counts both CPU time and memory for the job.
         """
-        # Require both: version 1 may have a job's group for memory only. Figures from the group
-        # must not be mixed with sums over processes.
+        # Version 1 may have a job's group for memory only. Then use neither figure of it, so that
+        # the caller does not show memory of the group beside CPU time summed over processes.
         for version, cpu, memory in (
             (2, ("", "cpu.stat"), ("", "memory.current")),
             (1, ("cpuacct", "cpuacct.usage"), ("memory", "memory.usage_in_bytes")),
@@ -169,10 +174,10 @@ class JobGroup:
         return (number_after(text, b"usage_usec ") or 0) / 1e6
 
     def memory_bytes(self) -> int:
-        """Return the bytes in use, without the inactive file pages that the kernel would drop
-        first.
+        """Return the bytes of memory that the job uses on this node, without inactive file pages.
 
-        Those pages grow in every job that reads files.
+        Inactive file pages are left out because they grow in every job that reads files, and the
+        kernel drops them first when memory becomes scarce.
 
         Raises:
             OSError: The group has been removed.
@@ -201,9 +206,9 @@ def _upwards(groups: str | None, controller: str, root: Path) -> Iterator[Path]:
 
 
 def _folders(groups: str | None, controller: str, root: Path) -> list[Path]:
-    """List where a process's group may be mounted.
+    """Return the folders that may be a process's group; some of them may not exist.
 
-    ``controller`` is the name of a version 1 controller; empty stands for version 2.
+    ``controller`` is the name of a version 1 controller, or empty for the group of version 2.
     """
     found = []
     # A line "4:cpu,cpuacct:/slurm/uid_1000" belongs to version 1, "0::/system.slice" to version 2.
@@ -214,6 +219,6 @@ def _folders(groups: str | None, controller: str, root: Path) -> list[Path]:
             # a link "cpu" to that folder.
             found += [root / mount / path.lstrip("/") for mount in (controllers, controller)]
         elif not controller and not controllers:
-            # If version 1 has the controllers, systemd mounts version 2 at "unified".
+            # Where version 1 has the controllers, systemd mounts version 2 in the folder "unified".
             found += [mount / path.lstrip("/") for mount in (root, root / "unified")]
     return found

@@ -1,4 +1,6 @@
-"""Parts that several commands share: options, value types that click lacks, errors of output."""
+"""What several commands share: options, types of option values that click lacks, and the handling
+of errors of standard output.
+"""
 
 import contextlib
 import errno
@@ -21,7 +23,7 @@ from srunddp.util.option_groups import GroupedCommand
 # The variable that a shell sets when it asks click for completions.
 COMPLETE = "_SRUNDDP_COMPLETE"
 MONITOR_SECONDS = 5
-LOST_LEAST = 2.0  # seconds; the kernel measures parts of this in whole seconds
+LOST_LEAST = 2.0  # seconds, the least --lost-after: the kernel takes parts of it in whole seconds
 _LONGEST = 1e6  # seconds, about 11.6 days
 _UNITS = (3600, 60, 1)  # seconds per h, m and s, as in 1h30m5s
 _CANNOT_PRINT = 74  # sysexits' EX_IOERR
@@ -30,7 +32,9 @@ _WRITE_ERRORS = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC
 
 
 class _Path(click.Path):
-    """A path that click passes on as written; the command checks it, and shells can complete it."""
+    """A path that click does not check or change, because the command does so itself. Shells can
+    complete it.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a path as it is written."""
@@ -44,8 +48,9 @@ DIR.name = "DIR"
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """A duration such as ``90``, ``90s`` or ``1h30m``; at least ``least``, above 0 if
-    ``positive``.
+    """Type of an option whose value is a duration such as ``90``, ``90s`` or ``1h30m``.
+
+    The duration must be at least ``least`` seconds and, if ``positive``, above 0.
     """
 
     name = "duration"
@@ -57,7 +62,9 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Convert a text to seconds, and refuse one outside the allowed range."""
+        """Convert a text to seconds, or raise click's BadParameter if it is no duration or outside
+        the allowed range.
+        """
         number = value if isinstance(value, float) else _duration(str(value))
         if number is None:
             self.fail(f"{value!r}; expected a duration such as 90, 90s, 5m or 1h30m", param, ctx)
@@ -71,8 +78,8 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
 
 
 def _duration(text: str) -> float | None:
-    # Each part is optional. The lookahead rejects a text with no part at all, such as the empty
-    # one.
+    # Hours, minutes and seconds are each optional, so a lookahead rejects a text that has none of
+    # them, such as the empty text.
     match = re.fullmatch(
         r"(?=[\d.])(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d*)?|\.\d+)s?)?", text.strip(), re.ASCII
     )
@@ -107,7 +114,7 @@ def limit(
         default: Seconds; None for no default.
         text: The text for ``--help``.
         envvar: The environment variable that is read if the option is not given.
-        within: Arguments of :class:`Seconds`: the allowed range.
+        within: The allowed range, as keyword arguments of :class:`Seconds`.
     """
     settings: dict[str, Any] = {
         "metavar": "DURATION",
@@ -120,8 +127,8 @@ def limit(
     )
 
 
-# The options of every command that takes SCRIPT. SRUNDDP_IFACES is not read by click but together
-# with the files that it takes precedence over, see ifaces_conf.
+# Options of the commands that take SCRIPT. click does not read SRUNDDP_IFACES: the module
+# ifaces_conf does, together with the files that are used if the variable is not set.
 module_option = click.option(
     "-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m."
 )
@@ -132,11 +139,11 @@ ifaces_option = click.option(
 )
 monitor_option = click.option(
     "--monitor",
-    type=Seconds(least=0.1),  # one sample takes less than a hundredth of this
+    type=Seconds(least=0.1),  # one reading takes less than a hundredth of this
     metavar="[=DURATION]",
     envvar="SRUNDDP_MONITOR",
     show_envvar=True,
-    shell_complete=FILE.shell_complete,  # the next word is SCRIPT
+    shell_complete=FILE.shell_complete,  # the word after a bare --monitor is SCRIPT
     help=(
         "Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s by"
         " default."
@@ -156,10 +163,16 @@ def json_text(*values: Any, indent: int | None = 2) -> str:
 
 
 class MonitoredCommand(GroupedCommand):
-    """Command that reads ``--monitor`` as ``--monitor=5``; click would take SCRIPT as its value."""
+    """Command that reads a bare ``--monitor`` as ``--monitor=5``. click alone would take the next
+    word, SCRIPT, as the value of ``--monitor``.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Rewrite ``--monitor``, then let click read the words."""
+        """Replace a bare ``--monitor`` by ``--monitor=5``, then let click parse the arguments.
+
+        Raises:
+            UsageError: A duration follows a bare ``--monitor`` as the next word.
+        """
         takes = {
             name
             for option in self.params
@@ -169,9 +182,9 @@ class MonitoredCommand(GroupedCommand):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
-                # A user who writes "--monitor 5" means the duration, but a script named 5 would
-                # run. An existing file of that name is taken as the script. While a shell asks for
-                # completions there is no error.
+                # After a bare --monitor, a word such as 5 would be taken as SCRIPT, but the user
+                # means the duration. So this is an error, except if a file of that name exists,
+                # which is then the script, or while a shell asks for completions.
                 word = "".join(args[place + 1 : place + 2])
                 if (
                     _duration(word) is not None
@@ -184,7 +197,7 @@ class MonitoredCommand(GroupedCommand):
                         hint=f"write --monitor={word}",
                     )
                 args[place] = f"--monitor={MONITOR_SECONDS}"
-            # The value of an option that takes one is the next word.
+            # Skip the option, and the next word too if that is the option's value.
             if args[place].replace("_", "-") in takes:
                 place += 2
             else:
@@ -207,12 +220,13 @@ def answering() -> Iterator[None]:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        # Python ignores the signal by default, and would try to write once more at its end.
+        # Set SIGPIPE's default effect, because Python ignores the signal. Ending by an exception
+        # would not do: Python would try to write the output once more at its end.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
-        os._exit(128 + signal.SIGPIPE)  # the first process of a container gets no such signal
+        os._exit(128 + signal.SIGPIPE)  # reached if SIGPIPE does not end it: pid 1 of a container
     except OSError as error:
-        # An error about a file has its name; it is not about standard output.
+        # Handle only errors of standard output, which have no file name.
         if error.filename is not None or error.errno not in _WRITE_ERRORS:
             raise
         why = os.strerror(error.errno)
@@ -223,5 +237,5 @@ def answering() -> Iterator[None]:
 def _reader_is_gone() -> bool:
     """Return whether standard output is a pipe that nobody reads any more."""
     poller = select.poll()
-    poller.register(sys.stdout.fileno(), 0)  # poll() always reports the end of the other side
+    poller.register(sys.stdout.fileno(), 0)  # poll() reports POLLERR without being asked for it
     return bool(poller.poll(0))

@@ -1,4 +1,4 @@
-"""Standard error, written to without waiting for a reader."""
+"""Messages on standard error. Writing one waits at most half a second for a pipe nobody reads."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing import TextIO
 
 from srunddp.errors import one_line
 
-PATIENCE = 0.5  # seconds to wait for a full pipe: a stuck reader must not stop a rank
+PATIENCE = 0.5  # seconds to wait while a pipe is full: a reader that hangs must not stop a rank
 _LEVELS = {"FAIL": 31, "WARN": 33, "ok": 32}  # red, yellow, green
 _LEVEL = re.compile(r"^(?:FAIL|WARN|ok)(?=  )", re.MULTILINE)
 # Matches "srunddp: error: ... -> hint", "FAIL  ... -> hint", and a report's indented hint lines.
@@ -20,7 +20,8 @@ _HINT = re.compile(r"^((?:(?:srunddp: |(?:FAIL|WARN)  ).* | {6,})-> )(.+)$", re.
 
 
 def coloured(text: str, stream: TextIO) -> str:
-    """Colour the levels of a report or a message and make its hints bold, if it goes to a terminal.
+    """Colour the words FAIL, WARN and ok of a report or a message, and make its hints bold, if the
+    text goes to a terminal.
 
     Args:
         text: The report or the message.
@@ -43,13 +44,16 @@ def coloured(text: str, stream: TextIO) -> str:
 
 
 def write_stderr(text: str) -> None:
-    """Write to standard error; drop the rest if nobody reads for half a second."""
+    """Write a text to standard error. If nobody reads for half a second or the write fails, the
+    rest of the text is dropped without an error.
+    """
     data = (coloured(text, sys.stderr) if sys.stderr else text).encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
-        # A missing reader or a full disk must not stop this process. The write is unbuffered,
-        # because Python would try to write buffered data again at its exit.
-        # If select() calls a pipe writable, the pipe takes PIPE_BUF bytes in one piece without
-        # blocking (pipe(7)). More could block, or mix with the output of other ranks.
+        # Ignore an OSError, because a missing reader or a full disk must not stop this process.
+        # Write without Python's buffer, because Python would try to write buffered data again at
+        # its exit. Write at most PIPE_BUF bytes at a time: if select() says that a pipe is
+        # writable, it takes that many without blocking (pipe(7)). More could block, or be mixed
+        # with the output of other ranks.
         while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], PATIENCE)[1]:
             data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]
 
@@ -58,14 +62,15 @@ def say(line: str) -> None:
     """Tell the user something on standard error; the prefix sets it apart from the script's output.
 
     Args:
-        line: Folded into one line if it has several.
+        line: The text. A line end or other control character in it is printed as an escape
+            sequence, so that the output stays one line.
     """
     write_stderr(f"srunddp: {one_line(line)}\n")
 
 
 def write_amid_output(text: str) -> None:
-    """Write to standard error while a script may have left a line unfinished, such as a progress
-    bar: the text begins a line.
+    """Write a text to standard error, beginning on a new line, because a script may have left a
+    line unfinished, such as a progress bar.
 
     Nobody can tell whether a line is unfinished: what went into a pipe is gone, other ranks share
     it, and reading a file's last byte may hang with its file system. So if no line was unfinished,
@@ -81,22 +86,23 @@ def say_amid_output(line: str) -> None:
     """Tell the user something, as :func:`say` does, while a script may have left a line unfinished.
 
     Args:
-        line: Folded into one line if it has several.
+        line: The text. A line end or other control character in it is printed as an escape
+            sequence, so that the output stays one line.
     """
     write_amid_output(f"srunddp: {one_line(line)}\n")
 
 
-SAY_EVERY = 30.0
+SAY_EVERY = 30.0  # seconds, for periodically()
 
 
 @contextlib.contextmanager
 def periodically(say: Callable[[str], None], line: str, every: float) -> Iterator[None]:
-    """Print a line repeatedly while the block runs.
+    """Print a line repeatedly while the ``with`` block runs, from a thread.
 
     Args:
         say: Prints the line.
-        line: The line; ``{}`` in it is replaced by the seconds so far.
-        every: The seconds between two lines.
+        line: The line. ``{}`` in it is replaced by the seconds since the block began.
+        every: The seconds before the first line, and between two lines.
     """
     over = threading.Event()
     began = time.monotonic()

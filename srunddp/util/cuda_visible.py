@@ -1,11 +1,11 @@
-"""Which GPUs CUDA shows a process, by ``CUDA_VISIBLE_DEVICES``."""
+"""Which GPUs CUDA shows to a process, according to ``CUDA_VISIBLE_DEVICES``."""
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar
 
-NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last is Slurm's
+NO_GPU = ("", "-1", "NoDevFiles")  # values that hide all GPUs; Slurm sets NoDevFiles
 D = TypeVar("D", bound="VisibleDevice")
 
 
@@ -14,7 +14,7 @@ class VisibleDevice(TypedDict):
 
     Attributes:
         uuid: The UUID of the GPU or the instance.
-        parent: For an instance, the UUID of its GPU; empty for a whole GPU.
+        parent: For a MIG instance, the UUID of its GPU; empty for a GPU.
     """
 
     uuid: str
@@ -25,7 +25,7 @@ def may_have_gpus(environ: Mapping[str, str]) -> bool:
     """Tell, without asking NVML, whether CUDA may show this process a GPU.
 
     Args:
-        environ: The environment.
+        environ: The environment variables of this process.
     """
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
@@ -37,15 +37,16 @@ def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], s
     """Tell which devices CUDA shows for a value of ``CUDA_VISIBLE_DEVICES``.
 
     CUDA ignores the first entry that it does not understand, and all entries after it. If a GPU is
-    named twice, CUDA shows none. Of MIG instances it shows only the first.
+    named twice, CUDA shows no device. If MIG instances are among the devices, CUDA shows only the
+    first MIG instance.
 
     Args:
         wanted: Indices and UUIDs (or beginnings of UUIDs); None if the variable is not set.
         gpus: The node's GPUs; each entry lists a GPU's MIG instances, or the GPU itself.
 
     Returns:
-        The devices that CUDA shows, and the entry that it does not understand; empty if there is
-        none, or if the entry is one of :data:`NO_GPU`.
+        The devices that CUDA shows, and the entry that CUDA does not understand or that names a
+        device again. This entry is empty if there is none, or if it is one of :data:`NO_GPU`.
     """
     if wanted is None:
         return _first_instance([device for gpu in gpus for device in gpu]), ""
@@ -62,7 +63,9 @@ def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], s
 
 
 def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
-    """Find the device with this index or UUID; a UUID may be shortened if only one fits."""
+    """Return the device with this index or UUID; None if there is none. The beginning of a UUID is
+    enough if only one device has it.
+    """
     # CUDA reads the leading digits of an entry and ignores the rest: 1gpu2 is GPU 1.
     if number := re.match(r"\d+", entry):
         index = int(number[0])
@@ -75,5 +78,7 @@ def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
 
 
 def _first_instance(devices: list[D]) -> list[D]:
-    """Keep only the first MIG instance, if there is one: CUDA then shows no other device."""
+    """Return only the first MIG instance, because CUDA shows no other device beside it; all devices
+    if none of them is a MIG instance.
+    """
     return [device for device in devices if device["parent"]][:1] or devices

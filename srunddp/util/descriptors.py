@@ -1,4 +1,4 @@
-"""File descriptors of srunddp in a process that belongs to the user's script."""
+"""srunddp's file descriptors in a process in which the user's script opens and closes others."""
 
 import contextlib
 import fcntl
@@ -7,17 +7,18 @@ import resource
 from collections.abc import Iterator
 
 _LOWEST = 600  # scripts that clean up often close all descriptors below 256 or 512
-_ROOM = 16  # numbers that stay free below a small limit of open files
-_ROOM_OF_A_LIBRARY = 256
+_ROOM = 16  # numbers to leave free between move_high()'s and the limit of open files
+_ROOM_OF_A_LIBRARY = 256  # numbers from _LOWEST on that must be free for opening_high()
 
 
 def move_high(descriptor: int) -> int:
-    """Give a descriptor a high number, and return it; close-on-exec is set.
+    """Move a descriptor to a high number, set close-on-exec, and return the new number.
 
-    A script that closes the low descriptors it may have inherited, as daemons do, then leaves this
-    one open. If a script closes it after all, it takes long until one of the script's own files
-    gets the same number, so srunddp does not write to such a file. If the limit of open files is
-    too small, the descriptor keeps its number.
+    Some scripts close all low descriptors that they may have inherited, as daemons do; a high
+    descriptor stays open. If a script closes the high descriptor too, it takes long until a file of
+    the script gets the same number, to which srunddp would then write by mistake. If the limit of
+    open files is too low for such a number, the number is as high as the limit allows, or the
+    descriptor stays as it is.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -34,11 +35,11 @@ def move_high(descriptor: int) -> int:
 
 @contextlib.contextmanager
 def opening_high() -> Iterator[None]:
-    """Give all that is opened inside the block a high number, as :func:`move_high` does.
+    """Make each descriptor that is opened inside the ``with`` block get a high number.
 
-    This is for a library whose descriptors cannot be moved. If the limit of open files leaves the
-    library too little room above, its descriptors get the lowest free numbers, as usual.
-    Close-on-exec is the library's choice.
+    This is for a library whose descriptors :func:`move_high` cannot move. If the limit of open
+    files leaves the library too few high numbers, its descriptors get the lowest free numbers, as
+    usual. Whether close-on-exec is set depends on the library.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     held: list[int] = []
@@ -56,9 +57,9 @@ def opening_high() -> Iterator[None]:
 def fill_standard() -> list[int]:
     """Open ``/dev/null`` for each closed descriptor among 0, 1 and 2, and return their numbers.
 
-    Otherwise the next file or socket would get one of these numbers, and with it the output of the
-    process. The descriptors are closed on exec, so programs that the process starts find them
-    closed.
+    Otherwise the next file or socket that is opened would get one of these numbers, and the output
+    of the process would go there. Close-on-exec is set, so that programs that the process starts
+    still find these descriptors closed.
     """
     filled: list[int] = []
     for number in (0, 1, 2):
@@ -70,14 +71,14 @@ def fill_standard() -> list[int]:
 
 
 def opened() -> list[int]:
-    """Return the descriptors that this process has open. The list also has the descriptor of the
-    listing itself, which is closed again.
+    """Return the open descriptors of this process. One of the numbers is that of the descriptor
+    with which /proc/self/fd was read, which is closed again.
     """
     return [int(name) for name in os.listdir("/proc/self/fd")]
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close descriptors; ignore those that are closed already."""
+    """Close file descriptors, and ignore errors, as for a descriptor that is closed already."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -12,7 +12,9 @@ _under_srunddp = False
 
 
 def leave_to_srunddp() -> None:
-    """Note that this process is a rank under ``srunddp``, which prints uncaught errors itself."""
+    """Note that this process is a rank under ``srunddp``, so that :func:`install_excepthook` does
+    nothing: ``srunddp`` prints uncaught errors itself.
+    """
     global _under_srunddp
     _under_srunddp = True
 
@@ -27,7 +29,7 @@ def install_excepthook() -> None:
         _set_hook()
 
 
-# Set the hook only once per process: a second one would call the first one too.
+# Cached, so that the hook is set only once per process: a second hook would call the first hook.
 @functools.cache
 def _set_hook() -> None:
     below = sys.excepthook
@@ -36,7 +38,8 @@ def _set_hook() -> None:
         if not isinstance(error, SrunddpError):
             below(kind, error, trace)
             return
-        # If torch's hook has called this one, it captures sys.stderr until this one returns.
+        # Print to the original standard error: if torch's hook has called this hook, it captures
+        # sys.stderr until this hook returns.
         print(f"srunddp: error: {error}", file=sys.__stderr__ or sys.stderr)
         raise SystemExit(error.exit_code)
 

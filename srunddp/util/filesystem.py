@@ -1,4 +1,4 @@
-"""A file or folder as this node sees it. Call these functions only under a time limit, because a
+"""What this node sees of a file or folder. Call these functions only under a time limit, because a
 file server may not answer.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-# Contents are compared up to this many bytes of a file and entries of a folder: a check on
-# thousands of ranks must not read a whole data set on each.
+# A file of more bytes than SMALL is compared by its size alone, and a folder with more entries than
+# FEW not at all: a check on thousands of ranks must not read a whole data set on each of them.
 SMALL = 1 << 20
 FEW = 10_000
 MOUNTS = Path("/proc/self/mountinfo")
@@ -32,10 +32,11 @@ class Place(TypedDict):
         path: The absolute path.
         kind: ``file``, ``folder`` or ``other``; else ``missing``, ``silent`` (no answer) or
             ``broken`` (another error).
-        error: Why it is ``broken``, or why it cannot be read or written.
-        system: The type of the file system.
-        identity: A text that is equal on two nodes only if they see the same file or folder.
-        content: A hash of the content; empty if the content is not compared.
+        error: Why it is ``broken``, or why it cannot be read or written; else empty.
+        system: The type of the file system, such as ``nfs``; empty if nothing was found.
+        identity: A text that is equal on two nodes only if they see the same file or folder; empty
+            if nothing was found.
+        content: What :func:`content` returns for the path; empty if contents are not compared.
     """
 
     role: str
@@ -48,7 +49,7 @@ class Place(TypedDict):
 
 
 def look(role: str, path: str, *, write: bool = False) -> Place:
-    """Look at a file or folder, without reading its content.
+    """Find out what is at a path, without reading the content of the file or folder.
 
     Args:
         role: The ``role`` of the result.
@@ -86,7 +87,12 @@ def look(role: str, path: str, *, write: bool = False) -> Place:
 
 
 def identity(mount: Mount, found: os.stat_result) -> str:
-    """Return a text that two nodes share only if they see the very same file or folder."""
+    """Return a text that is equal on two nodes only if they see the very same file or folder.
+
+    Args:
+        mount: The file system that the file or folder is on.
+        found: What :func:`os.stat` returns for it.
+    """
     if mount.type in _SHARED:
         # Drop the server's name, because one file system is often mounted from several servers.
         export = mount.source.rpartition(":")[2]
@@ -119,15 +125,16 @@ def content(path: str, *, whole: bool = False) -> str:
 
     Args:
         path: The file or folder.
-        whole: Hash even a file of more than :data:`SMALL` bytes; otherwise its size stands for it.
+        whole: Whether to hash a file of more than :data:`SMALL` bytes too.
 
     Returns:
-        Empty if the path cannot be read, or if the folder has more than :data:`FEW` entries.
+        The hash; for a file that is too large to be hashed, its size in words. Empty if the path
+        cannot be read, or if the folder has more than :data:`FEW` entries.
     """
     with contextlib.suppress(OSError):  # other checks report unreadable paths
         if os.path.isdir(path):
-            # Take one entry more than the limit: that tells whether there are too many without
-            # listing all.
+            # Take one entry more than the limit, which shows whether there are too many entries
+            # without listing all of them.
             entries = list(itertools.islice(_entries(path), FEW + 1))
             if len(entries) > FEW:
                 return ""
@@ -145,8 +152,8 @@ def _entries(folder: str) -> Iterator[str]:
         for entry in entries:
             # Skip __pycache__: each node's Python makes it when it first imports from the folder.
             if entry.name != "__pycache__":
-                # Only sizes of files count: file systems report different sizes for equal folders
-                # and links.
+                # Compare the sizes of files only, because file systems report different sizes for
+                # folders and links that are equal.
                 kept = entry.is_file(follow_symlinks=False)
                 yield (
                     f"{os.fsencode(entry.name)!r}"
@@ -163,7 +170,15 @@ class Mount(NamedTuple):
 
 
 def mount_of(path: str, mounts: Path = MOUNTS) -> Mount:
-    """Find the file system that a path is on; ``path`` is absolute and without symbolic links."""
+    """Find the file system that a path is on.
+
+    Args:
+        path: An absolute path without symbolic links.
+        mounts: The list of mounted file systems.
+
+    Returns:
+        The file system; one with three empty texts if none contains the path.
+    """
     found = Mount("", "", "")
     # A line looks like "36 35 98:0 /root /mnt rw,noatime master:1 - ext3 /dev/root rw". The number
     # of fields before the "-" varies (proc(5)).
@@ -179,19 +194,20 @@ def mount_of(path: str, mounts: Path = MOUNTS) -> Mount:
 
 
 def _unescaped(text: str) -> str:
-    # The kernel writes these four characters as octal escapes. Replace the backslash last: replaced
-    # first, it could form a new escape with the digits after it.
+    # The kernel writes these four characters as octal escapes. Replace the escape of the backslash
+    # last, because a backslash could form a new escape with the digits after it.
     for character in (" ", "\t", "\n", "\\"):
         text = text.replace(f"\\{ord(character):03o}", character)
     return text
 
 
 def mark(path: str) -> dict[str, str]:
-    """Describe a folder so that two nodes can compare it.
+    """Describe a folder, so that :func:`same` can compare it with a folder of another node.
 
     Returns:
-        ``identity``, equal on two nodes only if they see the same folder; ``content``, a hash of
-        the names, sizes and times of its entries. Both are empty if the folder cannot be read.
+        ``identity``, a text that is equal on two nodes only if they see the same folder, and
+        ``content``, a hash of the names, sizes and modification times of the folder's entries. Both
+        are empty if the folder cannot be read.
     """
     try:
         entries = "\0".join(sorted(_stamp(entry) for entry in os.scandir(path)))
@@ -207,7 +223,7 @@ def mark(path: str) -> dict[str, str]:
 def _stamp(entry: os.DirEntry[str]) -> str:
     try:
         found = entry.stat(follow_symlinks=False)
-    # The entry was removed between the listing and the stat.
+    # Another process has removed the entry since the folder was listed.
     except FileNotFoundError:
         return entry.name
     return (
@@ -216,5 +232,7 @@ def _stamp(entry: os.DirEntry[str]) -> str:
 
 
 def same(here: Mapping[str, str], there: Mapping[str, str]) -> bool:
-    """Tell whether two marks describe one folder, or a folder and a copy that kept the times."""
+    """Tell whether two results of :func:`mark` describe the same folder, or a folder and a copy of
+    it whose entries have the same names, sizes and modification times.
+    """
     return any(here[key] and here[key] == there[key] for key in ("identity", "content"))

@@ -1,5 +1,5 @@
-"""Node names and numbers, grouped and in Slurm's short notation. No function imports anything when
-it is called, because they are used while a rank fails.
+"""Node names and numbers, grouped and in Slurm's short notation. The functions import nothing when
+they are called, because they are also called while a rank fails.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ V = TypeVar("V")
 def fold(names: Iterable[str]) -> str:
     """Write names in Slurm's short notation: ``login,node[01-04,07]``.
 
-    Names that differ only in the last number before the first dot share one item. :func:`expand` is
-    the inverse.
+    Names that differ only in the last number before the first dot share one item. The names are
+    sorted, and each is written once. :func:`expand` is the inverse.
     """
-    # A name without a number stands alone: Slurm has no notation for it beside gpu1.
+    # A name without a number becomes a separate item, because Slurm has no notation that puts gpu
+    # and gpu1 into one item.
     numbers: dict[tuple[str, str, bool], list[str]] = {}
     for name in sorted(set(names)):
         host, dot, domain = name.partition(".")
         before = host
         number = ""
         after = ""
-        # [0-9], because \d would also match digits of other scripts, which expand() does not read.
+        # [0-9] and not \d, which would also match digits of other alphabets that expand() does not
+        # read.
         if found := re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", host, re.DOTALL):
             before, number, after = found.groups()
         numbers.setdefault((before, after + dot + domain, bool(number)), []).append(number)
@@ -44,7 +46,9 @@ def fold(names: Iterable[str]) -> str:
 
 
 def fold_in_order(names: Iterable[str]) -> str:
-    """Write names as :func:`fold` does, but keep their order, for lists in which it matters."""
+    """Write names as :func:`fold` does, but in the given order, for lists in which order matters.
+    Only neighbours share an item.
+    """
     runs: list[list[str]] = []
     for name in names:
         if runs and _comes_after(name, runs[-1][-1]):
@@ -55,19 +59,19 @@ def fold_in_order(names: Iterable[str]) -> str:
 
 
 def _comes_after(name: str, before: str) -> bool:
-    """Tell whether two names share one item of a list, in this order."""
+    """Tell whether one item of a list can stand for ``before`` and ``name``, in this order."""
     folded = fold([before, name])
     return len(_items(folded, "")) == 1 and expand(folded) == [before, name]
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Write numbers as ranges: ``0-3,5``."""
+    """Write numbers as ranges, sorted and each once: ``0-3,5``."""
     return _ranges(map(str, set(numbers)))
 
 
 def numbers_of(ranges: str) -> set[int]:
-    """Read numbers in the notation of :func:`ranges`, in which the kernel also writes lists of
-    CPUs; an empty text is an empty set.
+    """Return the numbers in a text such as ``0-3,5``, which :func:`ranges` and, for lists of CPUs,
+    the kernel write; an empty set for an empty text.
     """
     if not ranges:
         return set()
@@ -75,7 +79,9 @@ def numbers_of(ranges: str) -> set[int]:
 
 
 def _ranges(numbers: Iterable[str]) -> str:
-    """Fold digit strings, keeping leading zeros: ``01-04,07``. 7 and 07 are different."""
+    """Write texts of digits as ranges, with their leading zeros: ``01-04,07``. 7 and 07 are
+    different.
+    """
     runs: list[tuple[str, str]] = []
     # Sort by value; of equal values the shorter comes first, so 7 before 07.
     for number in sorted(numbers, key=lambda digits: (int(digits or 0), len(digits))):
@@ -94,7 +100,9 @@ def _follows(number: str, low: str, high: str) -> bool:
 
 
 def group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Group the second elements by the first, keeping the order of both."""
+    """Return the second elements of the pairs, grouped by the first. Groups and the elements in
+    them have the order of the pairs.
+    """
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -106,7 +114,7 @@ def fold_ranks(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
 
     Args:
         ranks: The ranks to name.
-        layout: The node of each rank. A rank that is not in it is named without a node.
+        layout: The node of each rank. A rank that is missing here is named without a node.
     """
     by_node = group_by_key((layout.get(rank, ""), rank) for rank in ranks)
     parts = []
@@ -121,8 +129,9 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
     """Expand a Slurm host list in Slurm's order: ``rack[1-2]n[03,7]`` gives four names.
 
     Args:
-        host_list: Names with bracketed ranges, separated by commas; ``*`` and ``?`` are kept.
-        where: Where the list was read from, for the error message.
+        host_list: Names with bracketed ranges, separated by commas. ``*`` and ``?`` stay as they
+            are.
+        where: Where the list was read from, for the error message; empty to say nothing of it.
 
     Raises:
         ConfigError: Unbalanced brackets, an invalid range, or more than 65,536 names.
@@ -136,7 +145,9 @@ def count(host_list: str, *, where: str = "") -> int:
 
 
 def _items(host_list: str, where: str) -> list[_Item]:
-    """Split a list into its items, and refuse too many names before making any."""
+    """Split a list into its items. A list of too many names is an error before any of the names is
+    made.
+    """
     items: list[_Item] = []
     names = 0
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", host_list):
@@ -164,14 +175,21 @@ def _read_item(item: str, host_list: str, where: str) -> _Item:
 
 @dataclass(frozen=True)
 class _Item:
-    """An item of a host list: texts, and the ranges of the brackets between them."""
+    """An item of a host list.
+
+    Attributes:
+        texts: The texts before, between and after the brackets, some of which may be empty.
+        brackets: The ranges in each pair of brackets; one less than ``texts``.
+    """
 
     texts: list[str]
     brackets: list[list[_Range]]
 
     @property
     def size(self) -> int:
-        """The number of names; no ``__len__``, because len() fails above ``sys.maxsize``."""
+        """The number of names. This is no ``__len__``, because len() fails for a number above
+        ``sys.maxsize``.
+        """
         return math.prod(sum(map(len, bracket)) for bracket in self.brackets)
 
     def names(self) -> Iterator[str]:
@@ -201,7 +219,7 @@ class _Range:
 def _read_ranges(ranges: str, host_list: str, where: str) -> list[_Range]:
     found: list[_Range] = []
     for part in ranges.split(","):
-        # At most 18 digits, because int() raises a ValueError for more than 4,300.
+        # Accept at most 18 digits, because int() raises a ValueError for more than 4,300.
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         if not match:
             raise _bad_list(host_list, f"{shortened(part)!r} in brackets", where)

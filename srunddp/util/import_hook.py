@@ -23,7 +23,7 @@ def surround_import(
     if name in sys.modules:
         with around(sys.modules[name]):
             return
-    # Put this before Python's own finders, which would otherwise find the module first.
+    # Insert the hook before Python's own finders, which would otherwise find the module first.
     sys.meta_path.insert(0, _OnImport(name, around))
 
 
@@ -44,14 +44,15 @@ class _OnImport:
     ) -> ModuleSpec | None:
         if fullname != self.name or self._looking:
             return None
-        # find_spec() asks all finders again, this one included.
+        # find_spec() asks all finders again, including this hook, which must then find nothing.
         self._looking = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
             self._looking = False
         if spec and spec.loader:
-            # Each module from a file has a loader of its own, so no other module is affected.
+            # Replace the method of this loader object only. Each module that is read from a file
+            # has a separate loader object, so no other module is affected.
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from srunddp.util.kernel_file import text_of
 
 _ROOT = Path("/sys/class/infiniband")
-# How drivers, and udev's rules of rdma-core, name devices: mlx5_0, mlx5_bond_0, hfi1_0, bnxt_re0,
-# rocep65s0f0. Names such as ibp65s0 are left out, because an interface may have them too.
+# Beginnings of the names that drivers and rdma-core's udev rules give to devices: mlx5_0,
+# mlx5_bond_0, hfi1_0, bnxt_re0, rocep65s0f0. Names such as ibp65s0 are left out, because a network
+# interface may have such a name too.
 _DEVICE = re.compile(
     r"mlx[45]_|hfi1_|qib\d|bnxt_re|irdma|efa_|qedr\d|erdma_|mana_\d|rocep|roceP|rdmap|rxe\d|siw\d"
 )
@@ -20,12 +21,12 @@ class Device:
     """An InfiniBand or RoCE device.
 
     Attributes:
-        name: As in NCCL_IB_HCA, for example ``mlx5_0``.
-        layer: ``InfiniBand``, or ``Ethernet`` for RoCE; that of the fastest active port, or of the
-            fastest port if none is active.
+        name: The name as NCCL_IB_HCA takes it, for example ``mlx5_0``.
+        layer: The link layer of the device's fastest active port (of the fastest port if no port is
+            active): ``InfiniBand``, or ``Ethernet`` for RoCE; empty if unknown.
         active: Whether any port is active.
-        rate: The rate of the same port in Mbit/s; 0 if unknown.
-        interfaces: The device's network interfaces.
+        rate: The rate in Mbit/s of the port that ``layer`` is about; 0 if unknown.
+        interfaces: The names of the device's network interfaces.
     """
 
     name: str
@@ -64,16 +65,17 @@ def with_interface(
 ) -> tuple[list[Device], list[Device]]:
     """Choose the devices that NCCL uses once a network interface is chosen.
 
-    Over InfiniBand, NCCL needs no IP address, and often only one of several devices has one; so all
-    devices of the highest rate are used. RoCE needs addresses: a fast device without the chosen
-    interface may belong to another network.
+    Over InfiniBand all devices of the highest rate are used: NCCL needs no IP address there, and
+    often only one of several devices has an address. RoCE needs addresses, so a fast device that
+    does not have the chosen interface may belong to another network.
 
     Args:
         own: The active devices of the chosen interface.
         every: All active devices of the node.
 
     Returns:
-        The devices to use, and those that may or may not belong to the same network.
+        The devices to use, and the other devices of the highest rate of which nobody knows whether
+        they belong to the same network; there are none of these over InfiniBand.
     """
     alike = [device for device in every if own and device.layer == own[0].layer]
     best = [device for device in alike if device.rate == max(each.rate for each in alike)]
@@ -86,8 +88,8 @@ def _device(folder: Path) -> Device:
     ports = sorted((folder / "ports").glob("*"))
     # The file contains "4: ACTIVE" or "1: DOWN".
     active = [port for port in ports if "ACTIVE" in text_of(port / "state")]
-    # For a device without ports, use its own folder. It has no such files, so the layer is empty
-    # and the rate 0.
+    # For a device without ports, read the files in the device's folder: neither "link_layer" nor
+    # "rate" exists there, so the layer is empty and the rate 0.
     port = max(active or ports, key=_rate, default=folder)
     interfaces = tuple(sorted(path.name for path in (folder / "device" / "net").glob("*")))
     return Device(folder.name, text_of(port / "link_layer"), bool(active), _rate(port), interfaces)

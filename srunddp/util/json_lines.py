@@ -1,4 +1,4 @@
-"""Lines of JSON: receiving them over a connection, and parsing one."""
+"""Lines of JSON: receive them over a connection, and parse one."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-_LONGEST = 8192  # bytes
+_LONGEST = 8192  # bytes of a line that receive_line() accepts
 
 
 class LineBuffer:
@@ -35,12 +35,14 @@ def receive_line(connection: socket.socket, deadline: float | None = None) -> by
         deadline: A time of :func:`time.monotonic`; None to keep the socket's own timeout.
 
     Raises:
-        OSError: The deadline has passed, the connection broke, or the line has more than 8 KiB.
+        OSError: The deadline has passed, the connection broke or was closed before the end of the
+            line, or the line has more than 8 KiB.
     """
     text = bytearray()
     while not text.endswith(b"\n"):
         if deadline is not None:
-            # 0 would make the socket non-blocking, and a negative timeout is a ValueError.
+            # Set at least a millisecond, because 0 would make the socket non-blocking, and a
+            # negative timeout is a ValueError.
             connection.settimeout(max(0.001, deadline - time.monotonic()))
         piece = connection.recv(1)  # a single byte, because the next line must stay in the socket
         if not piece or len(text) > _LONGEST:

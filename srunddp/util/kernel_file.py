@@ -1,7 +1,7 @@
 """Files of the kernel, read once or repeatedly, and files in memory.
 
-A file that is read repeatedly stays open, so each read is one system call. For one process this
-takes about 10 us; psutil needs 30 to 60 us.
+A file that is read repeatedly stays open, so that each read is one system call. Reading the figures
+of a process in this way takes about 10 us; with psutil it takes 30 to 60 us.
 """
 
 import contextlib
@@ -14,11 +14,14 @@ from pathlib import Path
 from srunddp.util.descriptors import move_high
 
 _PAGE = 4096
-_RECORD = 1024  # bytes; more than any line of the files read here
+_RECORD = 1024  # bytes; no line of the files that are read here is longer
 
 
 class KernelFile:
-    """A file of /proc, /sys or a control group that stays open; OSError if it cannot be opened."""
+    """A file of /proc, /sys or a control group that stays open between reads.
+
+    Making an instance raises an OSError if the file cannot be opened.
+    """
 
     __slots__ = ("_file", "_path")
 
@@ -30,14 +33,16 @@ class KernelFile:
         """Read the present content of the file.
 
         Args:
-            whole: Read on after the first page (4 KiB), for files that may be longer.
+            whole: Whether to read the whole file. Otherwise at most the first 4 KiB are read, by
+                one system call.
 
         Raises:
             OSError: The process, device or group that the file describes is gone.
         """
         text = more = os.pread(self._file, _PAGE, 0)
-        # The kernel never splits a record: a read ends before the first record that does not fit.
-        # If there was room for another record, the text is complete and needs no second call.
+        # A read ends before the first record (mostly a line) that does not fit, because the kernel
+        # never splits a record. So if the read has left room for another record, nothing is
+        # missing, and no further call is needed.
         while whole and more and len(text) > _PAGE - _RECORD:
             more = os.pread(self._file, _PAGE, len(text))
             text += more
@@ -56,7 +61,9 @@ def opened(path: str | Path) -> KernelFile | None:
 
 
 def text_of(path: Path) -> str:
-    """Read a kernel file once, without white space at its ends; empty if it cannot be read."""
+    """Return the content of a kernel file, without white space at its beginning and end; empty if
+    it cannot be read.
+    """
     with contextlib.suppress(OSError):
         return path.read_text(errors="replace").strip()
     return ""
@@ -70,7 +77,7 @@ def number_after(text: bytes, name: bytes) -> int | None:
         name: Everything before the number, for example ``b"usage_usec "``.
 
     Returns:
-        None if no line has the name.
+        The number; None if no line has the name.
     """
     start = text.find(name)
     if start < 0:
@@ -80,7 +87,8 @@ def number_after(text: bytes, name: bytes) -> int | None:
     return int(text[start : end if end >= 0 else None])
 
 
-# Where stat_fields() has the session and the start time, which are fields 6 and 22 of the file.
+# Indexes of the session and the start time in the list that stat_fields() returns. In the file they
+# are fields 6 and 22.
 SESSION = 3
 STARTED = 19
 
@@ -98,15 +106,17 @@ def stat_fields(pid: int | str) -> list[str]:
 
 
 def ancestors(pid: int) -> Iterator[tuple[int, str]]:
-    """Yield pid and name of a process, its parent, and so on, up to the top of the pid namespace.
+    """Yield pid and name of a process, of its parent, and so on, up to the first process of the pid
+    namespace.
 
-    If a process may not be seen by this user, the sequence ends with its pid and an empty name.
+    At a process that has ended or that this user may not see, the sequence ends with its pid and an
+    empty name.
     """
     while pid:
         try:
             before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
         except OSError:
-            yield pid, ""  # mounted with hidepid, which hides processes of other users
+            yield pid, ""  # /proc may be mounted with hidepid, which hides other users' processes
             return
         yield pid, before.partition("(")[2]
         pid = int(after.split()[1])
@@ -138,7 +148,7 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
     """Raise this process's soft limit of open files to the hard limit.
 
     Args:
-        needed: If the soft limit is at least this, leave it as it is.
+        needed: How many open files are enough: a soft limit of at least this number is not changed.
 
     Raises:
         OSError, ValueError: The kernel refuses the change.
@@ -151,13 +161,16 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
 
 
 def memory_file() -> int:
-    """Create a nameless file in memory; return its descriptor, which is high and closed on exec."""
-    # Python builds against an old glibc lack it, such as Miniforge's and uv's.
+    """Create a nameless file in memory and return its descriptor, which is high (see
+    :func:`srunddp.util.descriptors.move_high`) and has close-on-exec set.
+    """
+    # os.memfd_create is missing in Pythons that were built against an old glibc, such as those of
+    # Miniforge and uv.
     if hasattr(os, "memfd_create"):
         return move_high(os.memfd_create("srunddp"))
     from tempfile import TemporaryFile
 
-    # The with block closes its own descriptor; the duplicate keeps the nameless file alive, and is
-    # closed on exec too.
+    # Return a duplicate of the descriptor, which keeps the nameless file alive after the with block
+    # has closed the descriptor itself. os.dup() sets close-on-exec too.
     with TemporaryFile(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as file:
         return move_high(os.dup(file.fileno()))

@@ -9,8 +9,8 @@ each kind of message::
     class ScriptIsOver(RankMessage, kind="script_is_over"):
         waits: bool = False
 
-A line of garbage, or of a newer version, never reaches the code that handles messages:
-:meth:`Message.decode` gives None for it.
+:meth:`Message.decode` returns None for a line that is not a message, or that has a kind or fields
+of another version. So the code that handles messages never sees such a line.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ class Message:
 
     :meth:`decode` checks the values against the fields' annotations. These may be ``int``,
     ``float``, ``bool``, ``str``, ``object`` (any JSON), another dataclass of such fields, and
-    unions, tuples and ``dict[str, X]`` of these. A kind's ``__post_init__`` may raise a ValueError
-    for values that have the right types but are still wrong.
+    unions, tuples and ``dict[str, X]`` of these. The ``__post_init__`` of a kind of message may
+    raise a ValueError for values that have the right types but are still wrong.
 
     Attributes:
-        kind: The name of this kind of message in the line.
-        extensible: Whether unknown fields are ignored, because the sender may be another version of
-            srunddp. Set for a whole protocol.
+        kind: The name by which a line says which kind of message it is; empty for a protocol.
+        extensible: Whether :meth:`decode` ignores unknown fields, because the sender may be another
+            version of srunddp; otherwise a line with such a field is not a valid message. It is set
+            in the base class of a protocol.
     """
 
     kind: ClassVar[str] = ""
@@ -52,17 +53,17 @@ class Message:
 
     def __init_subclass__(cls, kind: str = "", *, extensible: bool = False) -> None:
         cls.kind = kind
-        if not kind:  # a protocol, which has kinds of its own
+        if not kind:  # the base class of a protocol, from which its kinds of messages are derived
             cls._kinds = {}
             cls.extensible = extensible
             return
-        for base in cls.__bases__:  # one kind may belong to two protocols
+        for base in cls.__bases__:  # a kind of message may belong to two protocols
             assert issubclass(base, Message)
             base._kinds[kind] = cls
 
     def encode(self) -> bytes:
-        """Return the message as a line of JSON with its line end, for :meth:`decode`."""
-        # json calls `default` for a field that is itself a dataclass.
+        """Return the message as a line of JSON with its line end, as :meth:`decode` reads it."""
+        # For a field that is itself a dataclass, json calls `default`, which returns its fields.
         return json.dumps({"kind": self.kind, **vars(self)}, default=vars).encode() + b"\n"
 
     @classmethod
@@ -72,7 +73,8 @@ class Message:
             values = json.loads(line)
             kind = cls._kinds[values.pop("kind")]
             message = _dataclass_of(kind, values, ignoring_others=cls.extensible)
-        # Not JSON or nested too deeply; not an object; an unknown kind; values that do not fit.
+        # The line is not JSON, is nested too deeply, is not an object, has an unknown kind, or has
+        # values that do not fit the fields.
         except (ValueError, RecursionError, OverflowError, AttributeError, KeyError, TypeError):
             return None
         assert isinstance(message, cls)
@@ -80,7 +82,16 @@ class Message:
 
 
 def _dataclass_of(wanted: type[D], values: object, *, ignoring_others: bool = False) -> D:
-    """Make a dataclass from these values; raise a TypeError if they do not fit its fields."""
+    """Make an instance of a dataclass from a JSON object.
+
+    Args:
+        wanted: The dataclass.
+        values: The JSON value, which should be an object with the dataclass's fields.
+        ignoring_others: Whether to ignore names that are not fields; otherwise they are an error.
+
+    Raises:
+        TypeError: The value is not an object, or does not fit the fields.
+    """
     if not isinstance(values, dict):
         raise TypeError(f"{wanted.__name__} is {values!r}")
     field_types = _field_types(wanted)  # type: ignore[arg-type]  # a class is hashable
@@ -103,14 +114,15 @@ def _field_types(wanted: type) -> dict[str, Any]:
 
 
 def _checked(wanted: Any, value: Any, ignoring_others: bool) -> Any:
-    """Convert a JSON value to the annotated type, for example a list to a tuple.
+    """Convert a JSON value to the annotated type, for example a list to a tuple. In a dataclass,
+    unknown fields are ignored if ``ignoring_others``.
 
     Raises:
         TypeError: The value does not fit the type.
     """
     if wanted is object:
         return value
-    # JSON has no separate floats: a float field that is set to 5 arrives as an int.
+    # JSON does not distinguish 5 from 5.0, so a field of type float may arrive as an int.
     if wanted is float and type(value) is int:
         return float(value)
     if wanted in _PLAIN:
@@ -143,7 +155,9 @@ def _checked_union(alternatives: tuple[Any, ...], value: Any, ignoring_others: b
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Send a message. A broken connection is no error here: the next read from it fails."""
+    """Send a message. A broken connection raises no error here, because the next read from the
+    connection fails anyway.
+    """
     with suppress(OSError):
         connection.sendall(message.encode())
 

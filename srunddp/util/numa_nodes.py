@@ -16,14 +16,16 @@ def numa_node_of_device(address: str, sysfs: Path = SYSFS) -> int:
         sysfs: Where sysfs is mounted.
 
     Returns:
-        -1 if it is not known, as on machines with a single node.
+        The number of the node; -1 if it is not known, as on machines with a single NUMA node.
     """
     # The kernel writes -1 for a device without a node. In a container the file may be missing.
     return int(text_of(sysfs / "bus/pci/devices" / address / "numa_node") or -1)
 
 
 def numa_nodes_of_cpus(cpus: set[int], sysfs: Path = SYSFS) -> list[int]:
-    """Find the NUMA nodes that contain at least one of these CPUs, in ascending order."""
+    """Return the numbers of the NUMA nodes that contain at least one of these CPUs, in ascending
+    order; empty if sysfs lists no NUMA nodes.
+    """
     nodes = (sysfs / "devices/system/node").glob("node[0-9]*")
     return sorted(
         int(each.name.removeprefix("node"))

@@ -18,7 +18,7 @@ class Device(VisibleDevice):
     """A GPU or MIG instance as NVML describes it.
 
     Attributes:
-        name: The model.
+        name: The name of the GPU's model.
         total: Bytes of memory; 0 if unknown.
         free: Bytes of unused memory; 0 if unknown.
         address: The GPU's address on the PCI bus, written as in sysfs.
@@ -42,12 +42,13 @@ class View:
         driver: The driver's version.
         cuda: The newest CUDA version that the driver supports.
         count: How many GPUs NVML shows, whatever ``CUDA_VISIBLE_DEVICES`` says.
-        models: The model names, each once.
-        devices: The devices that CUDA would show, in CUDA's order.
-        unknown: The entry of ``CUDA_VISIBLE_DEVICES`` at which CUDA stops reading, because no GPU
-            has this name or it was named before.
-        separate: Pairs of these devices (by UUID) that cannot read each other's memory, each with
-            the reason.
+        models: The model names of these GPUs, each once.
+        devices: The GPUs and MIG instances that CUDA would show, in CUDA's order.
+        unknown: The entry of ``CUDA_VISIBLE_DEVICES`` at which CUDA stops reading, because no
+            device has this name or an earlier entry has named the same device; empty if there is
+            none.
+        separate: A list of three texts for each pair of ``devices`` that cannot read each other's
+            memory: the two UUIDs and the reason.
     """
 
     missing: str = ""
@@ -124,9 +125,11 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
 
 
 def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[list[str]]:
-    """List the pairs of devices without P2P, except MIG instances, which never have it."""
-    # pynvml has one status under two names, SUPPORED and SUPPORTED. sorted() puts the correct
-    # spelling last, so it wins.
+    """Return the UUIDs of each pair of devices that cannot read each other's memory (P2P), and the
+    reason. MIG instances are left out, because they never can.
+    """
+    # pynvml has one status under two names, which end in SUPPORED and SUPPORTED. sorted() puts the
+    # name with the correct spelling last, so that the dict has this one.
     names = {
         getattr(nvml, name): name.removeprefix("NVML_P2P_STATUS_").replace("_", " ").lower()
         for name in sorted(vars(nvml))
@@ -136,7 +139,8 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
     whole = [device["uuid"] for device in devices if device["uuid"] in gpus]
     for one, other in combinations(whole, 2):
         ask = partial(nvml.nvmlDeviceGetP2PStatus, gpus[one], gpus[other], _READ)
-        # If the driver cannot tell, the pair counts as connected, so it is not reported.
+        # If the driver does not support the query, take the pair for connected, so that it is not
+        # reported.
         status = query_or(nvml, ask, nvml.NVML_P2P_STATUS_OK)
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
             found.append([one, other, names.get(status, str(status))])
@@ -158,12 +162,13 @@ def instances(nvml: Any, gpu: Any) -> list[Any]:
 
 
 def query_or(nvml: Any, ask: Callable[[], T], default: T) -> T:
-    """Ask a GPU something that it may not support.
+    """Call a function of NVML that the GPU may not support, and return its result.
 
     Args:
         nvml: The module ``pynvml``.
         ask: Makes the call.
-        default: The answer if the GPU, the driver or this user's permissions do not allow the call.
+        default: What to return if the GPU, the driver or this user's permissions do not allow the
+            call.
     """
     try:
         return ask()
@@ -172,6 +177,11 @@ def query_or(nvml: Any, ask: Callable[[], T], default: T) -> T:
 
 
 def unsupported_errors(nvml: Any) -> tuple[type[Exception], ...]:
-    """Return the NVML errors that mean: this call does not work here and need not be repeated."""
+    """Return the classes of NVML's errors which mean that a call does not work on this GPU and need
+    not be repeated.
+
+    Args:
+        nvml: The module ``pynvml``.
+    """
     names = ("NotSupported", "NotFound", "InvalidArgument", "FunctionNotFound", "NoPermission")
     return tuple(getattr(nvml, f"NVMLError_{name}") for name in names)

@@ -1,4 +1,4 @@
-"""Commands whose ``--help`` groups the options, and a note on options that stand after SCRIPT."""
+"""Commands whose ``--help`` shows options in groups, and notes on options that follow SCRIPT."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +9,9 @@ import click
 class GroupedCommand(click.Command):
     """A command that takes SCRIPT and its arguments; ``--help`` shows its options in groups.
 
-    ``groups`` maps each heading to the parameter names of its options: ``{"Network": "ifaces
-    channel port"}``. Options in no group come last, under "Other", or under "Options" if there are
-    no groups.
+    ``groups`` maps the heading of each group to the parameter names of its options, separated by
+    spaces: ``{"Network": "ifaces channel port"}``. Options in no group come last, under "Other", or
+    under "Options" if there are no groups.
     """
 
     # Everything after SCRIPT belongs to the script, even if it looks like an option of srunddp.
@@ -23,7 +23,9 @@ class GroupedCommand(click.Command):
         self.groups = groups or {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return click's parameters; a shell that completes a word after SCRIPT gets no options."""
+        """Return click's parameters, but no options if a shell asks for completions of a word after
+        SCRIPT: there an option would be the script's.
+        """
         params = super().get_params(ctx)
         after = ctx.resilient_parsing and ctx.params.get("script")
         return [each for each in params if not (after and isinstance(each, click.Option))]
@@ -47,7 +49,8 @@ class GroupedCommand(click.Command):
 def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
     """Return a note for each argument of SCRIPT that looks like an option of the command.
 
-    An argument whose value the option would reject is certainly the script's own and gets no note.
+    There is no note for an argument with a value that the command's option would reject, because
+    such an argument is certainly meant for the script.
 
     Args:
         context: The command's context.
@@ -56,7 +59,7 @@ def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
     known = {
         name: each for each in context.command.params for name in each.opts if name.startswith("--")
     }
-    # By a "--" the user marks the arguments after it as the script's.
+    # Leave out the arguments after a "--", by which the user marks them as the script's.
     ending = arguments.index("--") if "--" in arguments else len(arguments)
     notes = []
     for argument in arguments[:ending]:

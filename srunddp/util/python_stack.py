@@ -1,4 +1,6 @@
-"""Python stacks as text: where each rank is, and which rank most likely blocks the others."""
+"""Python stacks as text, and what they tell: what each rank executes, and which rank most likely
+blocks the others. A dump is the text that faulthandler writes.
+"""
 
 import os
 import re
@@ -14,7 +16,8 @@ _PRINTED = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<funct
 _HEADING = re.compile(
     r"^(?:Stack|Current thread [^\n]*) \(most recent call first\):$", re.MULTILINE
 )
-# Functions that say nothing about where a rank is: decorators, and torch's calls of a module.
+# Names of functions that say nothing about what a rank does, because they only call another one:
+# decorators, and torch's calls of a module.
 _WRAPPERS = ("wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "<lambda>")
 _WAITING = (
     "torch/distributed/",
@@ -26,9 +29,14 @@ _SAVING = ("torch/serialization.py", "safetensors/", "numpy/lib/")
 
 
 def main_stack(text: str) -> Stack:
-    """Return the stack of the thread that took the signal, or that has crashed; empty for none.
+    """Return the stack of the thread that handled the signal for a dump, or that has crashed; an
+    empty tuple if the dump has none.
 
-    For a crash, faulthandler calls it the current thread and writes an empty line after its stack.
+    After a crash, faulthandler calls the thread that has crashed the current thread, and writes an
+    empty line after its stack.
+
+    Args:
+        text: The dump.
     """
     headings = list(_HEADING.finditer(text))
     if not headings:
@@ -38,7 +46,9 @@ def main_stack(text: str) -> Stack:
 
 
 def top_frame(stack: Stack) -> str:
-    """Return the innermost frame that is no wrapper, as ``function (file.py:12)``."""
+    """Return the innermost frame that is no wrapper, as ``function (file.py:12)``; ``no stack`` for
+    an empty stack. If all frames are wrappers, it is the innermost one.
+    """
     for frame in (*(each for each in stack if each["function"] not in _WRAPPERS), *stack):
         return f"{frame['function']} ({os.path.basename(frame['file'])}:{frame['line']})"
     return "no stack"
@@ -56,8 +66,8 @@ def format_stack(stack: Stack) -> str:
 
 
 def dump_of_printed(lines: Sequence[str]) -> str:
-    """Return the dump of a stack whose lines :func:`format_stack` has returned; empty if the lines
-    are not a stack.
+    """Turn lines that :func:`format_stack` has returned back into a dump that :func:`main_stack`
+    can read; empty if the lines are not those of a stack.
     """
     frames = [match for match in map(_PRINTED.fullmatch, lines) if match]
     if not frames:
@@ -67,21 +77,23 @@ def dump_of_printed(lines: Sequence[str]) -> str:
 
 
 def is_saving(stack: Stack) -> bool:
-    """Return whether a rank with this stack writes a file: one of the four innermost frames is in a
-    module that does so. It may compute a checksum for seconds before it writes.
+    """Return whether a rank with this stack is probably saving: one of the four innermost frames is
+    in a module that writes files. Such a module may compute a checksum for seconds before it writes
+    anything.
     """
     return any(part in frame["file"] for frame in stack[:4] for part in _SAVING)
 
 
 def is_waiting(stack: Stack) -> bool:
-    """Return whether a rank with this stack waits for other ranks or for a GPU: one of the four
-    innermost frames is in a module of torch that does so.
+    """Return whether a rank with this stack probably waits for other ranks or for a GPU: one of the
+    four innermost frames is in a module of torch whose functions wait.
     """
     return any(part in frame["file"] for frame in stack[:4] for part in _WAITING)
 
 
 def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Group the ranks by the place where they are, with the largest group first.
+    """Return the ranks grouped by the innermost frame of their stacks (see :func:`top_frame`), with
+    the largest group first.
 
     Args:
         texts: The dump of each rank.
@@ -96,8 +108,9 @@ def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> in
     """Return the rank that the others most likely wait for.
 
     Candidates are the ranks whose stack shows no wait; if there are none, the ranks without a
-    stack. Among those with the fewest steps, the one in the smallest group at one place is
-    returned; of several, the lowest rank. If all ranks wait, the group counts before the steps.
+    stack. Of the candidates with the fewest steps, the one in the smallest of :func:`groups` is
+    returned, or the lowest rank of several. If there are no candidates, because all ranks wait, a
+    rank of the smallest group is returned; the steps only decide between ranks of equal groups.
 
     Args:
         texts: The dump of each rank.
@@ -110,5 +123,6 @@ def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> in
     sizes = {rank: len(ranks) for ranks in groups(texts).values() for rank in ranks}
     if candidates:
         return min(candidates, key=lambda rank: (steps.get(rank, 0), sizes[rank], rank))
-    # A rank that has left out a collective is ahead of the others, and waits where they are not.
+    # Compare the groups first: a rank that has left out a collective may have made more steps than
+    # the others, and waits in another place than they do.
     return min(found, key=lambda rank: (sizes[rank], steps.get(rank, 0), rank))

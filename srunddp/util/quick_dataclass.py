@@ -1,12 +1,13 @@
-"""``dataclass`` for the modules that each rank loads at its start: same classes, defined faster.
+"""A ``dataclass`` decorator for the modules that each rank imports at its start. It makes the same
+classes as the standard library's, but faster.
 
 The standard library compiles six methods for each frozen dataclass, which takes more than half a
 millisecond before Python 3.13. A rank defines over a hundred of them before its script begins. Here
 only ``__init__`` is compiled, and all classes share the other methods.
 
-To a type checker this decorator is ``dataclasses.dataclass``. ``fields()``, ``replace()``,
-``asdict()``, ``match`` and pickling work as they do there. There is no ``order``, ``slots`` or
-``unsafe_hash``. Add a parameter when a class needs it.
+Type checkers see ``dataclasses.dataclass`` instead of this decorator. ``fields()``, ``replace()``,
+``asdict()``, ``match`` and pickling work as with the standard library's classes. The parameters
+``order``, ``slots`` and ``unsafe_hash`` are missing; add one of them when a class needs it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ else:
                 _set_unless_defined(made, "__repr__", _repr)
             if eq:
                 _set_unless_defined(made, "__eq__", _eq)
-                # Python itself puts None there for a class that defines only __eq__.
+                # None counts as undefined, because Python itself sets __hash__ to None in a class
+                # that defines only __eq__.
                 if made.__dict__.get("__hash__") is None:
                     made.__hash__ = _hash if frozen else None
             if frozen:
@@ -53,7 +55,7 @@ def _set_unless_defined(cls: type, name: str, method: Any) -> None:
 
 
 def _compared(instance: Any) -> tuple[Any, ...]:
-    """Get the values that decide whether two instances of a class are equal."""
+    """Return the values of the fields that decide whether two instances of a class are equal."""
     fields = instance.__dataclass_fields__.values()
     return tuple(getattr(instance, field.name) for field in fields if field.compare)
 
@@ -76,10 +78,10 @@ def _repr(self: Any) -> str:
 
 
 def _set_once(self: Any, name: str, value: object) -> None:
-    """Set a field of a frozen instance, which only its ``__init__`` may do.
+    """Set a field of a frozen instance if the field has no value yet, else raise an error.
 
-    The ``__init__`` of a class that is not frozen assigns to each field, so a field may be set as
-    long as the instance has no value for it.
+    ``__init__`` is compiled for a class that is not frozen, so it assigns to each field. This is
+    allowed because the instance has no value for the field then.
     """
     if name in self.__dict__ or name not in self.__dataclass_fields__:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

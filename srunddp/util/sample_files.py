@@ -1,7 +1,7 @@
 """The columns of the files that ``--monitor`` writes and ``srunddp report`` reads.
 
-docs/reference/files.md describes them. New columns go at the end of a file; readers find columns by
-name.
+docs/reference/files.md describes the columns. Add a new column after all others of its file;
+readers find columns by name.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class Use(Enum):
 
     Attributes:
         TIME: Unix time in seconds.
-        KEY: Which rank, link or GPU the row is about, in a file that covers several.
+        KEY: Which rank, link or GPU the row is about, in a file with rows about several of them.
         COUNTER: A number that grows, and starts again after a restart.
         GAUGE: A number that goes up and down.
         WORD: A text, or a number of which the latest value is enough.
@@ -30,7 +30,11 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class SampleFile:
-    """One kind of file; ``columns`` maps each column's name to its use, in file order."""
+    """A kind of file that ``--monitor`` writes.
+
+    Attributes:
+        columns: The use of each column, by the column's name, in the order of the file.
+    """
 
     columns: Mapping[str, Use]
 
@@ -46,7 +50,9 @@ class SampleFile:
 
     @property
     def key(self) -> str:
-        """The column that tells what a row is about; empty if all rows are about the same thing."""
+        """The name of the column that tells which rank, link or GPU a row is about; empty if the
+        file has no such column.
+        """
         return next(iter(self.having(Use.KEY)), "")
 
     def having(self, *uses: Use) -> tuple[str, ...]:
@@ -104,8 +110,8 @@ LINKS = SampleFile(
         "sent_bytes": Use.COUNTER,
     }
 )
-# This column has the reasons, joined as in thermal+power_cap. Used as a gauge, it says whether heat
-# is one of them.
+# The name of the column with the reasons for a lower clock, joined as in thermal+power_cap. Where
+# the column is used as a gauge, its number says whether heat is one of the reasons.
 THROTTLED = "throttled"
 # The values sampled for each GPU, in the order of the columns.
 GPU_FIELDS = {
@@ -131,7 +137,7 @@ GPU_FIELDS = {
 GPUS = SampleFile(
     {"time": Use.TIME, "uuid": Use.KEY, "index": Use.WORD, "name": Use.WORD} | GPU_FIELDS
 )
-# What was wrong with GPUs, each fault once. The last column has no comma.
+# The faults of GPUs, with one row for each. The text of the last column never has a comma.
 GPU_FAULTS = SampleFile(
     {
         "time": Use.TIME,
@@ -142,5 +148,6 @@ GPU_FAULTS = SampleFile(
         "fault": Use.WORD,
     }
 )
-# The files of a node; the key is part of the file's name, for example node01.gpus.csv.
+# The files that are written for each node. The key is a part of the file's name: the file of "gpus"
+# is, for example, node01.gpus.csv.
 OF_A_NODE = {"node": NODE, "tasks": TASKS, "links": LINKS, "gpus": GPUS}

@@ -1,5 +1,5 @@
 """Read files of a folder in which somebody else may have put anything: a named pipe, a link to a
-device, or a line that does not end.
+device, or a file with an endless line.
 """
 
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE = 1 << 20  # bytes; a longer line is left out
-LONGEST_TEXT = 64 << 20  # bytes
+LONGEST_TEXT = 64 << 20  # bytes; the rest of a longer file is not read
 
 
 class NotPlainError(OSError):
-    """A path leads to a folder, a pipe, a device or the like instead of a plain file."""
+    """A path leads to a folder, a pipe, a device or the like, and not to a plain file."""
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -23,7 +23,7 @@ def open_plain(path: Path) -> BinaryIO:
         NotPlainError: The path does not lead to a plain file.
         OSError: The file cannot be read.
     """
-    # O_NONBLOCK: without it, opening a named pipe would wait for a writer, maybe forever.
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer, maybe forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -32,7 +32,8 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a plain file with their ends; the last one may have none.
+    """Yield the lines of a plain file with their line ends, which the last line may lack. Lines of
+    more than 1 MiB are left out.
 
     Raises:
         OSError: As for :func:`open_plain`.

@@ -7,15 +7,17 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WITHIN = 5.0  # seconds, after which Slurm counts as not answering
-# A job ``4711``, a task of an array ``4711_3``, or a step ``4711.0``.
+WITHIN = 5.0  # seconds that a command of Slurm may take by default
+# Matches the number of a job (4711), of a task of a job array (4711_3) or of a job step (4711.0).
 JOB = re.compile(r"(?P<number>\d{1,18})(?:_(?P<task>\d{1,18}))?(?:\.(?P<step>\d{1,9}))?", re.ASCII)
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
-# Makes Slurm print times in seconds since the epoch and messages in English.
+# Variables that make Slurm's commands print times in seconds since the epoch, and messages in
+# English.
 _FORMAT = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
-# A value may contain spaces, as in a job's name or comment: it ends where the next "Name=" begins.
-_FIELD = re.compile(r"([\w:/]+)=(.*?)(?= +[\w:/]+=| *$)")  # of scontrol
-# Field names of scontrol, and the sacct names of the same fields.
+# Matches a field of scontrol's output. Its value may contain spaces, as in a job's name or comment,
+# and ends where the next "Name=" begins.
+_FIELD = re.compile(r"([\w:/]+)=(.*?)(?= +[\w:/]+=| *$)")
+# sacct's name of each field, by scontrol's name of the same field.
 _NAMES = {
     "JobId": "JobIDRaw",
     "JobState": "State",
@@ -33,15 +35,17 @@ class Job:
     """What Slurm knows about a job.
 
     Attributes:
-        number: The job's number; a task of an array has one of its own.
-        folder: The working directory.
+        number: The job's number. Each task of an array has a different one.
+        folder: The job's working directory.
         limit_s: The time limit in seconds; None if there is none or it is unknown.
         lasted_s: How many seconds the job has run; None if unknown.
-        state: For example ``TIMEOUT``.
-        exit_code: For example ``1:0``; the second number is the signal.
-        started, ended: Seconds since the epoch, of the latest start; None if this has not happened
-            yet or is unknown.
-        output: The file of standard output; only the controller knows it.
+        state: Slurm's name of the job's state, for example ``TIMEOUT``; empty if unknown.
+        exit_code: The exit code and, after a colon, the signal, for example ``1:0``; empty if
+            unknown.
+        started, ended: When the job began (the last time, if it was requeued) and ended, in seconds
+            since the epoch; None if this has not happened yet or is unknown.
+        output: The path of the file of standard output; empty if unknown, as for a job that only
+            sacct still knows.
     """
 
     number: str
@@ -64,16 +68,18 @@ def run(
     as_is: bool = False,
     start_new_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command and wait for it.
+    """Run a command, wait for it, and return its exit code and output.
 
     Args:
         command: The command and its arguments.
-        environ: The command's environment; this process's if None.
+        environ: The command's environment variables; None for those of this process.
         timeout: Seconds after which the command is killed; None for no limit.
         input: The text for standard input, which is empty by default.
-        as_is: Do not set language and time format, for a command that passes its environment on to
-            a job.
-        start_new_session: Keep signals to this process's group away from the command.
+        as_is: Whether to leave the variables for language and time format as they are, for a
+            command that passes its environment on to a job. Otherwise the command prints English
+            messages and times in seconds.
+        start_new_session: Whether to run the command in a new session, so that it gets no signals
+            that are sent to this process's group.
 
     Raises:
         OSError: The command cannot be started.
@@ -82,8 +88,7 @@ def run(
     return subprocess.run(
         command,
         env={**(os.environ if environ is None else environ), **({} if as_is else _FORMAT)},
-        # Never pass on this process's own input: if it is a terminal, the command could wait for
-        # it.
+        # Never pass on this process's standard input: the command could wait for a terminal.
         input=input or "",
         capture_output=True,
         encoding="utf-8",
@@ -94,12 +99,13 @@ def run(
 
 
 def outside(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
-    """Return the variables without those of the present job, for a command that must not act on it.
+    """Return environment variables without those of the Slurm job in which this process runs, so
+    that a command with the returned variables does not act on this job.
 
     Args:
-        environ: The variables to start from.
-        kept: Names of Slurm variables to keep, in addition to those that Slurm's commands need to
-            find the cluster.
+        environ: The environment variables of this process.
+        kept: Names of further Slurm variables to keep. Those that Slurm's commands need to find the
+            cluster are kept anyway.
     """
     # srun and sbatch read most of a job's variables like options: if SLURM_JOB_ID is set, srun
     # would start a step in that job.
@@ -128,16 +134,18 @@ def output(
 
     Args:
         command: The command and its arguments.
-        environ: The command's environment; this process's if None.
-        timeout: The time limit in seconds.
-        any_status: Return the output of a failing command too, followed by its errors.
+        environ: The command's environment variables; None for those of this process.
+        timeout: Seconds that the command may take.
+        any_status: Whether to return the output even if the command fails. What the command writes
+            to standard error is then added after its output.
 
     Returns:
-        Empty if the command does not exist, takes too long or (without ``any_status``) fails.
+        The output; empty if the command does not exist, takes too long or (without ``any_status``)
+        fails.
     """
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         done = run(command, environ, timeout=timeout)
-        # Some callers look for an error message, for example scontrol's about a step that is gone.
+        # Some callers look for an error message, as that of scontrol about a job step that is over.
         if any_status:
             return done.stdout + done.stderr
         if done.returncode:
@@ -151,10 +159,10 @@ def job(what: str) -> Job | None:
     job.
 
     Args:
-        what: ``4711``, or a task of an array, ``4711_3``.
+        what: The number of a job, such as ``4711``, or of a task of an array, such as ``4711_3``.
 
     Returns:
-        None if neither command knows the job.
+        What Slurm knows; None if neither command knows the job.
     """
     lines = output("scontrol", "--oneliner", "show", "job", what).splitlines()
     found = [dict(_FIELD.findall(line)) for line in lines if line.startswith("JobId=")]
@@ -166,7 +174,8 @@ def job(what: str) -> Job | None:
         found = [dict(zip(_NAMES, row, strict=True)) for row in rows if len(row) == len(_NAMES)]
     if not found:
         return None
-    # For an array scontrol prints one record per task, whose JobId is the task's own number.
+    # For a job array, scontrol prints a record for each task, with the task's job number as JobId.
+    # Prefer the record whose JobId was asked for.
     own = dict.fromkeys((*_NAMES, "StdOut"), "") | next(
         (each for each in found if each["JobId"] == what), found[0]
     )

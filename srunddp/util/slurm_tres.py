@@ -6,8 +6,8 @@ import re
 def tres_count(text: str, resource: str) -> int:
     """Sum the counts of a resource, over all its types, in a list of TRES.
 
-    Slurm has written the list in several ways: ``gres:gpu:2`` in 23.02, ``gres/gpu=2`` and
-    ``gres/gpu:a100=2`` since; the option takes ``gres/gpu:a100:2`` as well.
+    The notation depends on the version of Slurm: 23.02 writes ``gres:gpu:2``, later versions write
+    ``gres/gpu=2`` and ``gres/gpu:a100=2``. The option also takes ``gres/gpu:a100:2``.
 
     Args:
         text: The list, such as ``cpu=4,gres/gpu:a100=2``.

@@ -1,5 +1,5 @@
-"""click's usage errors in the form of all errors: found; expected -> hint. Imported only when
-needed.
+"""Turns click's usage errors into srunddp's, which are written as "found; expected -> hint". This
+module is imported only after such an error.
 """
 
 import re
@@ -15,8 +15,8 @@ _FOREIGN = Path(__file__).with_name("foreign_options.yaml")
 
 
 def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
-    """Turn an error of click into one of srunddp: a ConfigError if an environment variable is
-    wrong, else a UsageError.
+    """Turn an error of click into an error of srunddp: a ConfigError if the value of an environment
+    variable is wrong, else a UsageError.
 
     Args:
         refused: What click raised.
@@ -63,10 +63,11 @@ def _no_such_command(message: str, known: list[str], see: str) -> UsageError:
 
 
 def foreign(option: str) -> tuple[str, str] | None:
-    """Find the launcher that has an option, and the hint that says what srunddp has instead.
+    """Find the launcher that has an option, such as torchrun.
 
     Returns:
-        None if no known launcher has the option.
+        The launcher's name, and a hint that says what to use in srunddp instead. None if no known
+        launcher has the option.
     """
     for launcher, rows in yaml.safe_load(_FOREIGN.read_text(encoding="utf-8")).items():
         for names, answer in rows.items():
@@ -102,7 +103,9 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
 
 
 def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) -> SrunddpError:
-    """Report a bad value, naming the option as written, or the environment variable that set it."""
+    """Return the error for a bad value. It names the environment variable if the value is from one,
+    else the option or argument.
+    """
     value, _, expected = refused.message.rstrip(".").partition("; expected ")
     if choices := param.type.choices if isinstance(param.type, click.Choice) else ():
         value = value.partition(" is not one of")[0]

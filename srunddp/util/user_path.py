@@ -1,4 +1,4 @@
-"""Paths in a configuration, in which no shell has expanded ``~`` and variables."""
+"""Expands ``~`` and variables in paths from a configuration, which no shell has expanded."""
 
 import os
 import re
@@ -18,7 +18,8 @@ def expanded(path: str | os.PathLike[str], name: str) -> str:
     Raises:
         ConfigError: A variable is not set, or there is no such user.
     """
-    # Both functions leave what they cannot replace, so a "$" or "~" that remains is an error.
+    # expandvars() and expanduser() leave unchanged what they cannot replace. So a variable or a "~"
+    # that is still there is an error.
     found = os.path.expanduser(os.path.expandvars(os.fspath(path)))
     if missing := _VARIABLE.search(found):
         raise ConfigError(

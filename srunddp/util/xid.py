@@ -17,14 +17,14 @@ from srunddp.util.quick_dataclass import dataclass
 
 
 class XidKind(Enum):
-    """Whose fault an Xid is.
+    """What has most likely caused an Xid.
 
     Attributes:
-        PROGRAM: Most likely the program's fault: it would happen on any GPU.
-        HARDWARE: The GPU's fault. The catalogue asks for a reset of the GPU or a restart of the
-            machine; until then the GPU cannot be used.
-        LINK: A fault of an NVLink. The GPU at the other end may be to blame.
-        OTHER: Not known.
+        PROGRAM: The program. The same program would cause the Xid on any GPU.
+        HARDWARE: The GPU. The catalogue asks for a reset of the GPU or a restart of the machine;
+            until then the GPU cannot be used.
+        LINK: An NVLink. The fault may also be that of the GPU at the other end of the link.
+        OTHER: Unknown: the Xid alone does not tell the cause.
     """
 
     PROGRAM = "program"
@@ -35,11 +35,11 @@ class XidKind(Enum):
 
 @dataclass(frozen=True)
 class Xid:
-    """One number of the list.
+    """An Xid and its meaning.
 
     Attributes:
-        number: The number.
-        kind: Whose fault it is.
+        number: NVIDIA's number.
+        kind: What has most likely caused the Xid.
         text: What has happened, in a few words; empty for a number that is not in the list.
     """
 
@@ -99,12 +99,15 @@ XIDS: Mapping[int, Xid] = {
 
 
 def xid(number: int) -> Xid:
-    """Return the list's entry for a number; one of kind ``OTHER`` for a number that has none."""
+    """Return the entry of :data:`XIDS` for a number; for a number that is not listed, an entry of
+    kind ``OTHER`` without a text.
+    """
     return XIDS.get(number, Xid(number, XidKind.OTHER))
 
 
 def pattern(kinds: Iterable[XidKind]) -> str:
-    """Return a regular expression, in brackets, that matches the numbers of some kinds.
+    """Return a regular expression, as a non-capturing group, that matches the numbers of the Xids
+    of some kinds.
 
     Args:
         kinds: The kinds whose numbers are to match.

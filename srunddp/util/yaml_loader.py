@@ -1,5 +1,5 @@
 """PyYAML's loader with a limit on how deeply a file may be nested. Only :mod:`yaml_source` imports
-it, when it reads a file.
+this module, and only when it reads a file.
 """
 
 from __future__ import annotations
@@ -8,18 +8,20 @@ from typing import Any
 
 import yaml
 
-DEEPEST = 50  # levels; PyYAML recurses for each, and Python allows about a thousand nested calls
+DEEPEST = 50  # levels. PyYAML recurses at each level, and Python allows about 1,000 nested calls
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Loader that refuses more than :data:`DEEPEST` nested levels, and names the position."""
+    """A loader that raises an error, with the position in the file, at a node that is nested more
+    than :data:`DEEPEST` levels deep.
+    """
 
     def __init__(self, stream: bytes) -> None:
         super().__init__(stream)
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
-        """Return the next node, with all that is in it.
+        """Return the next node with the nodes nested in it.
 
         Raises:
             yaml.MarkedYAMLError: The node is nested too deeply.

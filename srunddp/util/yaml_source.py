@@ -1,4 +1,4 @@
-"""Parse a YAML file, and name the position of a part of it."""
+"""Parse a YAML file, and name the position of a node in it for messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from srunddp.errors import ConfigError
 if TYPE_CHECKING:
     import yaml
 
-# Fragments of PyYAML's messages, each with an explanation for users who do not know YAML, and a
-# hint. LINE stands for the line in which the part begins that PyYAML could not finish.
+# For each known mistake, a fragment of PyYAML's message, and what users who do not know YAML get
+# instead: an explanation and a hint. LINE is replaced by the number of the line in which the
+# unfinished list or mapping begins.
 _KNOWN = {
     r"character '\t'": ("a tab", "indent with spaces"),
     "alphabetic or numeric": ("a * or & without quotes", 'quote the whole value: "*"'),
@@ -41,10 +42,11 @@ def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
     Args:
         text: The file's content.
         path: The file's name, for messages.
-        error: More arguments for the ConfigError.
+        error: Further arguments of :class:`ConfigError`: ``expected``, ``hint`` and ``scope``. The
+            hint is replaced by a better one if the mistake is a known one.
 
     Returns:
-        None for an empty file.
+        The root node; None for an empty file.
 
     Raises:
         ConfigError: The text is not YAML; the error names file, line and column.
@@ -74,8 +76,8 @@ def _error_position(error: Exception, text: bytes, path: str) -> str:
     if mark := getattr(error, "problem_mark", None):
         return f"{path}:{mark.line + 1}:{mark.column + 1}"
     position = getattr(error, "position", None) or 0
-    # The position counts characters if a character is not allowed, but bytes if they cannot be
-    # decoded.
+    # For a character that YAML does not allow, PyYAML's position counts characters; for bytes that
+    # cannot be decoded, it counts bytes.
     if "special" in str(error):
         whole = text.decode(errors="replace")
     else:
@@ -85,12 +87,16 @@ def _error_position(error: Exception, text: bytes, path: str) -> str:
 
 
 def yaml_position(path: str, node: yaml.Node) -> str:
-    """Return where a node begins, as editors count: FILE:LINE:COLUMN, both from 1, not from 0."""
+    """Return where a node begins, as FILE:LINE:COLUMN. Line and column are counted from 1, as
+    editors do.
+    """
     return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def shown(node: yaml.Node) -> str:
-    """Describe a node of the wrong kind for a message: its text (80 characters) or its type."""
+    """Describe the value of a node for an error message: a text in quotes, of at most 80
+    characters, or the kind of node in words.
+    """
     if type(node).__name__ == "ScalarNode":
         return repr(node.value if len(node.value) <= 80 else node.value[:79] + "…")
     if type(node).__name__ == "SequenceNode":
