@@ -34,7 +34,7 @@ class DecisionState(Enum):
     WAITING_FOR_CAUSE = (
         "a rank has failed, likely because of another failure that has not reached rank 0 yet"
     )
-    WAITING_FOR_SILENT = "the same, and a rank that cannot be reached may be the cause"
+    WAITING_FOR_SILENT = "a rank has failed, and one that cannot be reached may be the cause"
     WAITING_FOR_ALL = "ranks have ended by the launcher's signal, or have agreed to stop"
     ASKING_STALLED = "no rank makes a step, and all ranks at work have been asked for their stacks"
     ASKING_OTHERS = (
@@ -72,7 +72,8 @@ class DecisionEvent(Enum):
     IS_NO_HANG = "a failure that a hanging rank cannot have caused"
     ANSWERED = "all ranks that were asked have answered, or the state's time is over"
     UNEXPLAINED = (
-        "the same, but no failure and no stack tells the cause, and there are three nodes or more"
+        "the answers are there or their time is over, but no failure and no stack tells the cause,"
+        " and there are three nodes or more"
     )
     PROBED = "all nodes have said which others they reach, or the state's time is over"
     GPUS_MAY_TELL = "a GPU may be the reason, and a rank is there that may know of it"
