@@ -15,8 +15,8 @@ _FSDP_HINT = "leave it out; for FSDP write a loop of your own, such as docs/exam
 
 @dataclass(frozen=True, kw_only=True)
 class DDPConfig(SettingsBase):
-    """Settings of DistributedDataParallel, by its names. Those that require something of the model
-    are off.
+    """Settings of DistributedDataParallel, by the names of its arguments. Settings that not every
+    model allows are off by default.
 
     Attributes:
         gradient_as_bucket_view: keep gradients in the buckets of the all-reduce, which saves a copy
@@ -86,8 +86,8 @@ class CheckpointConfig:
 
     Attributes:
         every_epochs: epochs between checkpoints; 0 for never.
-        every_steps: the same in optimizer steps.
-        every_minutes: the same in minutes.
+        every_steps: optimizer steps between checkpoints; 0 for never.
+        every_minutes: minutes between checkpoints; 0 for never.
         keep_last: how many of the newest are kept.
         keep_best: how many of the best by ``monitor`` are kept as well; if above 0, each new best
             figure also writes a checkpoint.
@@ -155,7 +155,7 @@ class Config(SettingsBase):
             this rank may use, unless ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
         seed: seed for the order of samples and for the workers' random numbers.
         evaluate_every_epochs: epochs between evaluations on the validation data; 0 for never.
-        evaluate_every_steps: the same in optimizer steps.
+        evaluate_every_steps: optimizer steps between evaluations; 0 for never.
         monitor: figure of evaluations that decides which model is best: ``loss`` or a metric. With
             several validation sets it is that of the first one, or ``NAME/loss``; without
             ``val_data``, that of training.

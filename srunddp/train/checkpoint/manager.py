@@ -112,8 +112,8 @@ class CheckpointManager:
     ) -> Path:
         """Copy the state, and write it in the background.
 
-        A checkpoint is skipped if the previous one is still being written. A line reports that, and
-        errors of the disk; training goes on.
+        A checkpoint is skipped if the previous one is still being written. A skipped checkpoint and
+        an error of the disk are reported in a line, and training goes on.
 
         Args:
             step: The number of optimizer steps done so far.
@@ -174,9 +174,9 @@ class CheckpointManager:
         """Load a checkpoint: the state given to ``save()``, with tensors on the CPU, and the
         manager's own key ``srunddp``; None for a new run.
 
-        From then on, checkpoints of runs that began earlier are refused. Rank 0 sends its file to
-        ranks that do not see it. With a GPU the tensors stay in the file until they are used: copy
-        those that are not moved to the GPU.
+        From then on, runs that began earlier can no longer write checkpoints here. Rank 0 sends its
+        file to ranks that do not see it. With a GPU the tensors stay in the file until they are
+        used: copy those that are not moved to the GPU.
 
         Args:
             resume: ``auto`` for the newest complete checkpoint, if any; a checkpoint's path, which
@@ -260,14 +260,14 @@ class CheckpointManager:
             ) from None
 
     def _choose(self, resume: str) -> tuple[Path, dict[str, Any] | None]:
-        # Nobody has chosen resume= for this start: Slurm has started the job again, or --restarts
-        # the script, with the command line of the first start.
+        # If Slurm has started the job again, or srunddp the script because of --restarts, the
+        # command line is that of the first start, so nobody has chosen resume= for this start.
         by_slurm = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         restarted = restart_count() > 0 or by_slurm
         if resume == "never" and not restarted:
             self._refuse_earlier_run()
-        # Begin before looking for the newest: otherwise an earlier run could still write a newer
-        # checkpoint than the one from which this run continues. From here on it is refused.
+        # Begin before looking for the newest checkpoint: otherwise an earlier run could still write
+        # a newer one than that from which this run continues. From begin() on it cannot.
         with self._writing():
             self._directory.begin()
         if resume == "auto" or restarted:
@@ -308,7 +308,7 @@ class CheckpointManager:
 def _send_checkpoint(
     world: World, path: Path, size: int, *, lacking: bool
 ) -> dict[str, Any] | None:
-    """Send rank 0's file to the ranks that lack it; all ranks call this.
+    """Send rank 0's file to the ranks that lack it, by broadcasts in which all ranks take part.
 
     Args:
         world: The ranks.
