@@ -23,7 +23,7 @@ _runs_of_this_process: dict[str, object] = {}
 
 
 class StopTraining(Exception):  # noqa: N818 - not an error
-    """All ranks have agreed to stop after this step."""
+    """Ends the training loop on all ranks, which have agreed to stop after this step."""
 
 
 class CheckpointPolicy:

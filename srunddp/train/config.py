@@ -26,7 +26,7 @@ class DDPConfig(SettingsBase):
             parameters.
         bucket_cap_mb: megabytes of gradients per all-reduce; None is torch's 25.
         find_unused_parameters: needed if some parameters get no gradient in some steps; costs a
-            walk of the graph.
+            search of the graph in each step.
         broadcast_buffers: send rank 0's buffers to all ranks once a step and before an evaluation;
             free without buffers.
         sync_batchnorm: compute BatchNorm's statistics over the samples of all ranks; GPUs only.
@@ -107,8 +107,8 @@ class PreemptionConfig:
     Attributes:
         signals: names without SIG: after such a signal the ranks finish the step, write a
             checkpoint and requeue the job. SIGTERM always does the same without requeueing.
-        lead_seconds: do the same this long before the known end of a Slurm job, but not before half
-            of the time that was left at the start is over; 0 for never.
+        lead_seconds: seconds before the known end of a Slurm job at which the ranks do the same,
+            but not before half of the time that was left at the start is over; 0 for never.
         requeue: let Slurm start the job again; false exits with 75.
         max_requeues: the most requeues, as counted by ``SLURM_RESTART_COUNT``.
     """

@@ -21,7 +21,7 @@ class WorldSizes:
     Attributes:
         first: The number of ranks in the first start.
         now: The number of ranks in this start.
-        later: The possible numbers in this start or a later one, the greatest first.
+        later: The numbers of ranks that this start or a later one may have, the greatest first.
     """
 
     first: int

@@ -310,7 +310,9 @@ def _seed_of(state: bytes, rank: int) -> int:
 
 
 def forget_normal() -> None:
-    """Drop the normal number that numpy keeps, as the end of an :class:`IsolatedRng` does."""
+    """Drop the normal number that numpy keeps for the next call, as an :class:`IsolatedRng` does at
+    its end; with numpy older than 1.24 do nothing.
+    """
     # Setting a bit generator, even the one in use, makes numpy forget the number.
     numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
     if hasattr(numpy, "set_bit_generator"):

@@ -77,7 +77,8 @@ class StartSettings:
                 yield f"{name} was {old}, and is {new} from here on"
 
     def keep(self, before: StartSettings, *, same_schedule: bool) -> None:
-        """Take over the settings of a checkpoint that are used, for later checkpoints.
+        """Replace settings by those of the checkpoint if the checkpoint's are used, so that later
+        checkpoints contain the settings in use.
 
         Args:
             before: The settings of the checkpoint.

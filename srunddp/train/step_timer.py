@@ -180,7 +180,7 @@ class _Gpu:
 
 
 def make_step_timer(device: torch.device) -> ThroughputMeter:
-    """Return a timer that measures with ``--monitor``, and nothing otherwise.
+    """Return a timer that measures if the run has ``--monitor``, else one that measures nothing.
 
     Args:
         device: The device of this rank.

@@ -202,7 +202,7 @@ def remove_temporaries(folder: Path, name: str) -> None:
         name: The final name of the files, a pattern of :func:`Path.glob`.
     """
     for temporary in folder.glob(f"{name}.*.tmp"):
-        # A file that stays only takes space: the save must not fail because of it.
+        # A file that cannot be deleted only takes space: the save must not fail because of it.
         with suppress(OSError):
             temporary.unlink()
 
@@ -230,7 +230,8 @@ class _HashedFile:
 
     Attributes:
         length: The number of bytes written so far.
-        error: The error of the write. torch replaces it by its own RuntimeError, without the errno.
+        error: The error of a write that failed; None if none has failed. torch raises a
+            RuntimeError without the errno in its place.
     """
 
     def __init__(self, file: io.FileIO | io.BytesIO) -> None:
@@ -257,7 +258,8 @@ class _HashedFile:
 
 
 def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
-    # Unbuffered: torch writes in large pieces, and a disk error then comes from the write itself.
+    # Open the file unbuffered: torch writes in large pieces, and a disk error is then raised by the
+    # write itself.
     with open(temporary, "xb+", buffering=0) as file:
         line = _save(file, path, state)
         # _save() has read the file from its beginning, to check whether it can be loaded.

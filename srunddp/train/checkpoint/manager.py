@@ -88,8 +88,9 @@ class CheckpointManager:
         self._directory = CheckpointDirectory(path, keep_last, keep_best)
         self.scores = self._directory.scores
         self._writer = AsyncCheckpointer(self._directory, self._log)
-        # On a CPU, load_state_dict() may keep a tensor as it is, so an optimizer would work in a
-        # mapped file that rank 0 deletes later. Tensors for a GPU are copied.
+        # Map files only if this rank has a GPU, to which tensors are copied. On a CPU,
+        # load_state_dict() may keep a tensor as it is, so an optimizer would work in a mapped file
+        # that rank 0 deletes later.
         self._mmap = world.device.type != "cpu"
         on_rank_zero(world, self._make_folder)
 
@@ -163,10 +164,10 @@ class CheckpointManager:
         return on_rank_zero(self._world, self._writer.wait)
 
     def report(self) -> list[Path]:
-        """Return, on rank 0, the files that were written since the last call; elsewhere an empty
-        list.
+        """Return, on rank 0, the files that were written since the last call; an empty list on
+        other ranks.
 
-        A file that could not be written is reported in a line.
+        If a file could not be written, a line for the user says so.
         """
         return [self.path(step) for step in self._writer.poll()]
 
@@ -198,7 +199,8 @@ class CheckpointManager:
                 return (str(path.absolute()), last_line(path), path.stat().st_size)
             return None
 
-        # Only one rank chooses: on NFS, listings of a folder may differ between nodes for seconds.
+        # Let rank 0 choose for all: on NFS, listings of a folder may differ between nodes for
+        # seconds.
         chosen = on_rank_zero(self._world, choose)
         if not chosen:
             return None
@@ -214,8 +216,9 @@ class CheckpointManager:
             if is_lacking:
                 state = sent
         assert state is not None
-        # A tensor in a mapped file, or in the bytes of a broadcast, keeps the whole checkpoint in
-        # memory. The step counters of Adam, which stay on the CPU, would do so.
+        # Copy small tensors: one that stays in the mapped file, or in the bytes of a broadcast,
+        # keeps all of the checkpoint in memory. So would the step counters of Adam, which stay on
+        # the CPU.
         state = map_tensors(state, _cloned_if_small, lambda value: value)
         self.scores.update(state[OWN]["scores"])
         event("resumed", state[OWN]["step"])
@@ -298,7 +301,8 @@ class CheckpointManager:
 
     def _same(self, path: Path, line: str) -> dict[str, Any] | None:
         """Load the file at that path if it is rank 0's file; return None otherwise."""
-        # A folder of that name may be a different one on each node, as under /tmp.
+        # Compare the last line, because a folder of that name may be a different one on each node,
+        # as under /tmp.
         with suppress(CheckpointError):
             if last_line(path) == line:
                 return load_checkpoint(path, mmap=self._mmap)

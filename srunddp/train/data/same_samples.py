@@ -124,8 +124,8 @@ class SameSamples:
     def state_dict(self) -> dict[str, Any]:
         """Return, as plain values, the fingerprints of the samples that the run began with.
 
-        If these were never noted, as in a checkpoint without them, they are those of the first
-        samples that this process has read.
+        A fingerprint with which newer samples could not be compared, because it was from another
+        epoch, is replaced by that of the newer samples.
         """
         return {
             source: {"epoch": record.epoch, **record.fingerprint.state_dict()}

@@ -319,7 +319,8 @@ def _prepared(model: nn.Module, world: World, config: Config) -> nn.Module:
     """Return the model, with SyncBatchNorm and activation checkpointing if configured.
 
     Raises:
-        ConfigError: The model has no modules of these names, or the device has no SyncBatchNorm.
+        ConfigError: The model has no module of a class in ``activation_checkpointing``, or the
+            device has no SyncBatchNorm.
     """
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.activation_checkpointing)

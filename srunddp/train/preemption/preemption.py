@@ -89,8 +89,8 @@ class Preemption:
         often.
 
         About once a second this is an all-reduce; otherwise it takes less than a microsecond. Once
-        it has returned True, it always does, and Ctrl-C and ``--stall-timeout`` no longer end a
-        rank, because a checkpoint has to be written.
+        it has returned True, it returns True in all later calls, and Ctrl-C and ``--stall-timeout``
+        no longer end a rank, because a checkpoint has to be written.
 
         Args:
             checkpoint_due: Whether this rank wants a checkpoint, for a reason that others cannot
@@ -177,8 +177,8 @@ class Preemption:
         error = stopped(cause, step, Path(checkpoint), refused)
         if self._world.rank == 0 and not is_supervised():
             _log.warning("srunddp: %s (exit code %d)", error, error.code)
-        # Slurm is about to end the job. If the rank ended now, the job script would go on, with
-        # commands that are meant for a finished training.
+        # An empty reason means that Slurm is about to end the job. If the rank ended now, the job
+        # script would go on, with commands that are meant for a finished training.
         if refused == "":
             wait_for_term(self._requests)
         raise error
