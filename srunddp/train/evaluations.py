@@ -9,7 +9,7 @@ from srunddp.train.config import Config
 from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.state import TrainingState
 
-# A figure whose name ends in one of these words is better if it is smaller, or greater.
+# Endings of figures' names that say whether a smaller or a greater figure is better.
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 _GREATER_IS_BETTER = ("accuracy", "f1", "auroc", "precision", "recall", "iou")
 

@@ -58,7 +58,7 @@ class LoopContext:
         world: The ranks that train together.
         state: Where training stands; the loop counts its steps and epochs.
         ddp: The model in DistributedDataParallel. After a callback the loop makes it share the
-            gradients of those parameters that require one by then.
+            gradients of those parameters that require a gradient by then.
         metrics: The metrics of training and evaluations, by name.
         val_metrics: The metrics of evaluations only, by name.
         weight: Returns how much a batch counts; None for its number of samples.
@@ -238,7 +238,7 @@ class FitLoop:
                 ),
                 hint="pass val_collate=collate, or val_collate=torch.utils.data.default_collate",
             )
-        # Do this before creating the loaders: forked workers inherit torch's number of threads.
+        # Set the number of threads before creating the loaders, because forked workers inherit it.
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(
             given.train_data,
@@ -625,8 +625,8 @@ class FitLoop:
         figure, is_best = self.evaluations.record(figures)
         self._schedulers.after_evaluation(figure)
         if is_best and self.policy and self._config.checkpoint.keep_best:
-            # Saving is a collective, so all ranks have to set this. They do, because their figures
-            # are the same.
+            # Saving is a collective, so ``due`` must be the same on all ranks. It is, because the
+            # figures are the same.
             self.policy.due = True
 
     def maybe_checkpoint(self) -> None:

@@ -117,8 +117,9 @@ class AsyncCheckpointer:
             self._failed = self._failure(self._error)
             self._log(str(self._failed))
         else:
-            # This is not the disk's fault: the state contains something that cannot be loaded,
-            # another run has begun here, or this code is wrong. Going on would not help.
+            # The error is not one of the disk: the state contains something that cannot be loaded,
+            # another run has begun in the folder, or this code is wrong. The next checkpoint would
+            # fail too.
             raise self._error
         return True
 

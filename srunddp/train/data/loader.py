@@ -147,8 +147,8 @@ class DistributedDataLoader:
             sharded,
             equal_batches,
         )
-        # Whether one indexing operation per tensor makes a batch. Not for a subclass of
-        # TensorDataset: it may have its own __getitem__, so it is read sample by sample.
+        # Whether one indexing operation per tensor makes a batch. A subclass of TensorDataset may
+        # have its own __getitem__, so it is read sample by sample.
         in_memory = type(data) is TensorDataset and collate is None
         # Tensors that are on a GPU already can be neither pinned nor copied asynchronously.
         is_on_gpu = in_memory and any(

@@ -92,9 +92,10 @@ class DDPModel:
         if world.world_size > 1:
             self._wrap()
         sparse = any(getattr(module, "sparse", False) for module in model.modules())
-        # training(None) gives dense gradients of 0, in a graph without the model's layers. It does
-        # not do with a static graph, which has to be the same in each step, nor if other ranks have
-        # sparse gradients, nor with SyncBatchNorm, whose forward pass is a collective.
+        # training(None) gives dense gradients of 0, in a graph without the model's layers. So it
+        # cannot replace a batch with a static graph, which has to be the same in each step, nor if
+        # other ranks have sparse gradients, nor with SyncBatchNorm, whose forward pass is a
+        # collective.
         self._runs_always = self._static or sparse or config.ddp.sync_batchnorm
         self.collectives = CollectiveWatch(world)
         self.evaluation_collectives = CollectiveWatch(world)
