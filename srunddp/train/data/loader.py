@@ -396,7 +396,7 @@ class DistributedDataLoader:
             sent = _one_ahead(sent)
         for step in sent:
             # Wait by the event of this step: if the next step was read ahead, the GPU need not wait
-            # for the copy of that one.
+            # for the copy of the next step.
             self._transfer.arrived(step.batches, step.copied)
             yield step
         self.set_epoch(self._epoch + 1)
@@ -471,7 +471,8 @@ def _order_and_length(
                 "data with indices",
                 "let it yield in that order",
             )
-        # The length of a sharded data set is not known: a rank knows at best that of its own shard.
+        # The length of a sharded data set is not known: a rank knows at best the length of its own
+        # shard.
         if sharded:
             return None, None
         return None, length

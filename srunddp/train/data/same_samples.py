@@ -1,4 +1,6 @@
-"""Checks that all ranks have the same samples, and that a resumed run has those it began with."""
+"""Checks that all ranks have the same samples, and that a resumed run still has the samples with
+which it began.
+"""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Reader(Dataset[Any]):
         self._epoch: int | None = None
 
     def begin(self, epoch: int) -> None:
-        """Call ``set_epoch`` of the data set, if it has one, unless its epoch is this one already.
+        """Call ``set_epoch`` of the data set, if it has one, unless the last call set this epoch.
 
         Each worker has a copy of the data set, and calls this before it reads a micro-batch.
 

@@ -165,9 +165,9 @@ class Stream(IterableDataset[Any]):
     def _looked_at(self, start: int) -> int:
         """Return the number of samples for the fingerprint.
 
-        They are at most those of one micro-batch of all ranks, or those before ``start``, because
-        the samples up to there are read in one piece anyway: reading in other pieces would change
-        which of numpy's random numbers are drawn.
+        This is at most a micro-batch of all ranks, or the samples before ``start``. The stream is
+        read in these pieces without a fingerprint too; in other pieces, different numbers of
+        numpy's generator would be drawn.
         """
         count = min(_FIRST, self._assignment.global_batch_size)
         return min(count, start) if start else count

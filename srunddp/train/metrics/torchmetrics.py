@@ -168,8 +168,8 @@ def _merge(
 def _reduced(reduction: Callable[[Any], Any] | None, states: list[Any]) -> Any:
     """Reduce the states of several ranks to one, as torchmetrics does.
 
-    ``states`` are only those of ranks that have updated the metric. That of another rank might
-    change the result, such as an initial 0 among minima.
+    ``states`` are only the states of ranks that have updated the metric. The state of another rank
+    might change the result: it may be a 0, for example, and the result a minimum.
     """
     if len(states) == 1:
         return states[0]

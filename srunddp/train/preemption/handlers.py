@@ -98,7 +98,7 @@ def _settable(handler: Any) -> Any:
     return handler
 
 
-_in_use: list[RankHandlers] = []  # those that have set handlers, the latest last
+_in_use: list[RankHandlers] = []  # the objects that have set handlers, the latest last
 
 
 class _Fork(threading.local):
