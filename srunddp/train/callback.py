@@ -39,7 +39,7 @@ class Callback:
         """
 
     def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
-        """Called after each step.
+        """Called after each optimizer step.
 
         Args:
             trainer: The trainer that made the step.

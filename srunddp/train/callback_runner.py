@@ -29,7 +29,7 @@ class CallbackRunner:
 
         Args:
             trainer: Has the callbacks, and is passed to each method.
-            step_rng: The random numbers of the steps, which the callbacks do not draw from.
+            step_rng: The random numbers of the steps; callbacks do not draw from them.
         """
         self._trainer = trainer
         self._step_rng = step_rng
@@ -45,7 +45,9 @@ class CallbackRunner:
         self._on_step = self._overrides_of(Callback.on_step)
 
     def _overrides_of(self, default: Callable[..., None]) -> list[Callable[..., Any]]:
-        """Return the callbacks' methods that override one of ``Callback``."""
+        """Return the callbacks' own versions of the method ``default`` of ``Callback``, in the
+        order of the callbacks; callbacks that do not override it have none.
+        """
         methods = [getattr(callback, default.__name__) for callback in self._trainer.callbacks]
         # Each look-up makes a new bound method, so only its function can be compared. A plain
         # function that was set on the instance has no __func__ and counts as an override.
@@ -67,15 +69,16 @@ class CallbackRunner:
         return bool(self._overrides_of(Callback.on_evaluation))
 
     def fit_start(self) -> None:
-        """Call ``on_fit_start``."""
+        """Call ``on_fit_start`` of each callback that overrides it."""
         self._call(self._overrides_of(Callback.on_fit_start))
 
     def before_optimizer_step(self) -> None:
-        """Call ``on_before_optimizer_step``."""
+        """Call ``on_before_optimizer_step`` of each callback that overrides it."""
         self._call(self._on_before_optimizer_step)
 
     def step(self, step: int, loss: Tensor | None) -> None:
-        """Call ``on_step``, which may change which parameters are trained.
+        """Call ``on_step`` of each callback that overrides it; a callback may freeze or unfreeze
+        parameters.
 
         Args:
             step: The number of the step, counted over all epochs.
@@ -84,7 +87,8 @@ class CallbackRunner:
         self._call(self._on_step, step, loss)
 
     def evaluation(self, figures: Mapping[str, float]) -> None:
-        """Call ``on_evaluation``, which may change which parameters are trained.
+        """Call ``on_evaluation`` of each callback that overrides it; a callback may freeze or
+        unfreeze parameters.
 
         Args:
             figures: The results by name, the same on all ranks.
@@ -92,7 +96,7 @@ class CallbackRunner:
         self._call(self._overrides_of(Callback.on_evaluation), figures)
 
     def epoch(self, record: EpochRecord) -> None:
-        """Call ``on_epoch``.
+        """Call ``on_epoch`` of each callback that overrides it.
 
         Args:
             record: The results of the epoch.
@@ -100,7 +104,7 @@ class CallbackRunner:
         self._call(self._overrides_of(Callback.on_epoch), record)
 
     def checkpoint(self, path: Path) -> None:
-        """Call ``on_checkpoint``, on rank 0 only.
+        """Call ``on_checkpoint`` of each callback that overrides it; only rank 0 calls this.
 
         Args:
             path: The checkpoint file.
@@ -108,14 +112,14 @@ class CallbackRunner:
         self._call(self._overrides_of(Callback.on_checkpoint), path)
 
     def fit_end(self) -> None:
-        """Call ``on_fit_end``."""
+        """Call ``on_fit_end`` of each callback that overrides it."""
         self._call(self._overrides_of(Callback.on_fit_end))
 
     def _call(self, methods: Sequence[Callable[..., Any]], *args: Any) -> None:
         if not methods:
             return
-        # outside(): the random numbers of the steps differ between ranks. A new layer that a
-        # callback makes from them would begin with other weights on each rank.
+        # Use outside(), because the random numbers of the steps differ between ranks: a new layer
+        # that a callback makes from them would begin with different weights on each rank.
         with stall_limit_suspended(), self._step_rng.outside():
             for method in methods:
                 method(self._trainer, *args)

@@ -18,12 +18,12 @@ from srunddp.train.world import World
 FOLDER = "checkpoints"
 
 
-# The run of this process that has its checkpoints in a folder, by the folder's real path.
+# The runs of this process, each by the real path of the folder of its checkpoints.
 _runs_of_this_process: dict[str, object] = {}
 
 
 class StopTraining(Exception):  # noqa: N818 - not an error
-    """All ranks have agreed to stop after this step."""
+    """Ends the training loop on all ranks, which have agreed to stop after this step."""
 
 
 class CheckpointPolicy:
@@ -65,7 +65,7 @@ class CheckpointPolicy:
         self._state = state
         self._log = log
         self._written = written
-        # Do this first, so that a signal is noted instead of ending a rank that loads its
+        # Begin to note signals first, so that a signal does not end a rank that loads its
         # checkpoint.
         self._preemption = stack.enter_context(Preemption(world, config.preemption))
         keep = config.checkpoint
@@ -122,8 +122,8 @@ class CheckpointPolicy:
         state = self._state
         try:
             state.load_state_dict(found)
-        # load_state_dict() of torch's models, optimizers and schedulers raises these if something
-        # has another shape or length.
+        # load_state_dict() of torch's models, optimizers and schedulers raises one of these errors
+        # if something has another shape or length.
         except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(
                 (
@@ -133,8 +133,8 @@ class CheckpointPolicy:
                 expected="those of the script that wrote it",
                 hint="start with another output_dir",
             ) from error
-        # Scores of different figures cannot be compared: the best by the old figure would stay
-        # forever.
+        # Scores of different figures cannot be compared: the best checkpoint by the old figure
+        # would be kept forever.
         if (found["monitor"], found["mode"]) != (state.monitor, state.mode):
             self._manager.scores.clear()
             self._log(
@@ -143,8 +143,8 @@ class CheckpointPolicy:
             )
         self._manager.restore_rng(found, self._config.seed)
         state.step_rng.restore(found["step_random"])
-        # This state needs no second checkpoint if the loaded one is in this folder. A checkpoint
-        # that was named by its path may be in another folder.
+        # Note that this state is saved already, if the loaded checkpoint is in this folder. A
+        # checkpoint that was named by its path may be in another folder.
         if self._config.resume in ("never", "auto"):
             self._saved = self._position()
         if self._world.rank == 0:
@@ -154,7 +154,10 @@ class CheckpointPolicy:
             )
 
     def begin(self) -> None:
-        """Begin steps of another kind, such as those of an evaluation; all ranks call this."""
+        """Note that steps of another duration begin, such as those of an evaluation.
+
+        All ranks call this at the same step; the next call of :meth:`agree` is a collective.
+        """
         self._preemption.restart_interval()
 
     def agree(self) -> None:
@@ -171,7 +174,7 @@ class CheckpointPolicy:
             raise StopTraining
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint if one is due after this step; stop if that is agreed on.
+        """Write a checkpoint if one is due after this step, then agree on a stop.
 
         Args:
             sums: The figures of the epoch so far.
@@ -180,8 +183,8 @@ class CheckpointPolicy:
             StopTraining: All ranks stop here, and a checkpoint is still to be written.
         """
         self._report()
-        # Save before agreeing: a checkpoint that the ranks agree on below is written after the next
-        # step.
+        # Save before agreeing: if the ranks agree on a checkpoint below, they write it after the
+        # next step.
         self._save_if_due(self._config.checkpoint.every_steps, self._state.step, sums)
         self.agree()
 
@@ -201,15 +204,15 @@ class CheckpointPolicy:
         """Write the last checkpoint, and wait until it is written.
 
         Args:
-            sums: As in :meth:`after_epoch`.
+            sums: The figures of an epoch that ``max_steps`` ends early; None after a full epoch.
 
         Raises:
-            CheckpointError: It could not be written. PeerError on the other ranks.
+            CheckpointError: The checkpoint could not be written. PeerError on the other ranks.
         """
         self._save_and_wait(sums)
 
     def save_and_stop(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint, and end this rank.
+        """Write a checkpoint, and end this rank; on rank 0, requeue the job if that was asked for.
 
         Args:
             sums: The figures of the epoch so far.
@@ -222,7 +225,8 @@ class CheckpointPolicy:
     def _save_and_wait(self, sums: MetricAccumulator | None) -> Path:
         """Write a checkpoint, wait until it is written, and return its path.
 
-        The caller may read the file next, or end this rank; and rank 0 is the one that writes.
+        All ranks wait, although only rank 0 writes: the caller may read the file next, or end the
+        rank.
         """
         try:
             return self._save(sums, wait=True)
@@ -230,22 +234,28 @@ class CheckpointPolicy:
             self._report()
 
     def _save(self, sums: MetricAccumulator | None, *, wait: bool = False) -> Path:
-        """Begin to write a checkpoint, unless this state has one already; return its path."""
+        """Begin to write a checkpoint, unless this state was saved already; return its path.
+
+        Args:
+            sums: The figures of an epoch that is not over; None after a full epoch.
+            wait: Wait until the checkpoint is written.
+        """
         self.due = False
         state = self._state
         position = self._position()
-        # With ``wait`` the file must exist, but that of this state may have been skipped because
-        # another was still being written. wait() returns the same on all ranks.
+        # With ``wait`` the file must exist. But the checkpoint of this state may have been skipped
+        # because another one was still being written: then wait() returns False on all ranks.
         if position == self._saved and (not wait or self._manager.wait()):
             return self._manager.path(state.step)
         self._saved = position
         self._saved_at = time.monotonic()
-        # Without sums the epoch is over, or an epoch that max_steps ended early stays as it was
-        # loaded.
+        # Without sums the epoch is over, or the state keeps the sums that it was loaded with, of an
+        # epoch that max_steps had ended early.
         if sums:
             state.sums = sums.by_rank()
         self._manager.scores.update(state.scores)
-        # Save the weights that were evaluated; a run that continues begins in training mode.
+        # Save the weights for evaluation: a run that continues from them puts the optimizers into
+        # training mode.
         with state.optimizer_modes.evaluating(), state.step_rng.outside():
             state.step_random = state.step_rng.gather()
             return self._manager.save(state.step, state.state_dict(), wait=wait)

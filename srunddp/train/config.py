@@ -15,8 +15,8 @@ _FSDP_HINT = "leave it out; for FSDP write a loop of your own, such as docs/exam
 
 @dataclass(frozen=True, kw_only=True)
 class DDPConfig(SettingsBase):
-    """Settings of DistributedDataParallel, by its names. Those that require something of the model
-    are off.
+    """Settings of DistributedDataParallel, by the names of its arguments. Settings that not every
+    model allows are off by default.
 
     Attributes:
         gradient_as_bucket_view: keep gradients in the buckets of the all-reduce, which saves a copy
@@ -26,7 +26,7 @@ class DDPConfig(SettingsBase):
             parameters.
         bucket_cap_mb: megabytes of gradients per all-reduce; None is torch's 25.
         find_unused_parameters: needed if some parameters get no gradient in some steps; costs a
-            walk of the graph.
+            search of the graph in each step.
         broadcast_buffers: send rank 0's buffers to all ranks once a step and before an evaluation;
             free without buffers.
         sync_batchnorm: compute BatchNorm's statistics over the samples of all ranks; GPUs only.
@@ -86,8 +86,8 @@ class CheckpointConfig:
 
     Attributes:
         every_epochs: epochs between checkpoints; 0 for never.
-        every_steps: the same in optimizer steps.
-        every_minutes: the same in minutes.
+        every_steps: optimizer steps between checkpoints; 0 for never.
+        every_minutes: minutes between checkpoints; 0 for never.
         keep_last: how many of the newest are kept.
         keep_best: how many of the best by ``monitor`` are kept as well; if above 0, each new best
             figure also writes a checkpoint.
@@ -107,8 +107,8 @@ class PreemptionConfig:
     Attributes:
         signals: names without SIG: after such a signal the ranks finish the step, write a
             checkpoint and requeue the job. SIGTERM always does the same without requeueing.
-        lead_seconds: do the same this long before the known end of a Slurm job, but not before half
-            of the time that was left at the start is over; 0 for never.
+        lead_seconds: seconds before the known end of a Slurm job at which the ranks do the same,
+            but not before half of the time that was left at the start is over; 0 for never.
         requeue: let Slurm start the job again; false exits with 75.
         max_requeues: the most requeues, as counted by ``SLURM_RESTART_COUNT``.
     """
@@ -155,7 +155,7 @@ class Config(SettingsBase):
             this rank may use, unless ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
         seed: seed for the order of samples and for the workers' random numbers.
         evaluate_every_epochs: epochs between evaluations on the validation data; 0 for never.
-        evaluate_every_steps: the same in optimizer steps.
+        evaluate_every_steps: optimizer steps between evaluations; 0 for never.
         monitor: figure of evaluations that decides which model is best: ``loss`` or a metric. With
             several validation sets it is that of the first one, or ``NAME/loss``; without
             ``val_data``, that of training.

@@ -9,13 +9,13 @@ from srunddp.train.config import Config
 from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.state import TrainingState
 
-# Endings of the names of figures.
+# Endings of figures' names that say whether a smaller or a greater figure is better.
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 _GREATER_IS_BETTER = ("accuracy", "f1", "auroc", "precision", "recall", "iou")
 
 
 def figure_name(of: str, name: str) -> str:
-    """Return the name of a figure of a validation set.
+    """Return the name by which a figure of a validation set is reported.
 
     Args:
         of: The set's name; empty for a single set.
@@ -25,10 +25,12 @@ def figure_name(of: str, name: str) -> str:
 
 
 def _monitored(monitor: str, metrics: Mapping[str, Metric], sets: Sequence[str]) -> tuple[str, str]:
-    """Return the validation set that ``monitor`` names, or the first one, and the figure's name.
+    """Return the names of the validation set and of the figure in it that ``monitor`` asks for.
+
+    If ``monitor`` names no set, this is the first one; without validation sets its name is empty.
 
     Raises:
-        ConfigError: There is no such figure.
+        ConfigError: There is no figure of that name.
     """
     of, _, rest = monitor.partition("/")
     # A slash also separates a torchmetrics collection from its part, so compare with the sets'
@@ -55,7 +57,8 @@ def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Lit
         metrics: The metrics by name.
 
     Raises:
-        ConfigError: Neither ``config.mode`` nor the metric nor its name decides.
+        ConfigError: Neither ``config.mode`` nor the metric nor the figure's name says which is
+            better.
     """
     if config.mode is not None:
         return config.mode
@@ -79,7 +82,7 @@ def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Lit
 def _says_itself(metric: Any, part: str) -> bool | None:
     """Return ``higher_is_better`` of a torchmetrics object, or of a part of a collection.
 
-    None if it is not set.
+    None if the object does not set it to True or False.
     """
     if part and hasattr(metric, "items"):
         metric = dict(metric.items()).get(part)
@@ -88,7 +91,9 @@ def _says_itself(metric: Any, part: str) -> bool | None:
 
 
 class Evaluations:
-    """The evaluations of one training."""
+    """Says when evaluations of one call of ``fit()`` are due, and keeps their latest and best
+    figures.
+    """
 
     def __init__(
         self,
@@ -138,7 +143,9 @@ class Evaluations:
 
     @property
     def latest(self) -> Mapping[str, float]:
-        """The figures of the present step; empty if it was not evaluated in this process."""
+        """The figures of the evaluation after the present step; empty if this process has not
+        evaluated after this step.
+        """
         step, figures = self._latest
         if step == self._state.step:
             return figures
@@ -150,7 +157,7 @@ class Evaluations:
         return 0 < self._config.patience <= self._state.evals_since_best
 
     def record(self, figures: Mapping[str, float]) -> tuple[float, bool]:
-        """Record the figures of an evaluation; without validation data, those of training.
+        """Record the figures of an evaluation, or those of training if there is no validation data.
 
         Args:
             figures: The figures by name, the same on all ranks.
@@ -159,12 +166,12 @@ class Evaluations:
             The figure that ``config.monitor`` names, and whether it is the best so far.
 
         Raises:
-            ConfigError: There is no figure of this name.
+            ConfigError: There is no figure of the name in ``config.monitor``.
         """
         state = self._state
         name = figure_name(self._of, self._name)
-        # A collection that has seen no sample is a single figure, NaN. Its parts are then missing,
-        # which is not a mistake of the user.
+        # A torchmetrics collection that has seen no sample is a single figure, NaN, without its
+        # parts. A missing part is then not a mistake of the user.
         whole = figures.get(figure_name(self._of, self._name.split("/")[0]), 0.0)
         if name not in figures and not math.isnan(whole):
             raise ConfigError(
@@ -179,7 +186,7 @@ class Evaluations:
         if not math.isnan(score):
             state.scores[state.step] = score
         best = math.inf if state.best is None else state.best
-        # Any comparison with NaN is False, so an evaluation with NaN is never the best.
+        # A comparison with NaN is False, so an evaluation whose figure is NaN is never the best.
         is_best = score < best
         if is_best:
             state.best = score

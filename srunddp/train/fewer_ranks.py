@@ -21,7 +21,7 @@ class WorldSizes:
     Attributes:
         first: The number of ranks in the first start.
         now: The number of ranks in this start.
-        later: The possible numbers in this start or a later one, the greatest first.
+        later: The numbers of ranks that this start or a later one may have, the greatest first.
     """
 
     first: int
@@ -49,8 +49,8 @@ def world_sizes(node_sizes: Sequence[int], min_nodes: int) -> tuple[int, ...]:
         node_sizes: How many ranks each node has.
         min_nodes: How many nodes remain at least.
     """
-    # Usually all nodes are equal, and there is one number of ranks for each number of nodes. With
-    # different sizes there are too many combinations to list, but many have the same sum.
+    # Collect the numbers of ranks, not the combinations of nodes that have them: with nodes of many
+    # sizes there are too many combinations to list, but many have the same number of ranks.
     left = {(0, 0)}  # pairs of a number of nodes and their number of ranks
     for size, most in Counter(node_sizes).items():
         left = {
@@ -64,15 +64,16 @@ def world_sizes(node_sizes: Sequence[int], min_nodes: int) -> tuple[int, ...]:
 def with_batch_kept(config: Config, sizes: WorldSizes | None) -> Config:
     """Return settings with which a step has as many samples on fewer ranks as in the first start.
 
-    With ``scale_lr`` the user has chosen how the learning rate follows the samples of a step. If
-    the number cannot be kept, a step then has fewer samples.
+    If some numbers of ranks cannot keep that number of samples, this is an error, unless the user
+    has set ``scale_lr``: a step then has fewer samples, and the learning rate follows.
 
     Args:
         config: The user's settings.
         sizes: The numbers of ranks that the run may have; None if the number does not change.
 
     Raises:
-        ConfigError: A step cannot keep its number of samples with some of these numbers of ranks.
+        ConfigError: A step cannot keep its number of samples with some of these numbers of ranks,
+            and ``scale_lr`` is not set.
     """
     if sizes is None:
         return config

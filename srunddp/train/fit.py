@@ -1,4 +1,4 @@
-"""One call of ``fit()``: everything around its steps."""
+"""What one call of ``fit()`` does before, between and after the steps."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ class LoopContext:
     """The objects that a Trainer shares with its loop.
 
     Attributes:
-        config: The settings.
-        given_config: The settings as the script has given them.
+        config: The settings; with ``--min-nodes`` they are adjusted to the present number of ranks.
+        given_config: The settings as the script has given them, before that adjustment.
         world_sizes: The numbers of ranks that the run may have; None if the number does not change.
         world: The ranks that train together.
         state: Where training stands; the loop counts its steps and epochs.
-        ddp: The model. After callbacks the loop makes it share the gradients of the parameters that
-            are trained then.
+        ddp: The model in DistributedDataParallel. After a callback the loop makes it share the
+            gradients of those parameters that require a gradient by then.
         metrics: The metrics of training and evaluations, by name.
         val_metrics: The metrics of evaluations only, by name.
         weight: Returns how much a batch counts; None for its number of samples.
         schedulers: The user's schedulers, one for each optimizer; empty if the settings define the
             schedule.
         callbacks: Calls the user's callbacks.
-        warm_up_buckets: Makes a forward and backward pass of the first of these steps. This changes
-            nothing except the order of DistributedDataParallel's buckets.
+        warm_up_buckets: Called with steps before a checkpoint is loaded; makes a forward and
+            backward pass of the first one, so that DistributedDataParallel orders its buckets.
     """
 
     config: Config
@@ -104,12 +104,13 @@ def _by_name(val_data: ValData, metrics: Mapping[str, Metric]) -> dict[str, Data
     """Return the validation sets by name; a single set has the name ``""``.
 
     Raises:
-        ConfigError: A name could be confused with that of a figure, or the mapping is empty.
+        ConfigError: A name is empty, has a slash or is the name of a figure; or the mapping is
+            empty.
     """
     if val_data is None:
         return {}
-    # A data set may itself be a mapping, from indices to samples: only if all keys are strings,
-    # these are several sets.
+    # A data set may itself be a mapping, from indices to samples. Only a mapping whose keys are all
+    # strings has several sets.
     if not isinstance(val_data, Mapping) or not all(isinstance(each, str) for each in val_data):
         return {"": cast(Dataset[Any], val_data)}
     for name in val_data:
@@ -176,8 +177,8 @@ def make_loader(
         gradient_accumulation_steps=config.gradient_accumulation_steps if training else 1,
         num_workers=config.dataloader.num_workers,
         prefetch_factor=config.dataloader.prefetch_factor,
-        # The default number of workers uses all CPUs of the rank. Workers of an evaluation end with
-        # it, because they would take CPUs from those of training, which stay.
+        # The default number of workers uses all CPUs of the rank. So workers of an evaluation end
+        # with the evaluation: otherwise they would take CPUs from the workers of training.
         persistent_workers=training and config.dataloader.persistent_workers,
         pin_memory=config.dataloader.pin_memory,
         multiprocessing_context=config.dataloader.multiprocessing_context,
@@ -190,7 +191,7 @@ def make_loader(
 
 
 def _of_val_data(name: str) -> str:
-    """Return the name of a validation set in messages."""
+    """Return how messages call a validation set: ``val_data``, followed by its name, if any."""
     return f"val_data {name}" if name else "val_data"
 
 
@@ -237,7 +238,7 @@ class FitLoop:
                 ),
                 hint="pass val_collate=collate, or val_collate=torch.utils.data.default_collate",
             )
-        # Do this before creating the loaders: forked workers inherit torch's number of threads.
+        # Set the number of threads before creating the loaders, because forked workers inherit it.
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(
             given.train_data,
@@ -337,9 +338,9 @@ class FitLoop:
         else:
             state.total_steps = per_epoch * config.epochs
         if state.samples_seen:
-            # fit() was left within an epoch, for example by an error in a callback, and is called
-            # again. The state still has the loader of the previous call, which knows the position
-            # in the epoch.
+            # fit() is called again after the previous call was left within an epoch, for example by
+            # an error in a callback. The state still has the loader of that call, which knows the
+            # position in the epoch.
             self._loader.load_state_dict(state.parts["loader"].state_dict())
         state.steps_per_epoch = per_epoch
         state.parts = {**state.parts, "loader": self._loader}
@@ -385,8 +386,8 @@ class FitLoop:
             log=self._progress.log,
             written=self._callbacks.checkpoint,
         )
-        # If fit() is called a second time, the Trainer continues with the model that it has: the
-        # newest checkpoint may be older.
+        # If fit() is called a second time, do not load a checkpoint: the newest one may be older
+        # than the model that the Trainer has.
         if state.step == 0:
             self.policy.restore(self._before_restore)
         if self.is_over:
@@ -398,7 +399,7 @@ class FitLoop:
             hint = "correct output_dir, or free space there"
             with file_errors(str(path), expected="a folder that rank 0 may write to", hint=hint):
                 save_config(path, self._context.given_config)
-            # The report of a run with --monitor shows the settings of this start.
+            # With --monitor, write the settings of this start for the report of the run.
             if monitor := os.environ.get(MONITOR_FOLDER):
                 with suppress(OSError):
                     save_config(Path(monitor, SETTINGS), self._config)
@@ -417,8 +418,8 @@ class FitLoop:
             saved: The content of the checkpoint, none of which is restored yet.
 
         Raises:
-            ConfigError: Its number of steps per epoch differs, and a scheduler depends on it.
-            CheckpointError: Its optimizers or parameters differ.
+            ConfigError: An epoch had another number of steps, and a scheduler depends on it.
+            CheckpointError: The checkpoint has other optimizers or parameters.
         """
         state = self._state
         if self._schedulers.made_for_steps:
@@ -437,11 +438,11 @@ class FitLoop:
                 f" {trained}, as in the script"
             )
         self._context.ddp.follow_requires_grad()
-        # DistributedDataParallel puts the first step's gradients into buckets by the order of the
-        # parameters, and later ones by the order in which gradients came. With other buckets,
-        # rounding differs. So the run makes its "first" step here, before the checkpoint is loaded,
-        # which removes all traces of it. The next step is then bit for bit that of a run without a
-        # stop.
+        # DistributedDataParallel puts the gradients of its first step into buckets by the order of
+        # the parameters, and those of later steps by the order in which gradients were ready. With
+        # other buckets, rounding differs. So make its first step here: loading the checkpoint then
+        # removes all other traces of that step, and the next step is bit for bit the same as in a
+        # run without a stop.
         self._context.warm_up_buckets(self.steps())
 
     @property
@@ -479,7 +480,8 @@ class FitLoop:
             )
 
     def log(self, kind: str, figures: Mapping[str, float]) -> None:
-        """Write a line of ``metrics.jsonl``, on rank 0 if there is an ``output_dir``.
+        """Write a line of ``metrics.jsonl``; do nothing on ranks other than 0, or without an
+        ``output_dir``.
 
         Args:
             kind: ``step``, ``epoch``, ``evaluation`` or ``log``.
@@ -520,9 +522,9 @@ class FitLoop:
         state = self._state
         is_read = self._loader.state_dict()["epoch"] > state.epoch + 1
         if state.samples_seen and (is_read or self.evaluations.early_stopped):
-            # The checkpoint was written after the epoch's last step and before its end: during its
-            # evaluation, or after the evaluation that ended training. Reading on would begin the
-            # next epoch.
+            # The checkpoint was written when the epoch's last step was done and the epoch was not
+            # over: during its evaluation, or after the evaluation that ended training. To read on
+            # would begin the next epoch.
             return
         self._loader.set_epoch(state.epoch + 1)
         for step in self.timer.timed(self._loader.steps()):
@@ -539,16 +541,18 @@ class FitLoop:
 
     @contextmanager
     def evaluation(self) -> Iterator[Iterator[tuple[str, Iterator[StepBatches]]]]:
-        """Yield the names of the validation sets and their batches as steps; evaluate in the block.
+        """Yield the names of the validation sets, each with its batches as steps of one batch.
 
-        The clock of training is stopped meanwhile, and its random states are kept.
+        The caller evaluates in the block. The time of the block does not count as training, and the
+        random states of training are the same after it as before.
         """
-        # outside() sets the random state of training steps aside; preserved_rng() then keeps the
-        # state that callbacks draw from, which an evaluation must not change either.
+        # outside() replaces the random state of training steps by that from which callbacks draw.
+        # preserved_rng() restores the latter, because an evaluation must change neither.
         outside = self._state.step_rng.outside()
         with self._progress.paused(), outside, preserved_rng(self._world):
-            # The ranks agree on a stop after as many steps as take a second. Steps of evaluations
-            # take another time than those of training, so both begin with 1 again.
+            # The ranks agree on a stop each time after as many steps as take about a second. Steps
+            # of an evaluation are faster or slower than those of training, so the number begins
+            # with 1 again at the start of the evaluation and after it.
             if self.policy:
                 self.policy.begin()
             event("evaluation")
@@ -567,8 +571,8 @@ class FitLoop:
 
     def _val_steps(self) -> Iterator[tuple[str, Iterator[StepBatches]]]:
         for name, loader in self._val_loaders.items():
-            # The loader counts epochs itself, but each evaluation must read the same samples, even
-            # if the data set draws random numbers.
+            # Without this call the loader would count its epochs. But each evaluation must read the
+            # same samples, even if the data set draws random numbers.
             loader.set_epoch(0)
             yield name, loader.steps()
 
@@ -586,24 +590,26 @@ class FitLoop:
         self._progress.step(step.samples, loss)
         if self._callbacks.follow_steps:
             self._callbacks.step(state.step, loss)
-            # A callback may have frozen or unfrozen parameters. With at_epoch=True this would be a
-            # collective in each step.
+            # A callback may have frozen or unfrozen parameters. Pass at_epoch=False, because with
+            # True this call would be a collective in each step.
             self._context.ddp.follow_requires_grad(at_epoch=False)
         if self._metrics_logger and config.log_every and state.step % config.log_every == 0:
-            # Do this only in some steps: float() waits until the GPU has computed the step.
+            # Write a line only every log_every steps: float() waits until the GPU has computed the
+            # step.
             if loss is None:
                 figures = {}
             else:
                 figures = {"loss": float(loss)}
             self.log("step", {**figures, "lr": float(state.optimizers[0].param_groups[0]["lr"])})
-        # Step them after the log line, which shows the learning rate of this step.
+        # Step the schedulers after the log line, which shows the learning rate of this step.
         self._schedulers.after_step()
         self.timer.done(step.samples)
 
     def record_evaluation(self, figures: Mapping[str, float]) -> None:
-        """Record the figures of an evaluation.
+        """Record the figures of an evaluation after this step, and pass them to callbacks.
 
-        If the step was evaluated before, as may happen at the end of an epoch, nothing is recorded.
+        If figures of this step are recorded already, as may happen at the end of an epoch, nothing
+        is done.
 
         Args:
             figures: The figures by name, the same on all ranks.
@@ -619,11 +625,16 @@ class FitLoop:
         figure, is_best = self.evaluations.record(figures)
         self._schedulers.after_evaluation(figure)
         if is_best and self.policy and self._config.checkpoint.keep_best:
-            # Saving is a collective. The figures are the same on all ranks, so all ranks set this.
+            # Saving is a collective, so ``due`` must be the same on all ranks. It is, because the
+            # figures are the same.
             self.policy.due = True
 
     def maybe_checkpoint(self) -> None:
-        """Write a checkpoint if one is due after this step, and stop if that is agreed on."""
+        """Write a checkpoint if one is due after this step.
+
+        Raises:
+            StopTraining: All ranks have agreed to stop after this step.
+        """
         if self.policy:
             self.policy.after_step(self._sums)
 
@@ -656,10 +667,10 @@ class FitLoop:
             self.record_evaluation(val)
         elif not self._val_loaders:
             self._record(train)
-        # A run that max_steps ended early has recorded a part of this epoch.
+        # Replace the record of a part of this epoch, which a run that max_steps ended has made.
         state.records = [*(each for each in state.records if each.epoch < record.epoch), record]
-        # An epoch that was ended early keeps its position and sums: a run with more steps continues
-        # in it.
+        # If max_steps ends the epoch early, keep its position and sums: a run with more steps
+        # continues within the epoch.
         if not self._is_cut:
             state.epoch += 1
             state.samples_seen = 0
@@ -679,7 +690,7 @@ class FitLoop:
             self.policy.after_epoch(self._sums)
 
     def finish(self) -> None:
-        """End the training, and wait until its last checkpoint is written.
+        """Write the last checkpoint, wait until it is written, and call ``on_fit_end``.
 
         Raises:
             CheckpointError: The checkpoint could not be written.
@@ -700,15 +711,17 @@ class FitLoop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # The stack holds the signal handlers: while the last checkpoint is written, a second signal
-        # must not end the rank.
+        # Keep the stack open until the last checkpoint is written, because it holds the signal
+        # handlers: a second signal must not end the rank before.
         with self._stack:
             if self.policy and isinstance(error, StopTraining):
                 self.policy.save_and_stop(self._sums)
             self._check_leaving(error)
 
     def _check_leaving(self, error: BaseException | None) -> None:
-        """Check that all ranks leave if a callback or the data has called ``sys.exit()``.
+        """Check that all ranks leave if ``error`` ends this rank with exit code 0.
+
+        A callback or the data set may have called ``sys.exit()`` on this rank only.
 
         Raises:
             ConfigError: Other ranks go on.

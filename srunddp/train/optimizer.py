@@ -16,7 +16,8 @@ from srunddp.train.config import Config
 _FUSED = (Adam, AdamW, SGD)
 _FUSED_ON = ("cpu", "cuda")
 _KERNELS = {"fused", "foreach"}
-# torch's own method, noted at import time: if a tool patches the class later, its method is called.
+# torch's own method, noted at import time: if a tool patches the class later, the tool's method is
+# called instead.
 _ZERO_GRAD = Optimizer.zero_grad
 
 
@@ -36,18 +37,19 @@ def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
 def use_fused(optimizer: Optimizer, model: nn.Module) -> bool:
     """Make the optimizer use its fused kernels if it has some for these parameters.
 
-    Choices of the user stay: an implementation, or a differentiable step. So does an optimizer that
-    already has a state.
+    The optimizer is not changed if the user has chosen an implementation or a differentiable step,
+    or if it has a state already.
 
     Args:
         optimizer: The user's optimizer.
-        model: The model; if its layers make sparse gradients, the fused kernels would refuse them.
+        model: The model. If its layers make sparse gradients, the optimizer is not changed, because
+            the fused kernels would refuse these.
 
     Returns:
-        Whether the optimizer uses them from now on.
+        Whether this call has changed the optimizer to fused kernels.
     """
-    # A subclass may have its own step(). An existing state was made by other kernels, whose step
-    # counter is on the CPU.
+    # A subclass of these optimizers may have its own step(). A state that exists was made by other
+    # kernels, whose step counter is on the CPU.
     if (
         type(optimizer) not in _FUSED
         or optimizer.state
@@ -68,16 +70,16 @@ def _set_fused(optimizer: Optimizer, fused: bool) -> None:
     optimizer.defaults["fused"] = fused
     for group in optimizer.param_groups:
         group["fused"] = fused
-    # The optimizer's constructor does the same with fused=True: GradScaler then leaves the division
-    # to the kernel.
+    # The optimizer's constructor sets this attribute with fused=True: GradScaler then leaves the
+    # division by the scale to the kernel.
     optimizer._step_supports_amp_scaling = fused  # type: ignore[attr-defined]
 
 
 def leave_fused_for_sparse(optimizer: Optimizer) -> None:
     """Turn off the fused kernels of SGD if a gradient is sparse, because they refuse it.
 
-    A layer that makes sparse gradients has ``sparse`` set, which :func:`use_fused` checks. A call
-    of ``torch.nn.functional.embedding(sparse=True)`` shows only in the gradients of the first step.
+    :func:`use_fused` checks only whether a layer has ``sparse`` set. That a model calls
+    ``torch.nn.functional.embedding(sparse=True)`` shows only in the gradients of the first step.
 
     Args:
         optimizer: The optimizer, whose parameters have gradients, before its first step.
@@ -90,9 +92,9 @@ def leave_fused_for_sparse(optimizer: Optimizer) -> None:
 
 
 def zero_grad(optimizer: Optimizer) -> None:
-    """Set all gradients to None, but without recording the call for torch's profiler.
+    """Set all gradients of an optimizer to None, as its ``zero_grad()`` does.
 
-    Recording takes 15 µs per step.
+    torch's ``zero_grad()`` also records the call for torch's profiler, which takes 15 µs per step.
 
     Args:
         optimizer: The optimizer; if it has its own ``zero_grad()``, that is called.
@@ -106,10 +108,10 @@ def zero_grad(optimizer: Optimizer) -> None:
 
 
 def lr_factor(config: Config, world_size: int) -> float:
-    """Return the factor of the learning rate for the number of samples per step.
+    """Return by what ``scale_lr`` multiplies the learning rate for the number of samples per step.
 
-    It is proportional to that number (``linear``), as in Goyal et al. 2017, or to its square root
-    (``sqrt``), as in Krizhevsky 2014.
+    The factor is proportional to that number (``linear``), as in Goyal et al. 2017, or to its
+    square root (``sqrt``), as in Krizhevsky 2014; otherwise it is 1.
 
     Args:
         config: The settings of the training.
@@ -136,8 +138,8 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
             group[name] = group[name] * factor
 
 
-# The factor by which an optimizer's learning rate was scaled. A second Trainer may get the same
-# optimizer, or fit() may be called again, and must not scale it twice.
+# The factors by which the learning rates of optimizers were scaled. If another Trainer gets the
+# same optimizer, or if fit() is called again, they must not be scaled a second time.
 _scaled: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
 
@@ -160,7 +162,7 @@ def stepped_parameters(optimizers: Sequence[Optimizer]) -> Iterator[nn.Parameter
     """Yield the parameters that optimizers step.
 
     Args:
-        optimizers: The optimizers, in the order of the result.
+        optimizers: The optimizers; the parameters come in their order.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -177,17 +179,17 @@ def has_gradients(optimizer: Optimizer) -> bool:
 
 
 class OptimizerModes:
-    """Sets the mode of optimizers that have modes, such as schedule-free ones.
+    """Sets the mode of optimizers that have ``train()`` and ``eval()``, such as schedule-free ones.
 
     Such optimizers keep one set of weights for training and another for evaluating and saving, and
     put one of them into the model.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        """Assume evaluation mode, in which optimizers are before training.
+        """Note the optimizers, which must be in evaluation mode, as they are before training.
 
         Args:
-            optimizers: The optimizers; those without modes are not touched.
+            optimizers: The optimizers; those without modes are never changed.
         """
         self._optimizers = optimizers
         self._training = False
@@ -196,7 +198,7 @@ class OptimizerModes:
         """Put the optimizers into training or evaluation mode.
 
         Args:
-            training: Whether to train; otherwise to evaluate.
+            training: True for training mode, False for evaluation mode.
         """
         self._training = training
         for optimizer in self._optimizers:

@@ -1,5 +1,4 @@
-"""The progress of training: the results of an epoch and the line that reports them, and the bar or
-lines before it.
+"""Prints the progress of training: a bar or lines during an epoch, and a line with its results.
 
 Nothing else in this package prints. Errors of printing do not end training.
 """
@@ -31,10 +30,11 @@ class EpochRecord:
     Attributes:
         epoch: The number of the epoch, from 1.
         train: ``loss`` and the metrics by name, while the parameters were changing.
-        val: The same on the validation data after the epoch; empty if there is none.
+        val: ``loss`` and the metrics by name, on the validation data after the epoch; empty if
+            there was no evaluation.
         samples_per_second: The throughput of training, over all ranks; 0 if it is not known.
         world_size: The number of ranks.
-        device: The type of their devices, as torch names it.
+        device: The type of the ranks' devices, as torch names it.
     """
 
     epoch: int
@@ -67,13 +67,16 @@ def describe(record: EpochRecord) -> str:
 
 
 class SilentProgress:
-    """Counts samples and time, and prints nothing: for the ranks other than 0."""
+    """Counts the samples and the time of an epoch, and prints nothing: for the ranks other than 0.
+
+    Methods that print on rank 0 do so in the subclass :class:`Progress` only.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Begin to count.
+        """Begin to count samples and time.
 
         Args:
-            clock: Returns seconds.
+            clock: Returns the time in seconds, from any beginning.
         """
         self._clock = clock
         self._samples = 0
@@ -89,49 +92,49 @@ class SilentProgress:
         return self._samples / seconds if seconds > 0 else 0.0
 
     def start_epoch(self, epoch: int, epochs: int, steps: int | None, done: int) -> None:
-        """Begin to count.
+        """Begin to count the samples and the time of an epoch; on rank 0, show a new bar.
 
         Args:
             epoch: The number of the epoch, from 1.
-            epochs: The number of epochs of the whole training.
+            epochs: The number of epochs of the whole training; 0 if it is not known.
             steps: The number of steps of this epoch; None if it is not known.
-            done: How many of them were made before a resume.
+            done: How many steps of this epoch were made before a resume.
         """
         self._samples = 0
         self._idle = 0.0
         self._began = self._clock()
 
     def step(self, samples: int, loss: Tensor | None) -> None:
-        """Count a step.
+        """Count a step; on rank 0, show it if the last update was long enough ago.
 
         Args:
-            samples: The number of samples of all ranks.
-            loss: The loss of this rank, a scalar; None if it had no samples. It is read only when
-                it is shown.
+            samples: The number of samples in the step, over all ranks.
+            loss: The loss of this rank, a scalar; None if this rank had no samples. Its value is
+                read only when it is shown.
         """
         self._samples += samples
 
     def end_epoch(self, record: EpochRecord) -> None:
-        """Print an epoch's line on standard output.
+        """Print, on rank 0, the line of a finished epoch on standard output.
 
         Args:
             record: The results of the epoch.
         """
 
     def log(self, text: str) -> None:
-        """Print a line on standard error.
+        """Print, on rank 0, a line on standard error.
 
         Args:
             text: The line, without ``srunddp:`` before it.
         """
 
     def close(self) -> None:
-        """Remove the bar, because training is over, maybe within an epoch."""
+        """Remove the bar, if there is one, because its epoch or the training is over."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time of the block, which is not training."""
-        # A callback may evaluate during an evaluation: the outer pause covers both.
+        """Leave the time of the block out of the throughput, because the block is not training."""
+        # A callback may evaluate during an evaluation: the outer pause then covers both blocks.
         if self._paused_at is not None:
             yield
             return
@@ -144,8 +147,8 @@ class SilentProgress:
 
 
 class Progress(SilentProgress):
-    """Progress on rank 0: on standard error a bar if that is a terminal, else a line every 30 s;
-    and a line for each epoch.
+    """Prints progress on rank 0: a bar on standard error if that is a terminal, else a line every
+    30 s; and a line on standard output for each epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -199,7 +202,7 @@ class Progress(SilentProgress):
             self._bar.write(f"srunddp: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        # Drop it first: if closing fails, nothing more may be drawn on it.
+        # Forget the bar first: if closing it fails, nothing more may be drawn on it.
         bar = self._bar
         self._bar = None
         with contextlib.suppress(OSError, ValueError):
@@ -207,8 +210,8 @@ class Progress(SilentProgress):
                 bar.close()
 
     def _show(self) -> None:
-        # float() waits for the GPU, which is still computing the loss, so do this only now and
-        # then.
+        # float() waits for the GPU, which is still computing the loss. So call this method only
+        # when an update is due.
         if self._loss is None:
             figures = []
         else:
@@ -231,16 +234,16 @@ class Progress(SilentProgress):
 
 
 def _bar(description: str, steps: int | None, done: int) -> tqdm[None]:
-    # Import it here: most ranks draw no bar, and need no tqdm.
+    # Import tqdm only here, because most ranks draw no bar.
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
-        # The steps themselves decide when to draw: no thread is needed, and no lock that is shared
-        # with forked processes.
+        # Progress.step() decides when to draw. So tqdm need not start its monitoring thread, nor
+        # use its lock that is shared with forked processes.
         monitor_interval = 0
         _lock = threading.RLock()
 
-    # tqdm would draw nothing in a terminal that does not report its size.
+    # Give tqdm a size if the terminal does not report one: otherwise it would draw nothing.
     known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
     size = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24}
     return Bar(

@@ -1,5 +1,5 @@
-"""A rank's random states, as plain bytes for a checkpoint; and further sequences of random numbers
-in addition to the one that the script has seeded.
+"""Saves and restores a rank's random states, as bytes for a checkpoint; and draws random numbers
+from other sequences than the one that the script has seeded.
 """
 
 import hashlib
@@ -39,8 +39,8 @@ class _States(NamedTuple):
 def gather(world: World) -> list[Tensor]:
     """Gather the random states of all ranks on rank 0; a collective.
 
-    They are the states of torch for the CPU and for the rank's GPU, of Python, and of numpy if it
-    is in use.
+    These are the states of torch's generators for the CPU and for the rank's GPU, of Python's, and
+    of numpy's if the script has imported numpy.
 
     Args:
         world: The ranks, all of which call this.
@@ -68,9 +68,9 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
     """Restore this rank's random state; a rank without a saved one is seeded anew.
 
     Args:
-        states: From :func:`gather`, of any number of ranks.
-        world: The ranks now.
-        number: The seed of ranks without a saved state, to which each adds its rank.
+        states: The return value of :func:`gather` on rank 0, of any number of ranks.
+        world: The ranks that train now.
+        number: A seed; each rank without a saved state adds its rank to it.
     """
     if world.rank >= len(states):
         seed(number + world.rank)
@@ -81,8 +81,8 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
 
 def _as_bytes(states: _States) -> Tensor:
     cpu, python, numpy, cuda = states
-    # A checkpoint is loaded by torch.load(weights_only=True), which refuses numpy's arrays. torch
-    # has no arithmetic on uint32, but int64 holds it.
+    # Turn numpy's array into a tensor: torch.load(weights_only=True), which loads a checkpoint,
+    # refuses numpy's arrays. torch does little with uint32, so use int64, which holds every uint32.
     if numpy:
         numpy = (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:])
     written = io.BytesIO()
@@ -138,15 +138,17 @@ def seeded(number: int) -> Iterator[None]:
 
 
 def seed(number: int) -> None:
-    """Seed the random numbers of the CPU: of torch, of Python, and of numpy if it is in use.
+    """Seed the generators of the CPU: torch's, Python's, and numpy's if numpy is imported.
 
     Args:
         number: Any integer from 0.
     """
-    # torch.manual_seed would also seed every GPU; callers that want that do it themselves.
+    # Do not call torch.manual_seed, which also seeds every GPU: a caller that wants to seed a GPU
+    # does so itself.
     torch.default_generator.manual_seed(number % 2**63)
     random.seed(number)
-    # numpy takes seeds of 32 bits. Do not import it: a script without it draws no such numbers.
+    # numpy takes seeds of 32 bits. Do not import it: a script that has not imported numpy draws
+    # none of its random numbers.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(number % 2**32)
 
@@ -154,29 +156,30 @@ def seed(number: int) -> None:
 class StepRng:
     """The random numbers of training steps, with a separate sequence on each rank.
 
-    A script seeds all ranks alike, so that they begin with the same weights. But then they would
-    also have the same dropout masks, and the same augmentation if the rank itself reads. Random
-    numbers outside of steps, such as the weights of a new head in a callback, stay the same on all
-    ranks.
+    A script seeds all ranks alike, so that they begin with the same weights. With one sequence, all
+    ranks would also have the same dropout masks, and the same augmentation if a rank reads without
+    workers. Random numbers outside of steps, such as the weights of a new head in a callback, come
+    from the script's sequence and stay the same on all ranks.
 
-    A single rank has only one sequence.
+    With a single rank there is only the script's sequence.
     """
 
     def __init__(self, world: World) -> None:
-        """Create the object; the sequence begins at the first step, before which the script may
-        seed.
+        """Create the object; the rank's sequence is seeded at the first step, so that the script
+        can set its seeds until then.
 
         Args:
             world: The ranks.
         """
         self._world = world
-        # The sequence that is not in use now; None until the first step.
+        # The state of the sequence that is not in use now, the rank's or the script's; None until
+        # the first step.
         self._other: _States | None = None
         self._in_steps = False
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Within the block, which makes training steps, draw from this rank's sequence."""
+        """Draw from this rank's sequence within the block, which makes training steps."""
         if self._world.world_size == 1:
             yield
             return
@@ -187,9 +190,10 @@ class StepRng:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Within the block, which runs between steps, draw from the script's own sequence.
+        """Draw from the script's sequence within the block, which is not part of a training step.
 
-        A callback is such a block.
+        Callbacks, evaluations and the writing of checkpoints are such blocks. Outside of
+        :meth:`steps` this does nothing.
         """
         if not self._in_steps:
             yield
@@ -209,7 +213,8 @@ class StepRng:
         """Restore this rank's sequence; a rank without a saved one begins a new one.
 
         Args:
-            states: From :meth:`gather`, of any number of ranks; empty if there were no steps.
+            states: The return value of :meth:`gather` on rank 0, of any number of ranks; empty if
+                there were no steps.
         """
         if self._world.rank < len(states):
             self._other = _from_bytes(states[self._world.rank])
@@ -222,7 +227,8 @@ class StepRng:
         Each generator is seeded from its own state: a script may have seeded only some of them.
         """
         rank = self._world.rank
-        # Do not use config.seed: two runs whose scripts use different seeds should differ here too.
+        # Do not seed from config.seed: two runs whose scripts use different seeds should differ
+        # here too.
         now = _get_states(self._world.device)
         torch_seed = _seed_of(now.cpu.numpy().tobytes(), rank)
         torch.default_generator.manual_seed(torch_seed)
@@ -252,11 +258,11 @@ class StepRng:
 
 
 class IsolatedRng:
-    """Within a ``with`` block, random numbers of the CPU come from a separate sequence; afterwards
-    the rank's own sequence continues.
+    """A context in which random numbers of the CPU come from a separate sequence; after it the
+    rank's own sequence continues, and at the next entry the separate one.
 
-    numpy's global generator draws two normal numbers at a time. A number that it keeps is lost
-    here.
+    numpy's global generator makes two normal numbers at a time and keeps one for the next call.
+    With numpy 1.24 or newer, entering and leaving the context drop the number that it keeps.
     """
 
     def __init__(self, number: int) -> None:
@@ -267,13 +273,14 @@ class IsolatedRng:
         """
         outer = _get_states()
         seed(number)
-        # The states that are not in use: ours outside of the block, the rank's own within.
+        # The states that are not in use: within the context those of the rank's own sequence,
+        # otherwise those of the separate sequence.
         self._torch, self._python, self._numpy, _ = _get_states()
         _set_states(outer)
         numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
         self._exchange = (numpy.get_state, numpy.set_state) if numpy else None
-        # Since numpy 1.24 the generator itself can be exchanged. Getting and setting its state of
-        # 624 words would take 400 us per micro-batch.
+        # Since numpy 1.24 the generator itself can be exchanged. To get and set its state of 624
+        # words instead would take 400 µs per micro-batch.
         if hasattr(numpy, "set_bit_generator"):
             self._numpy = numpy.MT19937(number % 2**32)
             self._exchange = numpy.get_bit_generator, numpy.set_bit_generator
@@ -303,7 +310,9 @@ def _seed_of(state: bytes, rank: int) -> int:
 
 
 def forget_normal() -> None:
-    """Drop the normal number that numpy keeps, as the end of an :class:`IsolatedRng` does."""
+    """Drop the normal number that numpy keeps for the next call, as an :class:`IsolatedRng` does at
+    its end; with numpy older than 1.24 do nothing.
+    """
     # Setting a bit generator, even the one in use, makes numpy forget the number.
     numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
     if hasattr(numpy, "set_bit_generator"):

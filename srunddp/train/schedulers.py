@@ -53,7 +53,8 @@ class Schedulers:
                 fraction.
 
         Raises:
-            ConfigError: The learning rate cannot be scheduled like this.
+            ConfigError: The schedule or a scheduler does not fit the number of steps or
+                ``scale_lr``, or a function has returned no scheduler.
         """
         if wanted:
             self.all = tuple(
@@ -64,7 +65,8 @@ class Schedulers:
             self.all = _by_schedule(optimizers, config, total, done)
         self._optimizers = optimizers
         self.classes = [_class(each) for each in self.all] if wanted else []
-        # The values from the script, for a resume from a checkpoint that had another schedule.
+        # The learning rates, and the other values that schedulers write, as the script has set
+        # them: for a resume from a checkpoint that had another schedule.
         self._at_start = [
             [_written(group) for group in optimizer.param_groups] for optimizer in optimizers
         ]
@@ -75,8 +77,8 @@ class Schedulers:
 
     @property
     def made_for_steps(self) -> str:
-        """The class name of a user's scheduler that is stepped after each step; empty if there is
-        none.
+        """The class name of the first of the user's schedulers that are stepped after each step;
+        empty if there is none.
         """
         if not self._wanted or self._by_epoch:
             return ""
@@ -95,7 +97,8 @@ class Schedulers:
             mode: ``min`` or ``max``: whether a smaller or a greater figure is better.
 
         Raises:
-            ConfigError: They differ, so it would lower the rate while the figure gets better.
+            ConfigError: A ReduceLROnPlateau has another mode, so it would lower the learning rate
+                while the figure gets better.
         """
         for each in self.all:
             if isinstance(each, ReduceLROnPlateau) and each.mode != mode:
@@ -106,11 +109,12 @@ class Schedulers:
                 )
 
     def take_in_groups(self) -> None:
-        """Add the parameter groups that were added to an optimizer since the last call.
+        """Let the schedulers schedule the parameter groups that were added to an optimizer since
+        the last call.
 
-        torch's schedulers keep a value for each group that existed when they were created, and fail
-        with another number. A new group starts from its own learning rate; all other values are
-        those of the last group.
+        torch's schedulers keep a list of values, one for each group that existed when they were
+        created, and fail if there are more groups. A new group starts from its own learning rate,
+        and gets all other values from the last group.
         """
         groups = sum(len(each.optimizer.param_groups) for each in self.all)
         if groups == self._groups:
@@ -121,14 +125,14 @@ class Schedulers:
                 _take_in_groups(each)
 
     def after_step(self) -> None:
-        """Step the schedulers that are stepped after each step."""
+        """Step the schedulers if they are stepped after each step, except ReduceLROnPlateau."""
         self.take_in_groups()
         if self.all and not self._by_epoch:
             for each in self._others():
                 each.step()
 
     def after_epoch(self) -> None:
-        """Step the schedulers that are stepped after each epoch."""
+        """Step the schedulers if they are stepped after each epoch, except ReduceLROnPlateau."""
         self.take_in_groups()
         if self._by_epoch:
             for each in self._others():
@@ -145,20 +149,22 @@ class Schedulers:
                 each.step(figure)
 
     def begin_here(self, factor: float) -> None:
-        """Begin within a run whose optimizers were loaded from a checkpoint with another schedule.
+        """Begin the script's schedule within a run, after its optimizers were loaded from a
+        checkpoint that had another schedule.
 
-        The learning rates of the script are used.
+        Groups of the script start from its learning rates, and groups that a callback has added
+        from those of the checkpoint.
 
         Args:
-            factor: The factor between the learning rates for the samples of a step in the
-                checkpoint and now.
+            factor: By what to multiply learning rates of the checkpoint, because a step may have
+                another number of samples now.
         """
         for optimizer, at_start in zip(self._optimizers, self._at_start, strict=True):
             groups = optimizer.param_groups
             for group, values in zip(groups, at_start, strict=False):
                 _forget_schedule(group, values)
-            # These groups were added by a callback in the previous run: the script sets no rate for
-            # them.
+            # The other groups were added by a callback in the previous run: the script sets no
+            # learning rate for them.
             for group in groups[len(at_start) :]:
                 group["lr"] = group.pop("initial_lr", group["lr"]) * factor
         for scheduler in self.all:
@@ -188,10 +194,10 @@ class Schedulers:
         return {"all": [each.state_dict() for each in self.all]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state.
+        """Restore the states of all schedulers.
 
         Args:
-            state: From :meth:`state_dict`.
+            state: The return value of :meth:`state_dict`.
 
         Raises:
             ValueError: The state has another number of schedulers.
@@ -213,16 +219,16 @@ def _class(scheduler: LRScheduler) -> str:
 def _written(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the values that schedulers may change in an optimizer's group."""
     values = {name: group[name] for name in (*_WRITTEN, *_WRITTEN_BY_CYCLES) if name in group}
-    # Schedulers change a learning rate that is a tensor, as torch.compile needs it, in place, so a
-    # reference would change too.
+    # Copy a learning rate that is a tensor, as torch.compile needs it, because schedulers change it
+    # in place.
     return {n: each.clone() if isinstance(each, Tensor) else each for n, each in values.items()}
 
 
 def _forget_schedule(group: dict[str, Any], at_start: Mapping[str, Any]) -> None:
     """Reset the values that schedulers write into a group to those ``at_start``."""
     names: tuple[str, ...] = _WRITTEN
-    # OneCycleLR and CyclicLR change the momentum as well, and leave these names in the group.
-    # Without the names no schedule has changed it, and the checkpoint's momentum is used.
+    # OneCycleLR and CyclicLR also change the momentum, and leave max_momentum in the group. Without
+    # that name no schedule has changed the momentum, so the checkpoint's momentum is used.
     if "max_momentum" in group or "max_momentum" in at_start:
         names += _WRITTEN_BY_CYCLES
     for name in names:
@@ -281,8 +287,8 @@ def _by_schedule(
     if config.schedule == "constant" and not config.warmup_steps:
         return ()
     end = total if config.schedule == "cosine" else None
-    # Do not use LambdaLR's own count of steps: after a resume with another number of ranks, a step
-    # is another share of the run.
+    # Ask done() instead of using LambdaLR's own count of steps: after a resume with another number
+    # of ranks, a step is a different share of the run.
     return tuple(
         LambdaLR(each, lambda _: warmup_then_cosine(done(), config.warmup_steps, end))
         for each in optimizers
@@ -290,7 +296,8 @@ def _by_schedule(
 
 
 def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRScheduler:
-    # An existing scheduler has read the optimizer's rate before scale_lr multiplied it.
+    # A scheduler that exists already has read the optimizer's learning rate before scale_lr
+    # multiplied it.
     if isinstance(wanted, LRScheduler):
         if config.scale_lr != "no":
             raise ConfigError(
@@ -325,11 +332,11 @@ def warmup_then_cosine(done: float, warmup: int, end: int | None) -> float:
     As in Loshchilov and Hutter 2017.
 
     Args:
-        done: The number of steps before this one, from 0; may be a fraction.
-        warmup: The number of steps before the full rate.
+        done: The number of steps before this step, from 0; may be a fraction.
+        warmup: The number of steps before the factor is 1.
         end: The step at which the factor is 0; None to stay at 1.
     """
-    # Add 1: in the very first step a rate of 0 would have no effect.
+    # Add 1, because with a learning rate of 0 the first step would have no effect.
     if done < warmup:
         return (done + 1) / (warmup + 1)
     if end is None:

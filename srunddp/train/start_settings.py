@@ -1,5 +1,4 @@
-"""The settings of a script at a start; at a resume they are compared with those of the run's
-beginning.
+"""The settings of a script at a start, which a resume compares with those of the checkpoint.
 
 A checkpoint restores the old settings of optimizers and schedulers, so changing them in the script
 has no effect. Values that change in training, such as a learning rate under a scheduler, are not
@@ -24,11 +23,12 @@ Settings = dict[str, Any]
 # Values of an optimizer's group that are not compared: parameters, kernels, and the learning rate,
 # which is compared separately.
 _NOT_TOLD = {"params", "fused", "foreach", "capturable", "differentiable", "lr", "initial_lr"}
-# Values of a scheduler that are not compared: its position, and rates, which are compared as the
-# optimizer's.
+# Values of a scheduler that are not compared: those that change when it is stepped, and learning
+# rates, which are compared as settings of the optimizer.
 _MOVES = {"last_epoch", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs"}
 _MOVES |= {"cooldown_counter", "_get_lr_called_within_step", "_is_initial"}
-# Settings that may change from start to start: how long, where and how often.
+# Settings that are not compared, because a user may change them at any start: how long to train,
+# where to write, how often to evaluate and report, and how to compute.
 _FREE = {"epochs", "max_steps", "output_dir", "resume", "resume_changed_data", "num_threads"}
 _FREE |= {"patience", "log_every", "tensorboard", "fused", "compile", "evaluate_every_epochs"}
 _FREE |= {"evaluate_every_steps", "monitor", "mode", "seed", "channels_last"}
@@ -77,7 +77,8 @@ class StartSettings:
                 yield f"{name} was {old}, and is {new} from here on"
 
     def keep(self, before: StartSettings, *, same_schedule: bool) -> None:
-        """Take over the settings of a checkpoint that are used, for later checkpoints.
+        """Replace settings by those of the checkpoint if the checkpoint's are used, so that later
+        checkpoints contain the settings in use.
 
         Args:
             before: The settings of the checkpoint.
@@ -139,7 +140,7 @@ def of_schedulers(schedulers: Sequence[LRScheduler]) -> Settings:
 
 
 def of_config(config: Config) -> Settings:
-    """Return the settings that affect the result of training.
+    """Return the settings that are compared at a resume, by their dotted names.
 
     Args:
         config: The settings of the training.
@@ -154,7 +155,8 @@ def of_config(config: Config) -> Settings:
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    # A setting that only one side has, as in another version of torch, was not changed by the user.
+    # Compare only settings that both have: one that is missing, as with another version of torch,
+    # was not changed by the user.
     for name in before.keys() & now.keys():
         old = before[name]
         new = now[name]
@@ -163,7 +165,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _as_list(value: Any) -> Any:
-    """Return a value with lists instead of tuples, as in a file."""
+    """Return a value with its tuples turned into lists, so that both compare as equal."""
     if isinstance(value, list | tuple):
         return [_as_list(each) for each in value]
     return value
@@ -172,13 +174,15 @@ def _as_list(value: Any) -> Any:
 def _unique(name: str, every: Sequence[Any], one: Any) -> str:
     if len(every) == 1:
         return name
-    # By identity: optimizers and schedulers may define their own ``==``.
+    # Compare by identity, because optimizers and schedulers may define their own ``==``.
     position = next(number for number, each in enumerate(every, 1) if each is one)
     return f"{name} number {position}"
 
 
 def _plain_values(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values that a constructor has set, by name; also those of nested schedulers."""
+    """Yield the plain values in a scheduler's state that do not change in training, by name; also
+    those of nested schedulers.
+    """
     for name, value in state.items():
         if name == "_schedulers":
             for number, inner in enumerate(value, 1):

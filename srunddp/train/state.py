@@ -1,4 +1,6 @@
-"""The state of training: everything in a checkpoint except the random states."""
+"""The state of training: all that a checkpoint has, except what CheckpointManager adds, such as the
+random states of the ranks.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -53,17 +55,18 @@ class TrainingState:
         epoch: The number of finished epochs.
         samples_seen: The samples of the present epoch seen so far, over all ranks.
         step: The number of optimizer steps done, over all epochs.
-        sums: The sums of the present epoch's figures so far, by rank.
+        sums: The sums of the present epoch's figures so far, one row for each rank; empty at an
+            epoch's start.
         evaluated: The step of the last evaluation; 0 before the first.
-        best: The best score so far; None before the first.
-        evals_since_best: The number of evaluations since the best one.
+        best: The best score so far; None before the first evaluation.
+        evals_since_best: The number of evaluations since the one with the best score.
         scores: The scores of the evaluated steps; lower is better.
         monitor: The name of the figure from which ``best`` and ``scores`` come.
         mode: ``min`` or ``max``: whether a smaller or a greater figure is better.
-        settings: The settings of the script: those that a checkpoint restores are of the run's
-            beginning, the others of this start.
-        step_random: The random states of training steps of all ranks, on rank 0.
-        identity: Identifies this run among others of the process.
+        settings: The settings of the script. Those that a checkpoint restores are from the first
+            start of the run, the others from this start.
+        step_random: On rank 0 the random states of training steps, by rank; on other ranks empty.
+        identity: An object that tells this Trainer's run from other runs in the same process.
         records: The records of finished epochs, and of one that ``max_steps`` has ended early.
         steps_per_epoch: The number of optimizer steps per epoch; None if it is not known.
         total_steps: The number of optimizer steps of the whole run; None if it is not known, and
@@ -98,15 +101,15 @@ class TrainingState:
     total_steps: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tensors and plain values. The tensors are not copied, so training changes them
-        later.
+        """Return the state as tensors and plain values; the tensors are not copied, so training
+        changes them later.
         """
         return {
             "version": VERSION,
             "model": self.model.state_dict(),
             "optimizer": [each.state_dict() for each in self.optimizers],
-            # torch would load the state of another optimizer class without complaint if the names
-            # match.
+            # Save the classes too: torch would load the state of another class of optimizer without
+            # complaint.
             "optimizer_classes": self._optimizer_classes,
             "optimizer_parameters": [self.parameters.groups(each) for each in self.optimizers],
             "trained_parameters": [*self.parameters.trained()],
@@ -166,15 +169,14 @@ class TrainingState:
                 yield f"{name} has a state in the checkpoint, and is not here: it is left out"
 
     def prepare_for(self, state: Mapping[str, Any]) -> None:
-        """Prepare for :meth:`load_state_dict`: let the saved parameters require a gradient.
-
-        It also gives the optimizers the groups that they had.
+        """Prepare for :meth:`load_state_dict`: let the parameters that were trained require a
+        gradient, and add to the optimizers the parameter groups that the previous run added.
 
         Args:
             state: The content of the checkpoint.
 
         Raises:
-            CheckpointError: Its optimizers or parameters differ.
+            CheckpointError: The checkpoint has other optimizers or parameters.
         """
         if len(state["optimizer"]) != len(self.optimizers):
             raise CheckpointError(
@@ -204,7 +206,7 @@ class TrainingState:
 
         The learning rate is scaled again if the samples per step have changed. The best figure is
         forgotten if ``monitor`` or ``mode`` has changed. Schedulers other than those of the
-        checkpoint begin now, and parts that it does not have keep their state.
+        checkpoint begin now, and parts of which the checkpoint has no state keep their own.
 
         Args:
             state: The content of the checkpoint, for which :meth:`prepare_for` was called.
@@ -246,12 +248,15 @@ class TrainingState:
         self.lr_factor = factor
 
     def _load_schedulers(self, state: Mapping[str, Any], factor: float) -> None:
-        """Load the schedulers; this comes last, because a schedule may depend on the steps done.
+        """Restore the states of the schedulers, or begin them now if the checkpoint has others.
+
+        Call this after the rest of the state is loaded, because a schedule may depend on the steps
+        done.
 
         Args:
             state: The content of the checkpoint.
-            factor: The factor between the learning rates for the samples of a step in the
-                checkpoint and now.
+            factor: By what to multiply the checkpoint's learning rates, because a step may have
+                another number of samples now.
         """
         if self.schedulers is None:
             return

@@ -14,16 +14,16 @@ import torch
 from srunddp.telemetry import TelemetryPage, active_page, event
 
 T = TypeVar("T")
-# Seconds between two measurements of a GPU, whose events cost the GPU and the rank some
-# microseconds.
+# Seconds between two measurements of a GPU: the CUDA events of a measurement cost the GPU and the
+# rank some microseconds.
 _LOOK_EVERY = 0.5
 
 
 class ThroughputMeter:
-    """Measures nothing; used without ``--monitor``."""
+    """The methods of a step timer, which measure nothing here; used without ``--monitor``."""
 
     def timed(self, steps: Iterator[T]) -> Iterator[T]:
-        """Return the same iterator.
+        """Return an iterator of the same steps.
 
         Args:
             steps: The steps of an epoch.
@@ -31,23 +31,23 @@ class ThroughputMeter:
         return steps
 
     def start_wait(self) -> None:
-        """Begin to wait for other ranks, until :meth:`end_wait`.
+        """Note that this rank waits for other ranks from now on, until :meth:`end_wait`.
 
-        The backward pass that shares gradients is such a wait.
+        The backward pass that shares gradients counts as such a wait.
         """
 
     def end_wait(self) -> None:
-        """Begin this rank's own work again."""
+        """Note that the wait is over, and that this rank does its own work again."""
 
     def done(self, samples: int) -> None:
-        """End the step.
+        """Note that a step is done.
 
         Args:
             samples: The number of samples in the step, over all ranks.
         """
 
     def epoch(self, number: int) -> None:
-        """Begin an epoch.
+        """Note that an epoch begins.
 
         Args:
             number: The number of the epoch, from 1.
@@ -107,8 +107,8 @@ class StepTimer(ThroughputMeter):
         own = step - self._wait_s
         if self._gpu:
             self._gpu.end()
-            # The rank queues work for the GPU and runs ahead, so its own clock does not show how
-            # long that work takes.
+            # The rank queues work for the GPU and goes on before it is done, so the rank's clock
+            # does not show how long the work takes.
             own = max(data, self._gpu.seconds())
         self._marks.add_step(samples, step, data, min(own, step))
 
@@ -121,8 +121,9 @@ class _Gpu:
     """Measures now and then how long a GPU works on a step, without the parts shared with other
     ranks.
 
-    It uses the GPU's clock, because the rank runs ahead of the GPU. It begins at the request for
-    data, so times at which the GPU waits for this rank count too.
+    It uses the GPU's clock, because the rank queues work and goes on before the GPU has done it. A
+    measurement begins at the request for data, so times at which the GPU waits for this rank count
+    too.
     """
 
     def __init__(self) -> None:
@@ -130,12 +131,16 @@ class _Gpu:
         # step.
         self._turns: list[Any] = []
         self._looking = False
-        # When to measure next, by the rank's clock, and the last result.
+        # When to begin the next measurement, by the rank's clock; and the result of the last one in
+        # seconds.
         self._next = 0.0
         self._seconds = 0.0
 
     def begin(self, now: float) -> None:
-        """Begin a step; if one had begun before, it had no data and is dropped.
+        """Begin a step, and measure it if a measurement is due.
+
+        If a measured step was begun and not ended before, its data did not come, and the
+        measurement begins anew with this step.
 
         Args:
             now: The time by the rank's clock.
@@ -149,20 +154,23 @@ class _Gpu:
             self.turn()
 
     def turn(self) -> None:
-        """Switch from this rank's own work to a shared part, or back."""
+        """Note, in a measured step, a change from this rank's own work to a part that is shared
+        with other ranks, or back.
+        """
         if self._looking:
             self._turns.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._turns[-1].record()
 
     def end(self) -> None:
-        """End the step."""
+        """End the step; if it is measured, its last part of own work ends here."""
         self.turn()
         self._looking = False
 
     def seconds(self) -> float:
-        """Return the GPU's seconds in the last measured step; 0 before the first.
+        """Return how long the GPU worked on the last measured step that it has completed, in
+        seconds; 0 before the first.
 
-        This is a step that the GPU has completed: asking for a later one would have to wait.
+        A measured step that the GPU has not completed yet is not waited for.
         """
         if self._turns and self._turns[-1].query():
             parts = zip(self._turns[::2], self._turns[1::2], strict=False)
@@ -172,7 +180,7 @@ class _Gpu:
 
 
 def make_step_timer(device: torch.device) -> ThroughputMeter:
-    """Return a timer that measures with ``--monitor``, and nothing otherwise.
+    """Return a timer that measures if the run has ``--monitor``, else one that measures nothing.
 
     Args:
         device: The device of this rank.

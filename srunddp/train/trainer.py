@@ -163,7 +163,8 @@ class Trainer:
         )
         self._run: FitLoop | None = None
         self._mean_watch: MeanWatch | None = None
-        # Parameters that require a gradient but are in no optimizer, so no zero_grad() clears it.
+        # Parameters that require a gradient but are in no optimizer: no zero_grad() clears their
+        # gradients.
         self._not_stepped: Sequence[nn.Parameter] = ()
         # Optimizers with new fused kernels that have not made a step yet.
         self._newly_fused: list[Optimizer] = []
@@ -257,7 +258,8 @@ class Trainer:
                 self._newly_fused.append(optimizer)
             if self.config.scale_lr != "no":
                 scale_lr_once(optimizer, self.state.lr_factor)
-        # Create it after scaling the learning rates, from which schedulers start.
+        # Create the FitLoop, and with it the schedulers, after scaling the learning rates, because
+        # schedulers start from the scaled ones.
         self._run = FitLoop(
             self._loop_context(),
             FitData(
@@ -353,8 +355,8 @@ class Trainer:
             for step in run.steps():
                 run.after_step(step, self._step(step, sums, run.timer))
                 self._evaluate_and_checkpoint(run)
-        # Compute this before the evaluation: means() is a collective, and waits for the GPU's last
-        # step.
+        # Compute the means of training before the evaluation: means() is a collective, and waits
+        # until the GPU has done the last step of training.
         train = sums.means()
         val: Mapping[str, float] = {}
         if run.evaluations.due_at_epochs_end:
@@ -378,8 +380,7 @@ class Trainer:
         for optimizer in self._optimizers:
             zero_grad(optimizer)
         for parameter in self._not_stepped:
-            # The optimizers' zero_grad() does not clear this gradient, which would add up over all
-            # steps.
+            # No optimizer's zero_grad() clears this gradient, so it would add up over all steps.
             parameter.grad = None
         loss = None
         for batch in step.batches[:-1]:
@@ -388,9 +389,9 @@ class Trainer:
                     loss = self._forward_backward(batch, sums)
             else:
                 self._forward_without_weight(batch, sums)
-        # Only a step's last forward and backward pass shares gradients between ranks: within
-        # no_sync() DistributedDataParallel only adds to this rank's gradients, and then sends the
-        # sums once.
+        # Only the last forward and backward pass of a step shares gradients between ranks. The
+        # passes before run within no_sync(), where DistributedDataParallel only adds to this rank's
+        # gradients, so that the sums are sent once.
         last = self._forward_backward(step.batches[-1], sums, timer)
         if last is not None:
             loss = last
@@ -403,9 +404,10 @@ class Trainer:
         return loss
 
     def _tell_of_mean(self, watch: MeanWatch) -> None:
-        """Tell the user once that the loss's mean is not over samples, if the first steps show it.
+        """Print a line if the first steps show that the mean of the loss is not over samples.
 
-        All ranks call this at the same steps: ``parts()`` is a collective.
+        All ranks call this after the same steps, because ``MeanWatch.parts()`` is a collective. The
+        watch ends once the line is printed or enough steps were watched.
         """
         parts = watch.parts(self.world)
         if parts and self._run:
@@ -425,28 +427,28 @@ class Trainer:
         Args:
             batch: The micro-batch.
             sums: The epoch's figures.
-            shared: Measures how long this rank waits for others, if gradients are shared; else
-                None.
+            shared: Measures how long this rank waits for others; None for a pass in which ranks do
+                not share gradients.
 
         Returns:
             The loss; None if the batch has no weight.
         """
         # A rank without samples that count must still take part in the all-reduce of the gradients:
-        # it runs a loss of 0 through DistributedDataParallel, or a stand-in.
+        # DistributedDataParallel gets None, for a loss of 0, or the stand-in of the batch.
         runs = bool(batch.weight) or self._ddp.runs_always
         if shared:
             shared.start_wait()
-            # The broadcast waits for rank 0. DistributedDataParallel would do it in its forward,
-            # where the wait could not be separated from this rank's own work.
+            # The broadcast of the buffers waits for rank 0. Do not leave it to the forward pass of
+            # DistributedDataParallel, where the wait could not be told from this rank's own work.
             self._ddp.share_buffers()
             shared.end_wait()
         with self._precision(), self._ddp.collectives.watching(), self._mean_watch or _NOTHING:
             loss, outputs = self._ddp.training(batch.data if runs else None)
         if shared:
             shared.start_wait()
-        # DistributedDataParallel takes the mean over ranks: the scale makes it the weighted mean of
-        # the step. Skip a scale of 1, because each operation on a GPU costs microseconds in both
-        # passes.
+        # DistributedDataParallel takes the plain mean over ranks; the scale turns it into the
+        # weighted mean of the step. Do not multiply by 1, because each operation on a GPU costs
+        # microseconds in both passes.
         scaled = loss if batch.scale == 1 else loss * batch.scale
         self.state.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         if shared:
@@ -459,10 +461,10 @@ class Trainer:
 
     @torch.no_grad()
     def _forward_without_weight(self, batch: Batch, sums: MetricAccumulator) -> None:
-        """Run this rank's samples of a batch of weight 0 for the metrics.
+        """Run the model on this rank's samples of a batch of weight 0, and add them to the metrics.
 
-        Do so even without metrics, so that metrics do not change the random numbers and statistics
-        of a model.
+        Run it even if there are no metrics: otherwise adding a metric would change the random
+        numbers and the running statistics of the model.
         """
         if batch.samples:
             with self._precision():
@@ -473,13 +475,14 @@ class Trainer:
         state = self.state
         optimizers = self._optimizers
         if state.scaler.is_enabled():
-            # GradScaler asserts that each optimizer that it steps has a gradient; an optimizer
-            # whose parameters are all frozen has none.
+            # Leave out an optimizer whose parameters are all frozen: it has no gradient, and
+            # GradScaler asserts that each optimizer that it steps has one.
             optimizers = tuple(filter(has_gradients, optimizers))
         if self.config.max_grad_norm is not None or self.callback_runner.read_gradients:
             for optimizer in optimizers:
                 state.scaler.unscale_(optimizer)
-        # Call this after unscaling and before clipping, as on_before_optimizer_step promises.
+        # Call the callbacks after unscaling and before clipping, as on_before_optimizer_step
+        # promises.
         if self.callback_runner.read_gradients:
             self.callback_runner.before_optimizer_step()
             self._ddp.check_requires_grad()
@@ -533,7 +536,7 @@ class Trainer:
         modules = [self._ddp.testing]
         if self._average:
             modules.append(self._evaluated)
-        # This is a collective; all ranks call it before their first batch.
+        # share_all_buffers() is a collective, which all ranks call before their first batch.
         self._ddp.share_all_buffers(*modules)
         modes = [TrainingModes(module) for module in modules]
         for module in modules:
@@ -567,7 +570,10 @@ class Trainer:
         return sums
 
     def _warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:
-        """Make a step that has no effect except that DistributedDataParallel orders its buckets.
+        """Make a forward and backward pass, after which DistributedDataParallel orders its buckets
+        as after the first step of a run, and drop its gradients.
+
+        The model's buffers and the random states change too; the caller then loads a checkpoint.
 
         Args:
             steps: The steps of this epoch, the first of which is read.
@@ -602,8 +608,9 @@ def _add(sums: MetricAccumulator, batch: Batch, loss: Tensor, outputs: Any) -> N
 
 
 def _with_states(loss_function: object, callbacks: Sequence[Callback]) -> dict[str, Any]:
-    """Return the loss function and callbacks that have a state, by names that do not change if a
-    callback of another class is added or removed.
+    """Return the loss function and the callbacks that have a state, by name.
+
+    The name of a callback does not change if callbacks of other classes are added or removed.
     """
     parts: dict[str, Any] = {}
     if isinstance(loss_function, nn.Module) and loss_function.state_dict():
@@ -614,6 +621,6 @@ def _with_states(loss_function: object, callbacks: Sequence[Callback]) -> dict[s
             continue
         name = type(callback).__name__
         numbers[name] += 1
-        # If there are several of a class, the first one keeps the plain name.
+        # If there are several callbacks of a class, the first one has the plain name.
         parts[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = callback
     return parts

@@ -30,7 +30,8 @@ ddp.bucket_cap_mb dataloader.prefetch_factor checkpoint.keep_last
 _LEAST = dict.fromkeys(_FROM_0.split(), 0) | dict.fromkeys(_FROM_1.split(), 1)
 # Epochs and ranks are added to the seed, and the sum must fit an int64.
 _LARGEST_SEED = 2**62
-# "batchmean" is KLDivLoss's mean over samples; its "mean" is over all elements.
+# Reductions to a mean. "batchmean" is that of KLDivLoss over samples; its "mean" is over all
+# elements.
 _MEANS = ("mean", "batchmean")
 
 
@@ -64,7 +65,9 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
         loss_function: The user's loss function; its parameters count if it is a module.
 
     Raises:
-        ConfigError: They do not, or DistributedDataParallel cannot copy the model.
+        ConfigError: A parameter is in two optimizers, or belongs neither to the model nor to the
+            loss function; none requires a gradient; or DistributedDataParallel cannot copy the
+            model.
     """
     if isinstance(model, DistributedDataParallel):
         raise ConfigError(
@@ -82,7 +85,7 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
             hint="unfreeze some of them",
         )
     stepped = [id(p) for each in optimizers for group in _groups(each) for p in group["params"]]
-    # An optimizer of a copy would train that copy, and the figures of this model would not change.
+    # An optimizer of a copy of the model would train the copy, and this model would not change.
     foreign = len([parameter for parameter in stepped if parameter not in own])
     if foreign:
         raise ConfigError(
@@ -129,8 +132,8 @@ def _groups(optimizer: object) -> list[dict[str, Any]]:
             expected="one of torch.optim, or a list of these",
             hint="build it from model.parameters()",
         )
-    # LBFGS calls the model several times in each step, through a closure that this loop does not
-    # have.
+    # LBFGS calls the model several times in each step, by a closure, which this training loop does
+    # not pass.
     if isinstance(optimizer, LBFGS):
         raise ConfigError(
             "the optimizer LBFGS",
@@ -166,7 +169,8 @@ def check_loss_function(loss_function: object) -> None:
         reduction = getattr(loss_function, "reduction", "mean")
     else:
         reduction = "mean"
-    # Functions such as cross_entropy get the reduction by functools.partial.
+    # The script may have set the reduction of a function, such as cross_entropy, by
+    # functools.partial.
     reduction = getattr(loss_function, "keywords", {}).get("reduction", reduction)
     if reduction not in _MEANS:
         raise ConfigError(
@@ -226,7 +230,7 @@ def check_fit(
         config: The settings of the training.
 
     Raises:
-        ConfigError: Ranks differ, or a data set is empty.
+        ConfigError: Ranks have different data sets or settings, or a data set is empty.
     """
     sizes = {f"len({name})": _length(each) for name, each in data.items()}
     own = {name: value for name, value in leaves(config) if name.split(".")[0] in OWN_SETTINGS}
@@ -253,7 +257,7 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
         config: The settings of the training.
 
     Raises:
-        ConfigError: The last micro-batch of an epoch gives a rank one sample.
+        ConfigError: The last micro-batch of an epoch gives a rank only one sample.
     """
     if samples is None or config.dataloader.drop_last:
         last = 0
@@ -299,8 +303,8 @@ def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -
 
 
 def _length(data: Dataset[Any] | None) -> int:
-    # Return a number, for the comparison of ranks: a missing data set, and one of unknown length,
-    # must differ too.
+    # Ranks compare the results, so also return a number, each a different one, for a missing data
+    # set and for one of unknown length.
     if data is None:
         return -1
     if (length := length_of(data)) is None:
@@ -309,7 +313,7 @@ def _length(data: Dataset[Any] | None) -> int:
 
 
 def check_settings(config: Config) -> None:
-    """Check each setting, and those that need another.
+    """Check that each setting has an allowed value, and that settings fit together.
 
     Args:
         config: The settings of the training.
@@ -329,7 +333,8 @@ def check_settings(config: Config) -> None:
         raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
     signals.numbers(config.preemption.signals)
-    # Otherwise "Never" or an empty value would be taken for the path of a checkpoint.
+    # Refuse these values of resume: "Never" or an empty value would otherwise be taken for the path
+    # of a checkpoint.
     if config.resume not in ("never", "auto") and config.resume.lower() in (
         "never",
         "auto",
@@ -382,7 +387,7 @@ def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimize
 
 
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Return all settings with their dotted names.
+    """Return all settings of a dataclass and of those nested in it, with their dotted names.
 
     Args:
         config: A dataclass, which may contain others.
@@ -399,15 +404,16 @@ def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-# Settings that a script adds in a subclass of Config may differ between nodes.
+# The settings that ranks compare. Settings that a script adds in a subclass of Config may differ
+# between nodes.
 OWN_SETTINGS = frozenset(field.name for field in fields(Config))
 
 
 def _check_words(config: Any, prefix: str = "") -> None:
     """Check that each setting with a list of allowed words has one of them.
 
-    Nothing else in Python checks a Literal: a misspelt word would be treated like the last branch
-    of an if.
+    Python itself does not check a value against a Literal: a misspelt word would be treated like
+    the last branch of an ``if``.
 
     Raises:
         ConfigError: A setting has another word.

@@ -1,5 +1,5 @@
-"""The ranks as the loop sees them; and how they exchange numbers, and learn what rank 0
-has done.
+"""What the training loop needs to know of the ranks, and how ranks exchange numbers and the results
+of what rank 0 alone does.
 """
 
 import itertools
@@ -22,8 +22,8 @@ from srunddp.util.hostlist import fold_ranks
 # that a call has the same key in the store on all ranks.
 _turns = itertools.count()
 T = TypeVar("T")
-# The default group for which the host group was made, and the host group: a script may destroy its
-# process group and create another.
+# The host group, after the default group for which it was made. If the script has destroyed that
+# default group and created another one, a new host group has to be made.
 _host_group: tuple[Any, Any] = (None, None)
 
 
@@ -54,8 +54,8 @@ class World(Protocol):
 def host_group() -> Any:
     """Return the process group for tensors in the host's memory, for ``group=`` of a collective.
 
-    This is the default group if its backend is Gloo; otherwise an additional Gloo group, which the
-    first call creates and which makes that call a collective.
+    This is the default group if its backend is Gloo; otherwise it is an additional Gloo group. The
+    first call creates that group, so it is a collective.
     """
     global _host_group
     default = dist.group.WORLD
@@ -71,7 +71,7 @@ def all_gather_ints(world: World, own: Sequence[int]) -> list[list[int]]:
 
     Args:
         world: The ranks, all of which call this.
-        own: This rank's numbers, within int64; equally many on all ranks.
+        own: This rank's numbers, each of which fits an int64; equally many on all ranks.
     """
     if world.world_size == 1:
         return [list(own)]
@@ -108,13 +108,13 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
         The function's result, on all ranks; it must be a value that JSON can express.
 
     Raises:
-        PeerError: The function has failed on rank 0, which raises the original error.
+        PeerError: The function has failed on rank 0. Rank 0 itself raises the original error.
     """
     heartbeat(last=True)
     if world.world_size == 1:
         return action()
-    # Use the store. In a broadcast the other ranks would give up after the timeout of the process
-    # group, but rank 0 may be waiting for a slow file system.
+    # Send the result over the store. In a broadcast the other ranks would give up after the timeout
+    # of the process group, but rank 0 may be waiting for a slow file system for longer.
     store = _get_default_store()
     key = f"srunddp/rank_zero/{next(_turns)}"
     if world.rank:
@@ -156,17 +156,18 @@ def any_rank(world: World, flag: bool) -> bool:
 
 
 def absent_ranks(world: World, key: str, within: timedelta) -> list[int]:
-    """Wait, over the store, for all ranks to reach the same place, which some may not reach.
+    """Wait until all ranks have called this with the same key, and return those that have not.
 
-    A collective would be matched with another collective of a rank that does not come here.
+    The ranks meet over the store, because some may never call this: torch would match a collective
+    here with a different collective of such a rank.
 
     Args:
-        world: The ranks; those that reach the place call this.
-        key: A key for this place and time, in the store; it can be used only once.
+        world: The ranks, some of which call this.
+        key: The key in the store, the same on all ranks that call this; it can be used only once.
         within: How long to wait.
 
     Returns:
-        The ranks that have not come; empty if all have.
+        The ranks that have not called this in time; empty if all have.
     """
     store = _get_default_store()
     keys = [f"srunddp/{key}/{rank}" for rank in range(world.world_size)]
@@ -180,17 +181,17 @@ def absent_ranks(world: World, key: str, within: timedelta) -> list[int]:
 
 
 def check_all_leave(world: World, within: timedelta = timedelta(seconds=300)) -> None:
-    """Check that all ranks leave a training if this one does so with exit code 0.
+    """Check that all ranks leave a training when this rank leaves it with exit code 0.
 
-    Otherwise the others would wait for it in their next collective until the timeout, because a
-    process that ends with 0 has not failed.
+    Ranks that stay would wait for this rank in their next collective until its timeout: a process
+    that ends with 0 has not failed, so nothing would tell them that it is gone.
 
     Args:
         world: The ranks; those that leave call this.
-        within: How long to wait for the others, which may still be in a step.
+        within: How long to wait for the other ranks, which may still be in a step.
 
     Raises:
-        ConfigError: Other ranks stay.
+        ConfigError: Some ranks have not left in time.
     """
     if world.world_size == 1:
         return

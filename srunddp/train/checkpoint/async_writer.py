@@ -15,10 +15,11 @@ from srunddp.telemetry import event
 from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
 from srunddp.train.checkpoint.file import CheckpointError
 
-# If no core is free, training keeps about nine tenths of its core, and the writer gets the rest.
+# The niceness of the thread that writes: if no core is free, training keeps about nine tenths of
+# its core, and the thread gets the rest.
 _NICENESS = 10
-# Seconds that training waits for the previous checkpoint, so that a short run, whose epochs take
-# less time than the disk, keeps all of its checkpoints.
+# Seconds that training waits for the previous checkpoint before it skips the next one, so that a
+# short run, whose epochs take less time than the disk, keeps all of its checkpoints.
 _PATIENCE = 1.0
 _THREAD = "checkpoint"
 
@@ -27,7 +28,8 @@ class AsyncCheckpointer:
     """Writes the checkpoints of a directory in a separate thread, so that training waits only for
     the copy.
 
-    An error of the disk does not end training. Python waits for the thread at exit.
+    An error of the disk does not end training. At exit Python waits until the thread has written
+    its checkpoint.
     """
 
     def __init__(self, directory: CheckpointDirectory, log: Callable[[str], None]) -> None:
@@ -48,7 +50,7 @@ class AsyncCheckpointer:
         self._thread: threading.Thread | None = None
         # The step of the checkpoint that was begun last.
         self._step = 0
-        # Whether a later checkpoint was skipped because that one is still being written.
+        # Whether a later checkpoint was skipped because that of self._step is still being written.
         self._left_out = False
         # The error that ended the thread: set in the thread, and read only after the thread is
         # joined.
@@ -60,7 +62,8 @@ class AsyncCheckpointer:
         """Copy the state and begin to write it, unless the previous checkpoint is still being
         written.
 
-        It waits one second for the previous checkpoint, but only once for each.
+        It waits at most one second for the previous checkpoint. If a checkpoint was skipped because
+        of the same previous one before, it does not wait again.
 
         Args:
             step: The step after which the state was taken.
@@ -90,13 +93,13 @@ class AsyncCheckpointer:
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until no checkpoint is being written.
+        """Wait until no checkpoint is being written, and log a disk error of the last one.
 
         Args:
-            timeout: Seconds; None for no limit.
+            timeout: Seconds to wait at most; None for no limit.
 
         Returns:
-            Whether that is so; False if the timeout has passed.
+            True if no checkpoint is being written any more; False if the timeout has passed.
 
         Raises:
             CheckpointError: As for :meth:`write`.
@@ -114,8 +117,9 @@ class AsyncCheckpointer:
             self._failed = self._failure(self._error)
             self._log(str(self._failed))
         else:
-            # This is not the disk's fault: the state contains something that cannot be loaded,
-            # another run has begun here, or this code is wrong. Going on would not help.
+            # The error is not one of the disk: the state contains something that cannot be loaded,
+            # another run has begun in the folder, or this code is wrong. The next checkpoint would
+            # fail too.
             raise self._error
         return True
 
@@ -142,7 +146,7 @@ class AsyncCheckpointer:
 
     def _add(self, step: int, state: dict[str, Any]) -> None:
         # On Linux each thread has its own niceness, set by its thread id. Only root may lower it,
-        # so the call fails if the rank was started with a higher one.
+        # so the call fails if the rank was started with a higher niceness.
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         began = time.monotonic()
@@ -166,10 +170,10 @@ class AsyncCheckpointer:
 
 
 def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> Any:
-    """Map the values of nested dicts, lists and tuples.
+    """Return a copy of nested dicts, lists and tuples in which each value is mapped.
 
     Args:
-        value: The nested structure; it is not changed.
+        value: The nested structure, or a single value; it is not changed.
         tensor: Maps a tensor.
         other: Maps any other value.
     """
@@ -224,7 +228,8 @@ class Snapshot:
         Args:
             state: The state, which must not change before this returns.
         """
-        # Buffers whose tensors are gone are not reused, and are freed with _before.
+        # A buffer whose tensor is no longer in the state is not taken from _before, and is freed
+        # when _before is cleared below.
         self._before = self._copies
         self._copies = {}
         taken: dict[str, Any] = map_tensors(state, self._copy, copy.deepcopy)

@@ -49,7 +49,7 @@ def disk_hint(error: OSError) -> str:
 def _is_as_written(own: object) -> bool:
     """Return whether the part that CheckpointManager adds to a state has the expected types.
 
-    Although the file is complete, anybody who may write to the folder may have made it.
+    Check even complete files: anybody who may write to the folder may have made the file.
     """
     if not isinstance(own, dict):
         return False
@@ -113,8 +113,8 @@ class CheckpointDirectory:
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
     def last_whole(self) -> Path | None:
-        """Return the newest checkpoint that this process wrote, loaded or checked; None
-        for none.
+        """Return the newest checkpoint that this process wrote, loaded or checked; None if there is
+        no such checkpoint.
         """
         if not self._whole:
             return None
@@ -183,8 +183,8 @@ class CheckpointDirectory:
         generation = max(self._former + 1, time.time_ns())
         replace_file(self.folder / _GENERATION, b"%d\n" % generation)
         self._generation = generation
-        # Remove them after the number was replaced: an earlier run that has just checked its own
-        # number, and now renames its temporary file, finds the file gone and fails.
+        # Remove temporary files only after the number was replaced: if an earlier run has checked
+        # the number just before, it does not find its temporary file when it renames it, and fails.
         for name in ("step-*.pt", _BEST):
             remove_temporaries(self.folder, name)
 
@@ -192,7 +192,7 @@ class CheckpointDirectory:
         """Write the checkpoint of a step, then delete checkpoints that need not be kept.
 
         Args:
-            step: After which the state was taken.
+            step: The step after which the state was taken.
             state: Tensors and plain values.
 
         Raises:
@@ -207,10 +207,11 @@ class CheckpointDirectory:
         self._prune(step)
 
     def archive_newer(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps to ``*.pt.aside``, because a run starts again from
-        ``after``.
+        """Rename the checkpoints of steps later than ``after`` to ``*.pt.aside``, because the run
+        continues from ``after``.
 
-        Otherwise they would be the newest, although they belong to another course of training.
+        Otherwise a later start would take them for the newest checkpoints of this run, although
+        they belong to another course of training.
 
         Args:
             after: The step of the last checkpoint that keeps its name.
@@ -260,7 +261,7 @@ class CheckpointDirectory:
     def _first_whole(self, steps: Iterable[int], count: int) -> list[int]:
         """Return the first ``count`` of these steps whose files are complete.
 
-        Later files are not read: a broken one among them is deleted like any other.
+        Files after these are not read: a damaged file among them is deleted like any other.
         """
         return list(islice(filter(self._is_whole, steps), count))
 
@@ -271,8 +272,8 @@ class CheckpointDirectory:
         return 0
 
     def _check_generation(self) -> None:
-        # 0 means that the user has deleted the file, which does not make another run. A run that
-        # begins just after this check removes our temporary file, see begin().
+        # 0 means that the user has deleted the file, and not that another run has begun. A run that
+        # begins just after this check removes our temporary file, so the rename fails: see begin().
         if self._latest() not in (0, self._generation):
             raise AnotherRunError(
                 "another run has since begun to write checkpoints here, so this run may not",

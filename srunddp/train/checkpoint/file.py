@@ -72,23 +72,24 @@ def write_checkpoint(path: Path, state: Mapping[str, Any], check: Callable[[], N
     Args:
         path: The file.
         state: The content of the file.
-        check: Called just before the file gets its name; if it raises, nothing has changed.
+        check: Called just before the file gets its name; if it raises an error, the old file stays.
 
     Raises:
         CheckpointError, OSError: As for :func:`save_checkpoint`; and whatever ``check`` raises.
     """
-    # Use the same folder, because a rename is atomic only within one file system, and a unique
-    # name, so that two jobs that write to one folder by mistake do not mix their bytes.
+    # Put the temporary file into the same folder, because a rename is atomic only within one file
+    # system. Give it a unique name, so that two jobs that write to one folder by mistake do not mix
+    # their bytes.
     temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")
     try:
         _write(temporary, path, state)
         check()
         os.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):  # the first of the two errors says more
+        with suppress(OSError):  # the error that is raised again says more than that of unlink()
             temporary.unlink()
         raise
-    # Do this last: until the folder itself is on the disk, a power cut may bring the old file back.
+    # Sync the folder last: until it is on the disk, a power cut may bring the old file back.
     sync_folder(path.parent)
 
 
@@ -97,7 +98,7 @@ def check_savable(state: Mapping[str, Any], where: str | os.PathLike[str]) -> No
 
     Args:
         state: The state; its tensors may have no elements.
-        where: The place that an error names.
+        where: The file or folder that an error message names.
 
     Raises:
         CheckpointError: The state cannot be saved.
@@ -108,8 +109,9 @@ def check_savable(state: Mapping[str, Any], where: str | os.PathLike[str]) -> No
 def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict[str, Any]:
     """Load what ``save_checkpoint()`` wrote, with all tensors on the CPU.
 
-    On the CPU, because with the GPU number that rank 0 saved, every rank would load to that GPU.
-    Nothing in the file is executed: torch refuses anything but tensors and plain values.
+    A tensor on a GPU is saved with that GPU's number. The tensors are loaded to the CPU because
+    otherwise every rank would load them to the GPU with the number that rank 0 saved. Nothing in
+    the file is executed: torch refuses anything but tensors and plain values.
 
     Args:
         path: The file.
@@ -200,7 +202,7 @@ def remove_temporaries(folder: Path, name: str) -> None:
         name: The final name of the files, a pattern of :func:`Path.glob`.
     """
     for temporary in folder.glob(f"{name}.*.tmp"):
-        # A file that stays only takes space: the save must not fail because of it.
+        # A file that cannot be deleted only takes space: the save must not fail because of it.
         with suppress(OSError):
             temporary.unlink()
 
@@ -228,7 +230,8 @@ class _HashedFile:
 
     Attributes:
         length: The number of bytes written so far.
-        error: The error of the write. torch replaces it by its own RuntimeError, without the errno.
+        error: The error of a write that failed; None if none has failed. torch raises a
+            RuntimeError without the errno in its place.
     """
 
     def __init__(self, file: io.FileIO | io.BytesIO) -> None:
@@ -255,7 +258,8 @@ class _HashedFile:
 
 
 def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
-    # Unbuffered: torch writes in large pieces, and a disk error then comes from the write itself.
+    # Open the file unbuffered: torch writes in large pieces, and a disk error is then raised by the
+    # write itself.
     with open(temporary, "xb+", buffering=0) as file:
         line = _save(file, path, state)
         # _save() has read the file from its beginning, to check whether it can be loaded.
@@ -289,8 +293,8 @@ def _save(
             raise hashed.error from None
         raise _unfit(path, _first_line(error)) from error
     file.seek(0)
-    # torch.load(weights_only=True) refuses classes that torch.save writes without complaint. Better
-    # fail now than in the job that is to continue from this file.
+    # torch.load(weights_only=True) refuses classes that torch.save writes without complaint. Fail
+    # now, rather than in the job that is to continue from this file.
     if refused := get_unsafe_globals_in_checkpoint(file):
         raise _unfit(path, f"it contains {', '.join(sorted(refused))}")
     return hashed.line()

@@ -88,8 +88,9 @@ class CheckpointManager:
         self._directory = CheckpointDirectory(path, keep_last, keep_best)
         self.scores = self._directory.scores
         self._writer = AsyncCheckpointer(self._directory, self._log)
-        # On a CPU, load_state_dict() may keep a tensor as it is, so an optimizer would work in a
-        # mapped file that rank 0 deletes later. Tensors for a GPU are copied.
+        # Map files only if this rank has a GPU, to which tensors are copied. On a CPU,
+        # load_state_dict() may keep a tensor as it is, so an optimizer would work in a mapped file
+        # that rank 0 deletes later.
         self._mmap = world.device.type != "cpu"
         on_rank_zero(world, self._make_folder)
 
@@ -112,8 +113,8 @@ class CheckpointManager:
     ) -> Path:
         """Copy the state, and write it in the background.
 
-        A checkpoint is skipped if the previous one is still being written. A line reports that, and
-        errors of the disk; training goes on.
+        A checkpoint is skipped if the previous one is still being written. A skipped checkpoint and
+        an error of the disk are reported in a line, and training goes on.
 
         Args:
             step: The number of optimizer steps done so far.
@@ -163,10 +164,10 @@ class CheckpointManager:
         return on_rank_zero(self._world, self._writer.wait)
 
     def report(self) -> list[Path]:
-        """Return, on rank 0, the files that were written since the last call; elsewhere an empty
-        list.
+        """Return, on rank 0, the files that were written since the last call; an empty list on
+        other ranks.
 
-        A file that could not be written is reported in a line.
+        If a file could not be written, a line for the user says so.
         """
         return [self.path(step) for step in self._writer.poll()]
 
@@ -174,9 +175,9 @@ class CheckpointManager:
         """Load a checkpoint: the state given to ``save()``, with tensors on the CPU, and the
         manager's own key ``srunddp``; None for a new run.
 
-        From then on, checkpoints of runs that began earlier are refused. Rank 0 sends its file to
-        ranks that do not see it. With a GPU the tensors stay in the file until they are used: copy
-        those that are not moved to the GPU.
+        From then on, runs that began earlier can no longer write checkpoints here. Rank 0 sends its
+        file to ranks that do not see it. With a GPU the tensors stay in the file until they are
+        used: copy those that are not moved to the GPU.
 
         Args:
             resume: ``auto`` for the newest complete checkpoint, if any; a checkpoint's path, which
@@ -198,7 +199,8 @@ class CheckpointManager:
                 return (str(path.absolute()), last_line(path), path.stat().st_size)
             return None
 
-        # Only one rank chooses: on NFS, listings of a folder may differ between nodes for seconds.
+        # Let rank 0 choose for all: on NFS, listings of a folder may differ between nodes for
+        # seconds.
         chosen = on_rank_zero(self._world, choose)
         if not chosen:
             return None
@@ -214,8 +216,9 @@ class CheckpointManager:
             if is_lacking:
                 state = sent
         assert state is not None
-        # A tensor in a mapped file, or in the bytes of a broadcast, keeps the whole checkpoint in
-        # memory. The step counters of Adam, which stay on the CPU, would do so.
+        # Copy small tensors: one that stays in the mapped file, or in the bytes of a broadcast,
+        # keeps all of the checkpoint in memory. So would the step counters of Adam, which stay on
+        # the CPU.
         state = map_tensors(state, _cloned_if_small, lambda value: value)
         self.scores.update(state[OWN]["scores"])
         event("resumed", state[OWN]["step"])
@@ -260,14 +263,14 @@ class CheckpointManager:
             ) from None
 
     def _choose(self, resume: str) -> tuple[Path, dict[str, Any] | None]:
-        # Nobody has chosen resume= for this start: Slurm has started the job again, or --restarts
-        # the script, with the command line of the first start.
+        # If Slurm has started the job again, or srunddp the script because of --restarts, the
+        # command line is that of the first start, so nobody has chosen resume= for this start.
         by_slurm = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         restarted = restart_count() > 0 or by_slurm
         if resume == "never" and not restarted:
             self._refuse_earlier_run()
-        # Begin before looking for the newest: otherwise an earlier run could still write a newer
-        # checkpoint than the one from which this run continues. From here on it is refused.
+        # Begin before looking for the newest checkpoint: otherwise an earlier run could still write
+        # a newer one than that from which this run continues. From begin() on it cannot.
         with self._writing():
             self._directory.begin()
         if resume == "auto" or restarted:
@@ -298,7 +301,8 @@ class CheckpointManager:
 
     def _same(self, path: Path, line: str) -> dict[str, Any] | None:
         """Load the file at that path if it is rank 0's file; return None otherwise."""
-        # A folder of that name may be a different one on each node, as under /tmp.
+        # Compare the last line, because a folder of that name may be a different one on each node,
+        # as under /tmp.
         with suppress(CheckpointError):
             if last_line(path) == line:
                 return load_checkpoint(path, mmap=self._mmap)
@@ -308,7 +312,7 @@ class CheckpointManager:
 def _send_checkpoint(
     world: World, path: Path, size: int, *, lacking: bool
 ) -> dict[str, Any] | None:
-    """Send rank 0's file to the ranks that lack it; all ranks call this.
+    """Send rank 0's file to the ranks that lack it, by broadcasts in which all ranks take part.
 
     Args:
         world: The ranks.

@@ -16,14 +16,17 @@ from torch import Tensor
 from srunddp.train.rng import seeded
 from srunddp.train.world import World, all_gather_ints, all_reduce_max
 
-# The most averages per array. A single average of an image would not change with the order of its
-# rows; 16 keep a fingerprint, which checkpoints contain, to some hundred numbers.
+# The most averages per array. More than one are needed, because a single average of an image does
+# not change with the order of its rows. With 16 a fingerprint, which checkpoints contain, has some
+# hundred numbers.
 _PARTS = 16
-# How far averages may differ, relative to the mean magnitude. On nodes with other processors or
-# numbers of threads, rounding differs, and image libraries use other fast paths.
+# How far averages of equal data may differ, relative to the mean magnitude of the array. Between
+# nodes with different processors or numbers of threads, rounding differs, and image libraries
+# decode by different code.
 _TOLERANCE = 1e-3
-# With an augmentation that changes every second reading, such as a flip, 8 readings of one sample
-# are alike in 1 of 128 cases, and those of four samples practically never.
+# How often samples are read to notice random ones. With an augmentation that changes every second
+# reading, such as a flip, 8 readings of one sample are alike in 1 of 128 cases, and 8 readings of
+# four samples practically never.
 _READINGS = 8
 
 
@@ -50,9 +53,9 @@ class Fingerprint:
 
     Attributes:
         samples: The number of samples.
-        whole: A hash of the integers, and of the shapes of arrays.
+        whole: A hash of all that must be exactly the same: integers, shapes of arrays, and text.
         averages: The averages of parts of each array of floating-point numbers or bytes.
-        allowed: How far each average may differ between equal data sets.
+        allowed: How far each of the averages may differ between equal samples.
     """
 
     samples: int
@@ -91,7 +94,7 @@ class Fingerprint:
 
 
 def hashed(value: object) -> int:
-    """Return a hash that is the same on every rank, and below 2**56, so it fits an int64.
+    """Return a hash below 2**56, which fits an int64 and is the same on every rank.
 
     Args:
         value: Bytes, or an object with the same ``repr`` on every rank.
@@ -107,7 +110,7 @@ def some_indices(count: int) -> list[int]:
     Args:
         count: The number of samples; for 0 there are no indices.
     """
-    # Use a set, because some of these coincide if there are fewer than four samples.
+    # Use a set, because some of these indices are the same if there are fewer than four samples.
     chosen = {0, count // 3, 2 * count // 3, count - 1}
     return sorted(index for index in chosen if 0 <= index < count)
 
@@ -120,12 +123,12 @@ def look_at(
     Args:
         read: Reads the samples again at each call. Random numbers that it draws are the same on
             every rank, and later random numbers are not affected.
-        look: How often to read them.
-        number: The seed of these random numbers.
-        text: As for :func:`fingerprint_of`.
+        look: Whether to read the samples once, or repeatedly to see whether readings differ.
+        number: The seed of the random numbers that ``read`` draws.
+        text: Whether text counts too, as for :func:`fingerprint_of`.
 
     Returns:
-        None if the samples differ between readings, or cannot be read.
+        The fingerprint; None if the samples differ between readings, or cannot be read.
     """
     try:
         first = _read(read, number, text)
@@ -134,8 +137,8 @@ def look_at(
                 if _read(read, number, text) != first:
                     return None
     except Exception:
-        # The data set's own code failed. If the sample is part of an epoch, training will fail too,
-        # with a traceback that makes sense to the user; this is only a check.
+        # The code of the data set has failed. Do not raise its error here: if an epoch contains the
+        # sample, training fails too, with a traceback that makes sense to the user.
         return None
     return first
 
@@ -150,8 +153,8 @@ def fingerprint_of(samples: Iterable[Any], *, text: bool = False) -> Fingerprint
 
     Args:
         samples: The samples, of any structure; they are not changed.
-        text: Whether text counts too; of a path only the file name, because folders may differ
-            between nodes.
+        text: Whether text counts too. Of a text with slashes, such as a path, only the part after
+            the last slash counts, because folders may differ between nodes.
     """
     numbers = _Numbers(text)
     count = 0
@@ -167,12 +170,12 @@ def fingerprint_of(samples: Iterable[Any], *, text: bool = False) -> Fingerprint
 
 
 class _Numbers:
-    """Collects the numbers of samples.
+    """Collects what a fingerprint is made of from samples.
 
     Attributes:
-        whole: Numbers and hashes that must be exactly the same.
+        whole: Numbers, hashes and texts that must be exactly the same.
         averages: The averages of parts of arrays.
-        allowed: How far each of the averages may differ.
+        allowed: How far each of the averages may differ between equal samples.
     """
 
     def __init__(self, text: bool) -> None:
@@ -193,7 +196,8 @@ class _Numbers:
             value: A sample or a part of one; a value of an unknown kind has no numbers.
         """
         match value:
-            # Match strings before sequences: the items of a string are strings again, without end.
+            # Match strings before sequences: the items of a string are strings again, so taking a
+            # string apart would never end.
             case str() | bytes() | bytearray():
                 if self._text:
                     self._add_text(value)
@@ -226,7 +230,7 @@ class _Numbers:
                 self._add_mapping(value.to_dict())
 
     def _add_mapping(self, value: Mapping[Any, Any]) -> None:
-        # Keys may come from a set, whose order differs between processes.
+        # Sort the keys: they may come from a set, whose order differs between processes.
         self._add_sequence([value[key] for key in sorted(value, key=str)])
 
     def _add_sequence(self, value: Sequence[Any]) -> None:
@@ -242,7 +246,7 @@ class _Numbers:
             return
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         if plain.is_floating_point() and plain.dtype is not torch.float64:
-            # numpy has no bfloat16 and no float8.
+            # Convert to float32, because numpy has no bfloat16 and no float8.
             plain = plain.float()
         self._add_array(plain.numpy())
 
@@ -272,8 +276,9 @@ class _Numbers:
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether a value is an array in memory, a numpy scalar or a PIL image, but not an array
-    in a file, which would be read completely.
+    """Return whether a value is an array in memory, a numpy scalar or a PIL image.
+
+    An array in a file, such as one of HDF5, does not count, because it would be read completely.
     """
     kind = type(value)
     is_convertible = hasattr(kind, "__array_interface__") or hasattr(kind, "__array__")
@@ -293,7 +298,8 @@ def compare(world: World, own: Fingerprint | None, before: Fingerprint | None = 
         before: The fingerprint of the same samples in an earlier run; None if there is none.
 
     Returns:
-        The result, the same on all ranks.
+        The result, the same on all ranks. It is ``UNKNOWN`` if any rank has no fingerprint, and
+        ``CHANGED`` if ranks agree but differ from ``before``.
     """
     if own is None:
         row = [0, 0, 0, 0]
@@ -303,13 +309,15 @@ def compare(world: World, own: Fingerprint | None, before: Fingerprint | None = 
     rows = all_gather_ints(world, [*row, int(has_changed)])
     if any(not known for known, *_ in rows):
         return Agreement.UNKNOWN
-    # Compare the number of averages first: the next collective needs equally many on all ranks.
+    # Compare the numbers of averages first: the next collective, which compares the averages
+    # themselves, needs equally many on all ranks.
     if own is None or any(each[:-1] != row for each in rows):
         return Agreement.DIFFERENT
     if not _averages_are_alike(world, own):
         return Agreement.DIFFERENT
-    # The averages differ slightly between ranks, so one rank may see a change that another does
-    # not. Because collectives follow, all ranks must come to the same decision.
+    # Averages differ slightly between ranks, so one rank may see a change that another rank does
+    # not see. All ranks must return the same, because the callers decide by it on further
+    # collectives.
     if any(changed for *_, changed in rows):
         return Agreement.CHANGED
     return Agreement.ALIKE
@@ -321,7 +329,8 @@ def _averages_are_alike(world: World, own: Fingerprint) -> bool:
     All ranks must have the same number of averages.
     """
     count = len(own.averages)
-    # The minimum is the negative of the maximum of the negatives: one all-reduce finds both.
+    # Find maximum and minimum by one all-reduce: the minimum of numbers is the negative of the
+    # maximum of their negatives.
     negative = [-average for average in own.averages]
     figures = all_reduce_max(world, *own.averages, *negative, *own.allowed)
     greatest = figures[:count]

@@ -11,12 +11,11 @@ from srunddp.train.data.fingerprint import Fingerprint, fingerprint_of, some_ind
 
 
 def fingerprint_in_memory(data: Any) -> Fingerprint | None:
-    """Return a fingerprint that differs if ranks made different data sets in memory; None if the
-    data set has no part in memory that is known here.
+    """Return a fingerprint of the parts of a data set that are in memory; None if there are none.
 
-    It covers the indices of a subset, which differ after a split without a seed, and some samples
-    of tensors and lists. A data set class of the user is not read: that would open its files in
-    this process and draw random numbers.
+    These parts are the indices of a subset, which differ between ranks after a split without a
+    seed, and some samples of tensors and lists. A data set of a class of the user is not read,
+    because that would open its files in this process and draw random numbers.
 
     Args:
         data: The user's data set.
@@ -31,8 +30,8 @@ def _known(data: Any) -> Iterator[Any]:
             for tensor in data.tensors:
                 yield from _some(tensor)
         case Subset():
-            # Take all indices as one array, which is hashed as a whole: a few could agree by
-            # chance.
+            # Yield all indices as one array, of which one hash is made: some of them could be the
+            # same by chance.
             yield numpy.asarray(data.indices)
             yield from _known(data.dataset)
         case ConcatDataset():

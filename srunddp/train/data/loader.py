@@ -27,7 +27,7 @@ from srunddp.train.world import World
 
 
 class DistributedDataLoader:
-    """Batches of a data set of which each rank gets its part; also works without a Trainer.
+    """Gives each rank its part of the batches of a data set; also works without a Trainer.
 
     In an epoch each sample comes exactly once, on one of the ranks, and all ranks get equally many
     batches. All ranks must iterate: the first iteration compares some samples between them. With a
@@ -68,8 +68,9 @@ class DistributedDataLoader:
         name: str = "data",
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Create the loader on all ranks, with the same arguments, and several loaders in the same
-        order.
+        """Create the loader; a collective.
+
+        All ranks pass the same arguments, and create several loaders in the same order.
 
         Args:
             data: A data set with indices, complete on every rank; or an iterable one.
@@ -83,8 +84,8 @@ class DistributedDataLoader:
                 at least 0, such as the number of its tokens. It is called with the output of
                 collate, before the copy to the device. None uses the number of samples.
             sharded: Whether the data set is iterable and splits itself by rank and by worker
-                (``get_worker_info()``). Otherwise all ranks and workers read an iterable data set
-                completely, and keep their part.
+                (``get_worker_info()``). If False, all ranks and workers read an iterable data set
+                completely, and each keeps its part.
             drop_last: Leave out steps that are not full on every rank.
             equal_batches: Make batches of equal size on all ranks, as a collective on them may
                 need. If an epoch's last samples are fewer than the ranks, each makes a batch of
@@ -110,11 +111,11 @@ class DistributedDataLoader:
         _check_at_least_one("batch_size", batch_size)
         _check_at_least_one("gradient_accumulation_steps", gradient_accumulation_steps)
         order, self._length = _order_and_length(data, order, seed, sharded)
-        # Ranks compare integers, in which -1 stands for an unknown length.
+        # Ranks can only compare integers: -1 stands for an unknown length.
         length = -1 if self._length is None else self._length
         order_hash = _order_hash(order)
-        # Check here and not at the first batch: ranks with different numbers of batches would call
-        # different collectives, and hang until the timeout without any word on the cause.
+        # Compare now and not at the first batch: ranks with different numbers of batches would call
+        # different collectives, and hang until the timeout without a message about the cause.
         sampler.check_agreement(
             world,
             {
@@ -122,7 +123,8 @@ class DistributedDataLoader:
                 "batch_size": batch_size,
                 "gradient_accumulation_steps": gradient_accumulation_steps,
                 "seed": seed,
-                # As a string: the error message shows differing integers, but a hash tells nothing.
+                # Pass the hash as a string: the error message shows integers that differ, but
+                # hashes would tell the user nothing.
                 "order": str(order_hash),
             },
         )
@@ -145,8 +147,8 @@ class DistributedDataLoader:
             sharded,
             equal_batches,
         )
-        # For tensors in memory, one indexing operation per tensor makes a batch. A subclass of
-        # TensorDataset may have its own __getitem__, so it is read sample by sample.
+        # Whether one indexing operation per tensor makes a batch. A subclass of TensorDataset may
+        # have its own __getitem__, so it is read sample by sample.
         in_memory = type(data) is TensorDataset and collate is None
         # Tensors that are on a GPU already can be neither pinned nor copied asynchronously.
         is_on_gpu = in_memory and any(
@@ -154,7 +156,8 @@ class DistributedDataLoader:
         )
         copies_to_gpu = world.device.type == "cuda" and not is_on_gpu
         if num_workers is None:
-            # Indexing tensors takes less time than passing them from one process to another.
+            # Without workers tensors in memory are faster: to index them takes less time than to
+            # pass them from one process to another.
             num_workers = 0 if in_memory else default_workers(share(world))
         if pin_memory is None:
             pin_memory = copies_to_gpu
@@ -163,7 +166,8 @@ class DistributedDataLoader:
         self._signals = signals
         self._requests = sampler.DistributedBatchSampler(self._assignment)
         self._reader = sampler.Reader(data, rows=in_memory)
-        # Tensors in memory are compared by their fingerprint when the loader is created.
+        # Whether ranks have to compare samples that are read. Tensors in memory are compared above,
+        # by their fingerprint.
         self._reads_unknown = world.world_size > 1 and not in_memory
         self._by_epoch = hasattr(data, "set_epoch") or isinstance(data, IterableDataset)
         self._stream: Stream | None = None
@@ -179,7 +183,8 @@ class DistributedDataLoader:
             pin_memory=pin_memory and not is_on_gpu,
             multiprocessing_context=multiprocessing_context,
         )
-        # The batches of a sharded data set depend on these.
+        # The batches of a sharded data set depend on these numbers: an epoch can be continued only
+        # with the same ones.
         self._shard_layout = {
             "world_size": world.world_size,
             "num_workers": num_workers,
@@ -189,16 +194,16 @@ class DistributedDataLoader:
         self._transfer = DeviceTransfer(
             world.device, channels_last=channels_last, beside=copies_to_gpu
         )
-        # Only with workers. Without them the rank itself would read the next step before this step
-        # is trained; both draw from the same random numbers, so a resume in between would change
-        # them.
+        # Read ahead only with workers. Without workers the rank itself would read the next step
+        # before it trains this step. Reading and training draw from one sequence of random numbers,
+        # so after a resume in between they would draw different ones.
         self._reads_ahead = copies_to_gpu and num_workers > 0
-        # What was yielded so far: the epoch, and in it the samples of all ranks and the batches of
-        # this rank.
+        # What was yielded so far: the number of the epoch, and in this epoch the samples over all
+        # ranks and the batches of this rank.
         self._epoch = 0
         self._samples_seen = 0
         self._batches = 0
-        # Whether the next iteration continues from there; otherwise it begins the epoch.
+        # Whether the next iteration continues after these samples; otherwise it begins the epoch.
         self._resumes = False
 
     def _torch_loader(
@@ -217,13 +222,13 @@ class DistributedDataLoader:
             backend = dist.get_backend() if dist.is_initialized() else "gloo"
             method = start_method(multiprocessing_context, backend)
         if self._stream:
-            # The stream yields whole micro-batches, and torch must not batch them again.
+            # The stream yields micro-batches, which torch must not batch again.
             dataset: Dataset[Any] = self._stream
             batch_size = None
             batch_sampler = None
         else:
             dataset = self._reader
-            # With a batch sampler the DataLoader accepts no other value.
+            # With a batch sampler the DataLoader accepts no other batch_size than 1.
             batch_size = 1
             batch_sampler = cast(Any, self._requests)
         return DataLoader(
@@ -231,8 +236,9 @@ class DistributedDataLoader:
             batch_size=batch_size,
             batch_sampler=batch_sampler,
             collate_fn=collate,
-            # Each iter() of a DataLoader draws a base seed. If it came from the rank's own random
-            # numbers, a resumed run would draw it at another time and continue with other numbers.
+            # Each iter() of a DataLoader draws a base seed. If it drew from the rank's own random
+            # numbers, a resumed run, which calls iter() at another time, would continue with other
+            # random numbers.
             generator=torch.Generator(),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
@@ -249,9 +255,10 @@ class DistributedDataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        The iteration begins at the start of the epoch, or where ``load_state_dict()`` says if that
-        is within this epoch. Without a call of this method, the next epoch follows a finished one,
-        and an unfinished one begins again.
+        The iteration begins at the start of the epoch, or at the position that
+        ``load_state_dict()`` has set, if that is within this epoch. Without a call of this method,
+        an iteration after a finished epoch reads the next one, and an unfinished epoch begins
+        again.
 
         Args:
             epoch: The number of the epoch, by which the samples are shuffled.
@@ -282,11 +289,11 @@ class DistributedDataLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue from a state.
 
-        For a data set with indices the number of ranks may be another. If samples have changed,
+        For a data set with indices the number of ranks may have changed. If samples have changed,
         rank 0 prints a line.
 
         Args:
-            state: From ``state_dict()``.
+            state: The return value of ``state_dict()``.
 
         Raises:
             ConfigError: The length or order of the data has changed, so that samples would be
@@ -388,20 +395,20 @@ class DistributedDataLoader:
         if self._reads_ahead:
             sent = _one_ahead(sent)
         for step in sent:
-            # If a step was read ahead, this makes the GPU wait for the copy of this step, not of
-            # the next.
+            # Wait by the event of this step: if the next step was read ahead, the GPU need not wait
+            # for the copy of the next step.
             self._transfer.arrived(step.batches, step.copied)
             yield step
         self.set_epoch(self._epoch + 1)
 
     def _parts(self) -> Iterator[sampler.MicroBatch]:
         if self._assignment.sharded:
-            # A stream cannot begin in the middle: it is read again from its start, and batches that
-            # were yielded before are skipped here.
+            # A sharded stream cannot begin in the middle: it is read again from its start. Skip the
+            # batches that were yielded before.
             begin = self._batches
             return itertools.islice(self._start(begin, Look.NONE), begin, None)
         begin = self._samples_seen
-        # All ranks decide the same here, which matters because checked() is a collective.
+        # checked() is a collective: this condition has the same value on all ranks.
         if self._same_samples.is_done or not (self._stream or self._reads_unknown):
             return self._start(begin, Look.NONE)
         return self._same_samples.checked(
@@ -413,8 +420,8 @@ class DistributedDataLoader:
             self._stream.begin(self._epoch, begin, look)
         elif self._order is not None:
             self._requests.begin(self._order.indices(self._epoch), self._epoch, begin, look)
-            # This is for a rank without workers, and for workers that are forked now. Persistent
-            # workers learn of the epoch with their first samples.
+            # Set the epoch for a rank without workers, and for workers that are forked now.
+            # Persistent workers set it when they read their first samples of the epoch.
             self._reader.begin(self._epoch)
         return start(self._loader, self._signals, self._sent_to_workers)
 
@@ -430,9 +437,9 @@ class DistributedDataLoader:
 
 
 def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
-    """Yield each step after the next one was requested.
+    """Yield the same steps, but request the next step before yielding each one.
 
-    The copy of the next step to the device then runs while the caller computes the present one.
+    So the copy of the next step to the device runs while the caller computes the present step.
     """
     upcoming = next(steps, None)
     while upcoming is not None:
@@ -449,7 +456,9 @@ def _check_at_least_one(name: str, value: int) -> None:
 def _order_and_length(
     data: Dataset[Any], order: Order | None, seed: int, sharded: bool
 ) -> tuple[Order | None, int | None]:
-    """Return the order, for data with indices, and the number of samples per epoch, if known.
+    """Return the order of the samples and the number of samples per epoch.
+
+    The order is None for iterable data, and the number is None if it is not known.
 
     Raises:
         ConfigError: Data of this kind cannot have an order, or the order does not fit the data.
@@ -462,7 +471,8 @@ def _order_and_length(
                 "data with indices",
                 "let it yield in that order",
             )
-        # Of a sharded data set, each rank knows at best the length of its own shard.
+        # The length of a sharded data set is not known: a rank knows at best the length of its own
+        # shard.
         if sharded:
             return None, None
         return None, length
@@ -483,6 +493,6 @@ def _order_and_length(
 def _order_hash(order: Order | None) -> int:
     """Return a number that is the same for the same samples in the same order."""
     if order is None or isinstance(order, Sequential | Shuffled):
-        # Their fields suffice: a permutation of 10^9 samples would take 8 GB.
+        # Hash only the fields of these orders: a permutation of 10^9 samples would take 8 GB.
         return hashed(repr(order))
     return hashed(order.indices(1).numpy().tobytes())

@@ -17,7 +17,7 @@ from srunddp.errors import ConfigError, Scope
 
 @runtime_checkable
 class Order(Protocol):
-    """Which samples an epoch has, and in which order."""
+    """Says which samples an epoch has, and in which order."""
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
@@ -43,7 +43,7 @@ class Sequential:
         return self.length
 
     def indices(self, epoch: int) -> Tensor:
-        """Return 0, 1, 2 and so on, int64 of shape (length,), for any epoch."""
+        """Return 0, 1, 2 and so on, int64 of shape (length,); the same in each epoch."""
         return torch.arange(self.length)
 
 
@@ -149,13 +149,13 @@ class Weighted:
         generator = _generator(self._seed or 0, epoch)
         if self._replacement:
             return self._independent(generator)
-        # Efraimidis and Spirakis 2006: sort times drawn from exponential distributions whose rates
-        # are the weights; their order is that of draws without replacement. torch.multinomial has a
-        # limit of 2**24 samples.
+        # Draw a time for each sample from an exponential distribution whose rate is its weight: the
+        # order of the times is that of draws without replacement (Efraimidis and Spirakis 2006).
+        # torch.multinomial has a limit of 2**24 samples.
         uniform = torch.rand(len(self._weights), dtype=torch.float64, generator=generator)
         times = -torch.log1p(-uniform) / self._weights
-        # A weight of 0 gives infinity here, but NaN if the draw is 0 as well, which argsort would
-        # put anywhere.
+        # A weight of 0 gives an infinite time, but NaN, which argsort could put anywhere, if the
+        # draw is 0 too. So set the time.
         times.masked_fill_(self._weights == 0, torch.inf)
         return times.argsort(stable=True)[: self._num_samples]
 
@@ -163,13 +163,14 @@ class Weighted:
         ends = self._weights.cumsum(0)
         draws = torch.rand(self._num_samples, dtype=torch.float64, generator=generator) * ends[-1]
         found = torch.searchsorted(ends, draws, right=True)
-        # A draw just below 1 may be rounded up to the upper end, which is in no sample's interval.
+        # A draw just below 1 may be rounded up to the sum of all weights, which is in no sample's
+        # interval: take the last sample that has a weight.
         return found.clamp_(max=int(self._weights.nonzero()[-1]))
 
 
 def check_order(order: Order, samples: int) -> None:
-    """Check that an order's first epoch has as many samples as its length says, all from the data
-    set.
+    """Check that the first epoch of an order has as many samples as its length says, and only
+    indices of the data set.
 
     Args:
         order: The user's order.
@@ -193,7 +194,7 @@ def check_order(order: Order, samples: int) -> None:
 
 
 def _objection(order: Order, samples: int) -> str | None:
-    """Return what is wrong with an order; None if nothing is."""
+    """Return a phrase that says what is wrong with an order; None if nothing is wrong."""
     if not isinstance(order, Order):
         return f"an order that is a {type(order).__name__}"
     indices = order.indices(1)
@@ -209,8 +210,8 @@ def _objection(order: Order, samples: int) -> str | None:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    # Use the sum, as DistributedSampler does, so that a script that comes from there keeps its
-    # order.
+    # Seed by the sum of seed and epoch, as DistributedSampler does, so that a script that used
+    # DistributedSampler before keeps its order.
     return torch.Generator().manual_seed(seed + epoch)
 
 
@@ -222,7 +223,7 @@ def _check_weights(weights: Tensor) -> None:
     elif bool(wrong.any()):
         first = int(wrong.nonzero()[0])
         found = f"weight {weights[first].item()} of sample {first}"
-    # Finite numbers may have an infinite sum, by which draws are scaled.
+    # Check the sum too, by which draws are scaled: that of finite weights may be infinite.
     elif not 0 < float(weights.sum()) < torch.inf:
         found = f"weights with the sum {float(weights.sum())}"
     if found:

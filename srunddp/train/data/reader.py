@@ -29,20 +29,20 @@ def start(
     Args:
         loader: torch's loader, whose items are micro-batches.
         signals: Names, without SIG, of signals that the workers must not get.
-        sent: The objects, by name, that workers that are not forked get by pickle.
+        sent: The objects, by name, that workers get by pickle if they are not forked.
 
     Raises:
-        ConfigError: One of these objects cannot be sent.
+        ConfigError: One of these objects cannot be pickled.
     """
     try:
         with warnings.catch_warnings():
-            # torch warns and then raises. The error below says what cannot be sent, and gives a
-            # hint.
+            # Before torch raises the error of pickle, it warns. Hide the warning: the error of
+            # _check_pickled() says what cannot be sent, and gives a hint.
             warnings.filterwarnings("ignore", "Got pickle error")
             return iterate(loader, signals)
     except Exception:
-        # Pickle's error says that a lambda cannot be pickled, but not which argument it came from.
-        # Other errors are raised as they are.
+        # Find out which object cannot be pickled: the error of pickle says, for example, that a
+        # lambda cannot be pickled, but not which argument it was. Other errors are raised again.
         context = loader.multiprocessing_context
         if context is not None and context.get_start_method() != "fork":
             _check_pickled(sent, context.get_start_method())
@@ -73,7 +73,7 @@ def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -
         collate: Makes a batch from the samples; None if they are a batch already.
         weight: Returns how much the batch counts; None for the number of samples.
     """
-    # A resume skips this micro-batch: collating it again might take long.
+    # Do not collate a micro-batch that a resume skips, because that might take long.
     if part.samples is None:
         return part
     if collate:
@@ -81,7 +81,8 @@ def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -
     else:
         batch = part.samples
     value: float | str = float(part.own)
-    # Stand-ins count on the rank that they belong to, and not here: their weight stays 0.
+    # If own is 0, the samples are stand-ins, which count on the rank that they belong to: keep
+    # their weight 0.
     if weight is not None and part.own:
         value = _number(weight(batch))
     return part._replace(samples=batch, weight=value)

@@ -1,4 +1,6 @@
-"""Checks that all ranks have the same samples, and that these are the ones a run began with."""
+"""Checks that all ranks have the same samples, and that a resumed run still has the samples with
+which it began.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ _NO_SAMPLES = Fingerprint(0, 0, (), ())
 
 @dataclass(frozen=True)
 class _Record:
-    """The fingerprint of some samples.
+    """The fingerprint of some samples, and the epoch from which they are.
 
     Attributes:
-        epoch: The epoch of the samples; :data:`ANY_EPOCH` if they are the same in each.
-        fingerprint: The fingerprint.
+        epoch: The epoch of the samples; :data:`ANY_EPOCH` if they are the same in each epoch.
+        fingerprint: The fingerprint of the samples.
     """
 
     epoch: int
@@ -36,8 +38,12 @@ class _Record:
 class SameSamples:
     """Compares some samples of one data set between ranks, and with those of an earlier run.
 
-    A data set that draws random numbers from a generator of its own, instead of the global ones of
-    torch, Python or numpy, is not compared: its samples differ in each reading.
+    A data set is not compared if it draws random numbers from a generator of its own, instead of
+    the global generators of torch, Python or numpy: its samples differ in each reading.
+
+    Attributes:
+        is_done: Whether samples of later epochs need not be compared, because comparing them would
+            show nothing new.
     """
 
     def __init__(
@@ -55,14 +61,14 @@ class SameSamples:
             world: The ranks, all of which create this.
             name: The name of the data in messages.
             log: Prints a line for the user.
-            is_stream: Whether the data is iterable. It is then compared in each epoch, as its first
-                samples are read there anyway.
+            is_stream: Whether the data is iterable. Iterable data is compared in each epoch,
+            because
+                its first samples are read there anyway.
             in_memory: The fingerprint of the parts that are in memory; None if there is none.
 
         Raises:
             ConfigError: The data differs between ranks.
         """
-        # Whether reading more samples could show nothing new.
         self.is_done = False
         self._world = world
         self._name = name
@@ -71,7 +77,8 @@ class SameSamples:
         self._in_memory = in_memory
         self._is_random = False
         self._has_told = False
-        # What the run began with, by _IN_MEMORY and _READ; it is part of a checkpoint.
+        # The fingerprints of the samples that the run began with: of those in memory, with the key
+        # _IN_MEMORY, and of those that were read, with the key _READ. A checkpoint contains them.
         self._began_with: dict[str, _Record] = {}
         if compare(world, in_memory) is Agreement.DIFFERENT:
             raise self._error()
@@ -88,8 +95,8 @@ class SameSamples:
 
         Args:
             start: Begins the iteration, whose first micro-batch has a fingerprint. It is called
-                again if something differs, to see whether the samples differ in each reading.
-            epoch: The epoch of the samples; or ``ANY_EPOCH``.
+                again if fingerprints differ, to see whether the samples differ in each reading.
+            epoch: The epoch of the samples; ``ANY_EPOCH`` if they are the same in each epoch.
 
         Raises:
             ConfigError: The samples differ between ranks.
@@ -98,8 +105,9 @@ class SameSamples:
         before = self._before(_READ, epoch, fingerprint)
         agreement = compare(self._world, fingerprint, before)
         if agreement in (Agreement.DIFFERENT, Agreement.CHANGED):
-            # Different samples are an error only if each rank reads the same ones every time. Data
-            # that is augmented from a generator of its own also differs between readings.
+            # That samples differ between ranks is an error only if each rank reads the same samples
+            # every time. Data that is augmented by a generator of its own differs between readings
+            # too.
             parts, repeated = _first(start, Look.REPEATEDLY)
             again = compare(self._world, repeated)
             if agreement is again is Agreement.DIFFERENT:
@@ -116,8 +124,10 @@ class SameSamples:
         return parts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as plain values, the fingerprints of the samples that the run began with, or of
-        those of this epoch if there is nothing to compare them with.
+        """Return, as plain values, the fingerprints of the samples that the run began with.
+
+        A fingerprint with which newer samples could not be compared, because it was from another
+        epoch, is replaced by that of the newer samples.
         """
         return {
             source: {"epoch": record.epoch, **record.fingerprint.state_dict()}
@@ -125,28 +135,28 @@ class SameSamples:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Compare with the samples of a state, now or once they are read; print a line if they
-        differ.
+        """Compare the samples in memory with those of a state, and let :meth:`checked` compare
+        those that are read later. Rank 0 prints a line if samples differ.
 
         Args:
-            state: From ``state_dict()``; empty if it is not known.
+            state: The return value of ``state_dict()``; empty if it is not known.
         """
         for source, each in state.items():
             self._began_with[source] = _Record(each["epoch"], Fingerprint.from_state(each))
         before = self._before(_IN_MEMORY, ANY_EPOCH, self._in_memory)
         if self._in_memory and before and not self._in_memory.is_like(before):
             self._tell_of_change()
-        # The samples that this process has read were compared with those of its own start: compare
-        # them again, unless they differ in each reading.
+        # Samples that this process has read before were not compared with this state: compare
+        # samples again, unless they differ in each reading.
         if _READ in state:
             self.is_done = self._is_random
 
     def _before(self, source: str, epoch: int, now: Fingerprint | None) -> Fingerprint | None:
-        """Return the fingerprint that the run began with; None if it cannot be compared with
-        ``now``.
+        """Return the fingerprint with which the run began; None if it cannot be compared with
+        ``now``, because it is from another epoch or has another number of samples.
 
-        Of a stream, at most the samples of one micro-batch are compared, and after a resume these
-        are not those of the epoch's start.
+        Of a stream, at most the samples of one micro-batch have a fingerprint, so after a resume
+        their number may be different.
         """
         record = self._began_with.get(source)
         if record is None or now is None:
@@ -177,7 +187,10 @@ class SameSamples:
 def _first(
     start: Callable[[Look], Iterator[MicroBatch]], look: Look
 ) -> tuple[Iterator[MicroBatch], Fingerprint | None]:
-    """Begin an iteration; return it and the fingerprint of its first micro-batch."""
+    """Begin an iteration; return all of its micro-batches, and the fingerprint of the first one.
+
+    Without any micro-batch the fingerprint is that of no samples.
+    """
     parts = start(look)
     first = list(itertools.islice(parts, 1))
     fingerprint = first[0].fingerprint if first else _NO_SAMPLES

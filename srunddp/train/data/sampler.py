@@ -1,8 +1,9 @@
 """Deals the samples of an epoch to the ranks, micro-batch by micro-batch.
 
-The order of an epoch is the same on all ranks. Each micro-batch takes the next ``world_size *
-batch_size`` samples of it, and each rank every ``world_size``-th of these. So after any step, the
-samples seen are the first part of the order, and another number of ranks can continue from there.
+The order of an epoch is the same on all ranks. A micro-batch has the next ``world_size *
+batch_size`` samples of the order, of which each rank gets every ``world_size``-th. So after any
+step, the samples seen are the first part of the order, and a run with another number of ranks can
+continue with the rest.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -25,26 +26,30 @@ from srunddp.train import rng
 from srunddp.train.data.fingerprint import Fingerprint, Look, hashed, look_at, some_indices
 from srunddp.train.world import World, all_gather_ints
 
-# The seed for random numbers in the samples of a fingerprint. It is the same in all runs, because a
-# later run, whatever its seed, compares its fingerprint with that in the checkpoint.
+# The seed of the random numbers with which samples are read for a fingerprint. It does not depend
+# on the configured seed, because a later run, whatever its seed, compares its fingerprint with that
+# in the checkpoint.
 _SEED = 0
 
 
 class MicroBatch(NamedTuple):
-    """One rank's part of a micro-batch, on its way from its indices to a batch.
+    """One rank's part of a micro-batch, from the indices of its samples to the collated batch.
 
     Attributes:
-        samples: First the indices, then a list of the samples, and after collate a batch. If this
-            rank has no samples, one of another rank stands in. None if a resume skips them.
+        samples: First the indices of the samples, then a list of the samples, and after collate a
+            batch. If this rank has no samples, a sample of another rank stands in. None if a resume
+            skips the micro-batch.
         own: How many of ``samples`` count: all, or 0 for a stand-in.
-        total: How many samples count over all ranks; for a sharded stream, on this rank.
+        total: How many samples of the micro-batch count over all ranks; for a sharded stream, on
+            this rank.
         source: The seed of the random numbers with which samples with indices are read: the
             configured seed, the epoch, the position in its order and the rank.
         weight: The weight of the batch; a text that says what was found if the user's function did
             not return a number.
-        look: How some samples of the data set, the same on all ranks, are read for the fingerprint.
-        fingerprint: The fingerprint of these, or of the first samples of a stream; None if there is
-            none to compare.
+        look: Whether and how some samples of the data set, the same on all ranks, are read for the
+            fingerprint together with this micro-batch.
+        fingerprint: The fingerprint of the samples that were read for it, or of the first samples
+            of a stream; None if there is no fingerprint to compare.
     """
 
     samples: Any
@@ -69,8 +74,8 @@ class ShardAssignment:
         drop_last: Leave out steps that are not full on every rank.
         sharded: Whether each rank has its own stream, which may be longer or shorter than others.
         equal: Whether all ranks get equally many samples of each micro-batch, including stand-ins.
-            If an epoch's last samples are fewer than the ranks, they then make a separate
-            micro-batch.
+            Then the samples by which an epoch's last micro-batch is no multiple of ``world_size``
+            make a separate micro-batch.
     """
 
     rank: int
@@ -88,10 +93,11 @@ class ShardAssignment:
         return self.world_size * self.batch_size
 
     def split(self, samples: int) -> list[int]:
-        """Return the sizes, over all ranks, of the micro-batches that are made from some samples.
+        """Return the sizes, over all ranks, of the one or two micro-batches into which samples are
+        split.
 
         Args:
-            samples: The number of samples of all ranks, at most those of a full micro-batch.
+            samples: The number of samples of all ranks, at most ``global_batch_size``.
         """
         rest = samples % self.world_size
         if not self.equal or rest in (0, samples):
@@ -136,7 +142,7 @@ def length_of(data: Dataset[Any]) -> int | None:
         data: The user's data set.
 
     Raises:
-        ConfigError: It is a DataLoader, or it has no length and is not iterable.
+        ConfigError: ``data`` is a DataLoader, or has no length and is not iterable.
     """
     if isinstance(data, DataLoader):
         size = data.batch_size
@@ -163,7 +169,7 @@ def length_of(data: Dataset[Any]) -> int | None:
 
 
 class DistributedBatchSampler(Sampler[MicroBatch]):
-    """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
+    """Yields the indices of this rank's micro-batches; call :meth:`begin` before each iteration."""
 
     def __init__(self, assignment: ShardAssignment) -> None:
         """Create a sampler, which has no order before :meth:`begin`.
@@ -179,8 +185,10 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
         Args:
             order: Indices of the epoch's samples, int64 of shape (samples,), on the CPU.
             epoch: The number of the epoch.
-            start: How many samples of all ranks were yielded before.
-            look: How some samples are read for the fingerprint, with the first micro-batch.
+            start: How many samples of the order, over all ranks, are left out at its beginning,
+                because they were yielded before a resume.
+            look: How some samples are read for the fingerprint, together with the first
+                micro-batch.
         """
         # Slicing a numpy array takes a tenth of the time of slicing a tensor, and each micro-batch
         # needs one slice.
@@ -204,15 +212,15 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
 
 
 class Reader(Dataset[Any]):
-    """A data set with indices, read micro-batch by micro-batch."""
+    """Reads a data set with indices micro-batch by micro-batch."""
 
     def __init__(self, data: Dataset[Any], *, rows: bool = False) -> None:
         """Create a reader, which reads nothing yet.
 
         Args:
             data: The user's data set.
-            rows: Whether it is a TensorDataset, of which one indexing operation per tensor reads a
-                micro-batch.
+            rows: Whether the data set is a TensorDataset, of which one indexing operation per
+                tensor reads a micro-batch.
         """
         self._data = data
         self._rows = rows
@@ -221,19 +229,19 @@ class Reader(Dataset[Any]):
         self._epoch: int | None = None
 
     def begin(self, epoch: int) -> None:
-        """Tell the data set that another epoch begins.
+        """Call ``set_epoch`` of the data set, if it has one, unless the last call set this epoch.
 
-        Each worker has a copy of the data set, which is told with its first samples.
+        Each worker has a copy of the data set, and calls this before it reads a micro-batch.
 
         Args:
-            epoch: Passed to the data set's ``set_epoch``, if it has one.
+            epoch: The number of the epoch.
         """
         if self._set_epoch and epoch != self._epoch:
             self._set_epoch(epoch)
         self._epoch = epoch
 
     def __getitems__(self, part: MicroBatch) -> MicroBatch:
-        """Read a micro-batch.
+        """Read the samples of a micro-batch, and the fingerprint if ``part.look`` asks for it.
 
         The DataLoader calls this instead of ``__getitem__``, with an item of the sampler.
 
@@ -241,22 +249,23 @@ class Reader(Dataset[Any]):
             part: The micro-batch, with the indices of its samples.
 
         Returns:
-            The same micro-batch with its samples.
+            The micro-batch with its samples instead of the indices.
         """
         self.begin(part.source[1])
         if part.look:
             part = part._replace(fingerprint=self._look_at_some(part.look))
-        # In a worker, random numbers depend only on the position in the epoch, not on which worker
-        # reads. The rank itself has its own random numbers, which a checkpoint restores.
+        # In a worker, seed by the position in the epoch, so that random numbers do not depend on
+        # which worker reads. Do not seed in the rank itself, whose random states a checkpoint
+        # restores.
         if get_worker_info():
             rng.seed(hashed(part.source))
         return MicroBatch(self._read(part.samples), *part[1:])
 
     def _look_at_some(self, look: Look) -> Fingerprint | None:
-        """Return the fingerprint of some samples, the same ones on all ranks.
+        """Return the fingerprint of some samples, which have the same indices on all ranks.
 
-        This is done in the worker, because a data set may open its files when it is read: if it
-        were opened in the rank and then forked, several workers would share one file position.
+        Call this in the worker, if there are workers: a data set may open its files when it is
+        read. If the rank read it before it forks workers, these would share one file position.
         """
         indices = some_indices(len(cast(Sized, self._data)))
         return look_at(lambda: self._read(indices), look, _SEED)

@@ -1,4 +1,4 @@
-"""Finds out from a script's text what importing it would do."""
+"""Finds out from a script's text whether importing it would call MPI."""
 
 import ast
 
@@ -6,12 +6,12 @@ import ast
 def uses_mpi_when_imported(text: str) -> bool:
     """Return whether importing the script would call MPI.
 
-    This means a call outside its functions and its ``if __name__ == "__main__":``. Importing
-    mpi4py.MPI and naming its contents, as in ``comm = MPI.COMM_WORLD``, does not count; a call and
-    a property such as ``comm.rank`` do.
+    Only code counts that is outside of functions and of ``if __name__ == "__main__":``. There, a
+    call and a property such as ``comm.rank`` count as calls of MPI; importing mpi4py.MPI and naming
+    its contents, as in ``comm = MPI.COMM_WORLD``, do not.
 
     Args:
-        text: The source; a text that is not Python counts as one that calls nothing.
+        text: The source of the script. For a text that is not Python the result is False.
     """
     try:
         script = ast.parse(text)
@@ -23,11 +23,11 @@ def uses_mpi_when_imported(text: str) -> bool:
 
 
 class _TopLevel(ast.NodeVisitor):
-    """Reads the statements that an import executes, in their order."""
+    """Visits the statements that an import executes, and sets ``uses_mpi`` if one calls MPI."""
 
     def __init__(self) -> None:
         self.uses_mpi = False
-        self._names: set[str] = set()  # of mpi4py, its modules and MPI's constants
+        self._names: set[str] = set()  # the names of mpi4py, its modules and MPI's constants
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -49,7 +49,7 @@ class _TopLevel(ast.NodeVisitor):
         if not _asks_for_name(node.test):
             self.generic_visit(node)
 
-    # An import defines functions and calls none of them.
+    # Do not visit the bodies of functions: an import defines them without calling them.
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         pass
 
@@ -63,8 +63,9 @@ class _TopLevel(ast.NodeVisitor):
         self.uses_mpi = self.uses_mpi or node.id in self._names
 
     def _is_constant(self, node: ast.expr) -> bool:
-        """Return whether an expression only names a part of MPI: its constants are in capital
-        letters.
+        """Return whether an expression only names a constant of MPI, or a module of mpi4py.
+
+        The names of MPI's constants are in capital letters.
         """
         while isinstance(node, ast.Attribute) and node.attr.isupper():
             node = node.value

@@ -1,4 +1,4 @@
-"""Groups micro-batches into optimizer steps, and computes how much each counts."""
+"""Groups micro-batches into optimizer steps, and computes how much each micro-batch counts."""
 
 import itertools
 import math
@@ -21,10 +21,10 @@ class Batch(NamedTuple):
         data: The output of collate; None on a rank of a sharded data set that never had a sample.
         samples: How many samples of this rank count; 0 if a sample of another rank stands in.
         weight: The weight of the samples: their number, or the result of the user's function.
-        scale: A factor for the batch's mean loss before the backward pass. Averaged over ranks and
-            summed over the step's batches, the loss is then the weighted mean of the step. It is
-            ``weight * world_size`` divided by the sum of all weights of the step, or 0 if that sum
-            is 0.
+        scale: A factor for the batch's mean loss before the backward pass: the scaled losses,
+            averaged over ranks and summed over the step's batches, are the weighted mean of the
+            step. The factor is ``weight * world_size`` divided by the sum of all weights of the
+            step, or 0 if that sum is 0.
     """
 
     data: Any
@@ -40,8 +40,8 @@ class StepBatches(NamedTuple):
         batches: The batches of this rank; all ranks have equally many.
         samples: How many samples count, over all ranks and batches.
         weight: The sum of the weights over all ranks and batches.
-        copied: An event that is recorded once the batches are on the device; None if they are there
-            now.
+        copied: A CUDA event that is recorded once the batches are on the device; None if nothing
+            has to wait for a copy.
     """
 
     batches: list[Batch]
@@ -55,8 +55,8 @@ def group_steps(
 ) -> Iterator[StepBatches]:
     """Group this rank's micro-batches, which are still in the host's memory, into steps.
 
-    If weights are not numbers of samples, or the data set is sharded, each step costs one
-    all-reduce on the host group.
+    If weights are not numbers of samples, or the data set is sharded, this makes an all-reduce on
+    the host group for each step.
 
     Args:
         parts: This rank's micro-batches of an epoch, or of the rest of one.
@@ -82,9 +82,9 @@ def group_steps(
             return
         if step:
             latest = step[-1]
-        # All ranks have to run equally many forward and backward passes, or those with more would
-        # wait forever. A rank whose shard has ended runs its last micro-batch again, which does not
-        # count.
+        # All ranks have to run equally many forward and backward passes, or the ranks with more
+        # passes would wait forever. So a rank whose shard has ended runs its last micro-batch
+        # again, with weight 0.
         missing = size.batches - len(step)
         step += [latest._replace(own=0, weight=0.0)] * missing
         batches = [_batch(part, assignment.world_size, size.weight) for part in step]
@@ -96,8 +96,8 @@ class _StepSize(NamedTuple):
 
     Attributes:
         batches: The number of micro-batches on the rank that has the most.
-        samples: How many samples count.
-        weight: The sum of the weights.
+        samples: How many samples count, over all ranks.
+        weight: The sum of the weights over all ranks.
     """
 
     batches: int
@@ -109,13 +109,13 @@ def _size_over_ranks(
     step: Sequence[MicroBatch], assignment: ShardAssignment, *, weighted: bool
 ) -> _StepSize:
     if assignment.sharded:
-        # Each rank knows only its own part.
+        # Ask all ranks, because each rank knows only its own part of the step.
         weight, *counts = _sums(step, assignment)
         batches = sum(1 for count in counts if count)
         return _StepSize(batches, int(sum(counts)), weight)
     samples = sum(part.total for part in step)
-    # Data that all ranks read is dealt so that either all or none have a micro-batch: all of them
-    # call this all-reduce, or none do.
+    # Data that all ranks read is dealt so that either all ranks have a micro-batch or none has. So
+    # either all ranks take part in the all-reduce of _sums(), or none does.
     if weighted and step:
         weight, *_ = _sums(step, assignment)
     else:
@@ -133,10 +133,10 @@ def _batch(part: MicroBatch, ranks: int, weight_of_step: float) -> Batch:
 
 
 def _sums(step: Sequence[MicroBatch], assignment: ShardAssignment) -> list[float]:
-    """Return the weight of a step and the samples of each of its micro-batches, over all ranks.
+    """Return the weight of a step, then for each of its micro-batches the number of samples, over
+    all ranks; a collective of the host group.
 
-    This is a collective of the host group, because the batches are still in the host's memory: a
-    sum on the GPU would wait until the previous step is computed.
+    A sum on the GPU instead would wait until the GPU has computed the previous step.
     """
     weight = sum(_checked(part.weight) for part in step)
     counts = [0.0] * assignment.gradient_accumulation_steps
@@ -144,15 +144,15 @@ def _sums(step: Sequence[MicroBatch], assignment: ShardAssignment) -> list[float
         counts[number] = float(part.own)
     if assignment.world_size == 1:
         return [weight, *counts]
-    # float32 cannot hold every number of tokens above 2**24.
+    # Use float64: above 2**24, float32 cannot hold every number of tokens.
     sums = torch.tensor([weight, *counts], dtype=torch.float64)
     dist.all_reduce(sums, group=host_group())
     return sums.tolist()
 
 
 def _checked(weight: float | str) -> float:
-    # A text says what a worker found instead of a number. Raise here, in the rank, where a user's
-    # mistake can be shown as one line.
+    # The weight is a text if a worker got something else than a number; the text says what. Raise
+    # the error here, in the rank, where a user's mistake can be shown as one line.
     if isinstance(weight, str) or not 0 <= weight < math.inf:
         raise ConfigError(
             f"weight(batch) is {weight}",

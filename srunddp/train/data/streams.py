@@ -38,8 +38,9 @@ class _Dealt(NamedTuple):
 
     Attributes:
         own: This rank's samples.
-        stand_in: A list with the first sample of all, for a rank that has none of its own.
-        total: The number of samples of all ranks.
+        stand_in: A list with the first sample of the micro-batch, which a rank without samples of
+            its own runs instead; empty if the stream has ended.
+        total: The number of samples of all ranks in the micro-batch.
     """
 
     own: list[Any]
@@ -48,12 +49,12 @@ class _Dealt(NamedTuple):
 
 
 class Stream(IterableDataset[Any]):
-    """An iterable data set, read in micro-batches; if it has a ``set_epoch``, that is called first.
+    """Reads an iterable data set in micro-batches, after calling its ``set_epoch``, if it has one.
 
-    Unless it is ``sharded``, all ranks must see the same samples in the same order. They are dealt
-    as :mod:`srunddp.train.data.sampler` describes: each worker reads all samples and keeps its
-    part. So the data set is told that a single worker reads it, whatever their number; otherwise it
-    would be split twice, and samples would be lost.
+    Unless the data set is ``sharded``, all ranks must see the same samples in the same order. The
+    samples are dealt as :mod:`srunddp.train.data.sampler` describes: each worker reads all samples
+    and keeps its part. So the data set is told that a single worker reads it, whatever the number
+    of workers; otherwise it would be split twice, and samples would be lost.
 
     A data set that is ``sharded`` gives each worker of each rank its own samples. Each worker makes
     its own micro-batches, and the rank takes these from its workers in turn.
@@ -76,8 +77,8 @@ class Stream(IterableDataset[Any]):
         # The number of the loader worker that holds this copy; None in the rank's own process.
         self._worker: int | None = None
         self._workers = 1
-        # Epoch, start and look. They are in shared memory, because workers have a copy of this
-        # object from their start: persistent workers could not learn of a later epoch otherwise.
+        # The arguments of begin(). They are in shared memory, because persistent workers have the
+        # copy of this object with which they started, and must learn of later epochs.
         self._start = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, epoch: int, start: int, look: Look = Look.NONE) -> None:
@@ -88,12 +89,13 @@ class Stream(IterableDataset[Any]):
             start: The position in samples of all ranks, none of which are yielded again. For a
                 sharded data set, in micro-batches of this rank, which may be yielded without
                 samples.
-            look: How the first samples are read for the fingerprint. If repeatedly, the stream
-                begins again each time.
+            look: How the first samples are read for the fingerprint. With ``REPEATEDLY`` the stream
+                begins again for each reading.
         """
         self._start.copy_(torch.tensor([epoch, start, look]))
-        # Set it here too, before the workers do. Hugging Face's datasets keep the epoch in memory
-        # that the workers share: several workers that change it at once may leave a wrong number.
+        # Set the epoch here too, before the workers set it. Hugging Face's datasets keep the epoch
+        # in memory that the workers share: several workers that change it at once may leave a wrong
+        # number.
         self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
@@ -108,8 +110,9 @@ class Stream(IterableDataset[Any]):
         self._note_worker()
         worker = self._worker or 0
         source = (self._assignment.seed, epoch)
-        # All readers of a complete stream must draw the same random numbers, or they would deal
-        # from different orders. Readers of a sharded stream must not, or they would augment alike.
+        # If every rank and worker reads the complete stream, all must draw the same random numbers,
+        # or they would deal from different orders. Readers of a sharded stream must draw different
+        # ones, or they would augment their samples alike.
         reader: tuple[int, ...] = ()
         if self._sharded:
             reader = (self._assignment.rank, worker)
@@ -126,8 +129,8 @@ class Stream(IterableDataset[Any]):
             parts = self._dealt_parts(start, look=look == Look.ONCE and worker == 0)
         for number, placed in enumerate(_read_with(isolated, parts)):
             if not self._sharded and number % self._workers != worker:
-                # The DataLoader takes one item from each worker in turn. All workers read this
-                # micro-batch, and it is another worker's turn to yield it.
+                # All workers read this micro-batch, but it is another worker's turn to yield it:
+                # the DataLoader takes one item from each worker in turn.
                 continue
             if self._worker is not None:
                 # Collate runs next in this worker. Random numbers that it draws, as MixUp does,
@@ -140,10 +143,12 @@ class Stream(IterableDataset[Any]):
                 yield placed.part
 
     def _note_worker(self) -> None:
-        """Note which worker this is; if all workers read everything, hide it from the data set."""
+        """Note the number of this worker. Unless the data set is sharded, show to it a single
+        worker, because each worker reads all samples.
+        """
         info = get_worker_info()
-        # Do this only once: in its next epoch, a persistent worker finds the changed numbers in
-        # ``info``.
+        # Read ``info`` only once: in its next epoch, a persistent worker would find the numbers
+        # that are changed below.
         if self._worker is not None or info is None:
             return
         self._worker = info.id
@@ -160,8 +165,9 @@ class Stream(IterableDataset[Any]):
     def _looked_at(self, start: int) -> int:
         """Return the number of samples for the fingerprint.
 
-        These are at most as many as are read in one go, because all workers must draw numpy's
-        random numbers alike.
+        This is at most a micro-batch of all ranks, or the samples before ``start``. The stream is
+        read in these pieces without a fingerprint too; in other pieces, different numbers of
+        numpy's generator would be drawn.
         """
         count = min(_FIRST, self._assignment.global_batch_size)
         return min(count, start) if start else count
@@ -169,11 +175,11 @@ class Stream(IterableDataset[Any]):
     def _dealt_parts(self, start: int, *, look: bool) -> Iterator[_Placed]:
         """Read the stream from its beginning, and yield this rank's part of each micro-batch.
 
-        All workers of the rank do this, and each yields some of the parts.
+        All workers of the rank call this, and each passes only some of the parts on.
 
         Args:
-            start: How many samples were seen before a resume.
-            look: Whether the first part needs a fingerprint.
+            start: How many samples of all ranks were seen before a resume; these are dropped.
+            look: Whether to set the fingerprint of the first samples in the first part.
         """
         samples = iter(self._data)
         fingerprint = None
@@ -201,22 +207,23 @@ class Stream(IterableDataset[Any]):
     def _pass_over(self, samples: Iterator[Any], start: int) -> None:
         """Read the samples that were seen before a resume, and drop them.
 
-        A stream cannot begin in the middle. Reading it again also brings its random numbers to the
-        state that they had.
+        A stream cannot begin in the middle. Reading these samples again also brings the random
+        numbers to the state that they had before the resume.
         """
         full = self._assignment.global_batch_size
         for passed in range(0, start, full):
             for _ in itertools.islice(samples, min(full, start - passed)):
                 pass
-            # numpy makes two normal numbers at a time and keeps one. The previous run lost that one
-            # after each micro-batch, at the end of an IsolatedRng. Keeping it here would shift all
-            # later normal numbers by one.
+            # numpy makes two normal numbers at a time and keeps one for the next call. The previous
+            # run lost the kept number after each micro-batch, at the end of an IsolatedRng. If it
+            # were not dropped here too, all later normal numbers would be shifted by one.
             rng.forget_normal()
 
     def _deal(self, samples: Iterator[Any]) -> _Dealt:
-        """Read the next micro-batch of all ranks, and keep every ``world_size``-th of its samples.
+        """Read the next micro-batch of all ranks, and return this rank's part of it.
 
-        The others are dropped at once: keeping them would take ``world_size`` times the memory.
+        The samples of other ranks are dropped at once: to keep them would take ``world_size`` times
+        the memory.
         """
         rank = self._assignment.rank
         ranks = self._assignment.world_size
@@ -239,16 +246,16 @@ class Stream(IterableDataset[Any]):
         """Read a sharded stream from its beginning, and yield this worker's micro-batches.
 
         Args:
-            start: How many micro-batches the rank had yielded before a resume. The rank skips them;
-                those that are certainly among them come without samples, so they need not be
-                collated.
+            start: How many micro-batches the rank had yielded before a resume. The rank skips as
+                many. Micro-batches that it certainly skips are yielded without samples, so that
+                they need not be collated.
             worker: The number of this worker.
         """
         samples = iter(self._data)
         size = self._assignment.batch_size
         least = size if self._assignment.drop_last else 1
-        # Workers take turns, so this many of the rank's first micro-batches are from this worker.
-        # There are more if another worker has reached its end and no longer takes its turn.
+        # Workers take turns, so at least this many of the rank's first ``start`` micro-batches are
+        # from this worker. There are more if another worker has reached the end of its samples.
         passed = len(range(worker, start, self._workers))
         for number in itertools.count():
             own = list(itertools.islice(samples, size))
@@ -259,10 +266,10 @@ class Stream(IterableDataset[Any]):
 
 
 def _read_with(isolated: IsolatedRng, parts: Iterator[_Placed]) -> Iterator[_Placed]:
-    """Yield the same parts, but read them with a separate sequence of random numbers.
+    """Yield the same parts, but read them with the random numbers of ``isolated``.
 
-    The sequence is in use only while the next part is read: collate, and the training of a rank
-    that reads without workers, draw from another one.
+    These are in use only while the next part is read. Collate, and the training of a rank that
+    reads without workers, draw from another sequence.
     """
     while True:
         with isolated:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 class DeviceTransfer:
-    """Copies batches of any structure to a device; for a GPU, on a separate CUDA stream.
+    """Copies batches of any structure to a device; to a GPU, on a separate CUDA stream if asked
+    for.
 
     It moves tensors in mappings, tuples and lists, and objects with a ``to(device)``; anything else
     stays as it is.
@@ -22,7 +23,8 @@ class DeviceTransfer:
         Args:
             device: The device to copy to.
             channels_last: Store tensors of four dimensions with their channels innermost.
-            beside: Copy while the device computes; only for a GPU.
+            beside: Whether to copy on a separate CUDA stream, while the GPU computes; only for a
+                GPU.
         """
         self._device = device
         if channels_last:
@@ -41,29 +43,30 @@ class DeviceTransfer:
             batches: The batches, in the host's memory.
 
         Returns:
-            The batches on the device, and an event that is recorded once they are there; pass both
-            to :meth:`arrived` before using them. The same list if nothing has to be copied.
+            The batches on the device, and a CUDA event that is recorded once they are there, or
+            None; pass both to :meth:`arrived` before using the batches. If nothing has to be
+            copied, the batches are the same list.
         """
         if self._stream is None:
             if not self._is_there:
                 batches = [self._moved(batch, None) for batch in batches]
             return batches, None
         computing = torch.cuda.current_stream(self._device)
-        # On a separate stream the copies overlap with the computation of the previous step.
+        # Copy on the separate stream, so that the copies overlap with the computation of the
+        # previous step.
         with torch.cuda.stream(self._stream):
             moved = [self._moved(batch, computing) for batch in batches]
             return moved, self._stream.record_event()
 
     def arrived(self, batches: list[Any], copied: torch.cuda.Event | None) -> None:
-        """Let later work of the device wait until the batches are there.
+        """Let the GPU's later work wait until the batches are on it; the host does not wait.
 
         Args:
             batches: The batches that :meth:`send` returned.
-            copied: The event that :meth:`send` returned.
+            copied: The event that :meth:`send` returned; None if there is nothing to wait for.
         """
         if copied is not None:
             computing = torch.cuda.current_stream(self._device)
-            # The wait is queued on the GPU; the host does not wait.
             computing.wait_event(copied)
             _record(batches, computing)
 
@@ -72,8 +75,8 @@ class DeviceTransfer:
 
         Args:
             tree: Tensors in any structure.
-            computing: The stream that will use the tensors, if another one copies them; otherwise
-                None.
+            computing: The stream that will use the tensors, if another stream copies them; None if
+                there is only one stream.
         """
         if isinstance(tree, Tensor):
             layout = self._format if tree.dim() == 4 else torch.preserve_format
@@ -82,8 +85,8 @@ class DeviceTransfer:
         if hasattr(tree, "to"):
             if computing is None or isinstance(tree, Mapping):
                 return tree.to(self._device)
-            # Copy on the stream that uses it, without overlap: its tensors cannot be found, so
-            # record_stream() cannot be called on them.
+            # Copy this object on the stream that uses it, without overlap: its tensors cannot be
+            # found, so record_stream() could not be called on them.
             with torch.cuda.stream(computing):
                 return tree.to(self._device)
         if isinstance(tree, Mapping):
@@ -98,10 +101,10 @@ class DeviceTransfer:
 
 
 def _record(tree: Any, computing: torch.cuda.Stream) -> None:
-    """Tell torch's allocator that a stream uses these tensors, which were made on another one.
+    """Tell torch's allocator that a stream uses these tensors, which were made on another stream.
 
-    Otherwise it could reuse their memory, once Python has dropped them, while this stream still
-    reads it.
+    Otherwise, once Python has dropped the tensors, the allocator could reuse their memory while the
+    stream still reads it.
     """
     if isinstance(tree, Tensor) and tree.is_cuda:
         tree.record_stream(computing)

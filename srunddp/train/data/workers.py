@@ -29,7 +29,7 @@ def default_workers(cpus: int) -> int:
     Args:
         cpus: The number of CPUs that the rank may use.
     """
-    # One is left for the rank itself, which launches the GPU's kernels.
+    # Leave one CPU for the rank itself, which launches the GPU's kernels.
     return min(_MOST, max(cpus - 1, 0))
 
 
@@ -38,13 +38,13 @@ def start_method(method: str | None, backend: str) -> str:
 
     Call this only for loaders that have workers.
 
-    Forking a process in which MPI runs, or that has memory registered for RDMA as NCCL does, may
-    crash or hang. The fork server is a separate process and has neither. As with spawn, each of its
-    workers imports the script: a script that would train or use MPI on import gets fork, and so
-    does one for which the path of the server's socket would be too long.
+    To fork a process may crash or hang if MPI runs in it, or if it has memory registered for RDMA,
+    as NCCL does. In the fork server, a separate process, neither is so. But as with spawn, each of
+    its workers imports the script. So the method is ``fork`` all the same if the script would train
+    or use MPI when it is imported, or if the path of the server's socket would be too long.
 
     Args:
-        method: The user's choice; None to choose a safe method.
+        method: The user's choice; None to choose a method here.
         backend: The backend of the default process group.
     """
     room = make_room_for_sockets()
@@ -55,7 +55,7 @@ def start_method(method: str | None, backend: str) -> str:
         else:
             method = "fork"
     if method == "forkserver":
-        # Import it once in the server, which saves two seconds in each worker.
+        # Import torch once in the fork server, which saves two seconds in each worker.
         multiprocessing.set_forkserver_preload(["torch"])
     return method
 
@@ -63,20 +63,20 @@ def start_method(method: str | None, backend: str) -> str:
 def make_room_for_sockets() -> bool:
     """Make ``multiprocessing`` use a folder under /tmp if TMPDIR is too long for its sockets.
 
-    Python 3.14 and newer do so themselves. The fork server has such a socket, and so has each
-    worker that sends tensors, however it was started.
+    The fork server has such a socket, and so has each worker that sends tensors, however it was
+    started. Python 3.14 and newer choose a shorter folder themselves.
 
     Returns:
-        Whether the paths of the sockets fit now.
+        Whether the paths of the sockets are short enough now.
     """
     chosen = tempfile.tempdir
     if _has_room(tempfile.gettempdir()):
         return True
     tempfile.tempdir = "/tmp"
     try:
-        # multiprocessing creates its folder at the first call, which may have been the script's,
-        # and keeps it: only during this call tempdir has to be /tmp. The script's own temporary
-        # files go to TMPDIR as before.
+        # multiprocessing creates its folder at the first call of get_temp_dir(), and keeps it. So
+        # tempdir has to be /tmp only during this call, and the script's own temporary files go to
+        # TMPDIR as before. If the script has called it before, its folder stays.
         folder = util.get_temp_dir()
     except OSError:
         return False
@@ -90,9 +90,10 @@ def _has_room(folder: str) -> bool:
 
 
 def _may_be_imported() -> bool:
-    """Return whether importing the script neither runs it a second time nor uses MPI.
+    """Return whether a worker may import the script, judged by the script's text.
 
-    This is judged by its text. A worker that starts by forkserver imports the script.
+    It may if the import would neither train a second time, because the text has ``__name__``, nor
+    call MPI. A script that is not in a file, or cannot be read, may be imported.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is None:
@@ -105,10 +106,10 @@ def _may_be_imported() -> bool:
 
 
 def share(world: World) -> int:
-    """Return this rank's share of the CPUs, at least 1; a collective.
+    """Return how many CPUs this rank may use, at least 1; a collective.
 
-    The CPUs of its affinity mask are divided among the ranks of its node with the same mask, see
-    :func:`srunddp.bootstrap.environment.cpus.share`.
+    The CPUs of its affinity mask are divided among the ranks of its node that have the same mask,
+    see :func:`srunddp.bootstrap.environment.cpus.share`.
 
     Args:
         world: The ranks, all of which call this.

@@ -1,4 +1,6 @@
-"""Sums over all ranks that are divided once by the sum of the weights, never a mean of means."""
+"""Computes the means of the loss and the metrics from sums over all ranks, which are divided once
+by the sum of the weights, so that no mean of means is taken.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +41,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
             as the last dimension; or one of the two is no tensor.
     """
     for name, value in {"outputs": outputs, "targets": targets}.items():
-        # A step of the script may return any outputs, and the targets are then the whole batch.
+        # A step of the script may return outputs of any type. If a batch is not a pair, the targets
+        # may be the batch itself.
         if not isinstance(value, Tensor):
             raise ConfigError(
                 f"accuracy of {name} of type {type(value).__name__}",
@@ -75,9 +78,9 @@ class MetricAccumulator:
     """Accumulates the loss and the metrics over the batches of all ranks.
 
     All sums are float64, so that values of a float32 run, and counts, add up without rounding that
-    would depend on the order of ranks. The loss of a batch is added as its mean, in the precision
-    of the loss. The sums stay on the device, and nothing waits for it before :meth:`means` or
-    :meth:`by_rank`.
+    would depend on the order of ranks. Of each batch the mean loss is added, in the precision of
+    the loss. The sums stay on the device, and only :meth:`means` and :meth:`by_rank` wait until the
+    device has computed them.
     """
 
     def __init__(
@@ -87,10 +90,10 @@ class MetricAccumulator:
 
         Args:
             metrics: The metrics by name; those with a state are copied, so that other accumulators
-                may use the same ones.
+                may use the same metrics.
             world: The ranks to sum over.
-            resumed: The result of :meth:`by_rank`, for example from a checkpoint, from any number
-                of ranks. Metrics with a state start from zero anyway.
+            resumed: The result of :meth:`by_rank`, of any number of ranks, for example from a
+                checkpoint; empty to start from zero. Metrics with a state always start from zero.
 
         Raises:
             ConfigError: The state of a metric cannot be gathered from several ranks.
@@ -109,21 +112,22 @@ class MetricAccumulator:
         self._updated = False
         self._weight = 0.0
         self._samples = 0
-        # Sums of the loss, and for each metric of its values per sample and of its counts; a metric
-        # has only one of the two.
+        # The sum of the loss, then for each metric the sum of its values per sample and the sum of
+        # its counts. A metric returns only one of the two, so its other sum stays 0.
         self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device)
         self._loss = self._sums[0]
         self._values = self._sums[1::2]
         self._counts = self._sums[2::2]
-        # Create it once: a copy from the host to a GPU waits for the GPU.
+        # Create this zero only once, because a copy from the host to a GPU waits for the GPU.
         self._zero = torch.zeros(1, device=world.device)
         self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
-        """Continue from this rank's row of the sums.
+        """Continue from the rows of :meth:`by_rank`.
 
-        Each rank continues with its own row, so that it adds in the same order, to the last bit, as
-        without a stop. If the number of ranks has changed, rank 0 takes the sum of all rows.
+        Each rank continues with its own row, so that sums are the same to the last bit as without a
+        stop. If the number of ranks has changed, rank 0 continues with the sum of all rows, and the
+        other ranks start from zero.
         """
         if len(rows) != self._world.world_size:
             rows = [[sum(column) for column in zip(*rows, strict=True)]]
@@ -131,8 +135,8 @@ class MetricAccumulator:
             row = rows[self._world.rank]
         else:
             row = []
-        # If the metrics have changed, the row has another length. The epoch's figures then begin
-        # anew.
+        # If the script has other metrics now, the row has another length: the figures of the epoch
+        # then start from zero.
         if len(row) == 2 + len(self._sums):
             self._weight = row[0]
             self._samples = int(row[1])
@@ -145,9 +149,10 @@ class MetricAccumulator:
             loss: The mean loss of the batch, a scalar.
             outputs: The outputs of the batch, for the metrics.
             targets: The targets of the batch, for the metrics.
-            samples: The number of samples; 0 if they belong to another rank.
+            samples: The number of samples that count on this rank; 0 if the batch has only samples
+                of another rank.
             weight: The weight of the batch's mean loss. With 0 the samples count in the metrics,
-                but the loss, which may be NaN, does not.
+                but the loss, which may be NaN, does not count.
 
         Raises:
             ConfigError: A metric returned neither a value per sample nor a count.
@@ -158,16 +163,18 @@ class MetricAccumulator:
             self._weight += weight
             self._loss.add_(loss.detach(), alpha=weight)
         if self.needs_outputs(samples):
-            # Otherwise a metric that keeps outputs would keep the graph of each batch in memory.
+            # Detach the outputs: otherwise a metric that keeps them would keep the graph of each
+            # batch in memory.
             if isinstance(outputs, Tensor):
                 outputs = outputs.detach()
             self._add(outputs, targets, samples)
 
     def needs_outputs(self, samples: int) -> bool:
-        """Return whether metrics need the outputs of a batch.
+        """Return whether metrics need the outputs of a batch, whatever the weight of the batch.
 
-        They also need those of a batch of weight 0, such as one whose labels are all ignored: which
-        samples share a batch depends on the number of ranks, and the metrics must not.
+        A batch has weight 0 if, for example, all of its labels are ignored. Its samples count in
+        the metrics all the same: which samples share a batch depends on the number of ranks, and
+        the results of metrics must not depend on it.
 
         Args:
             samples: The number of this rank's samples in the batch.
@@ -182,7 +189,8 @@ class MetricAccumulator:
             value = metric(outputs, targets)
             if _is_count(name, value, samples):
                 self._counts[index].add_(value)
-                # Put zeros into its row: one operation sums all rows.
+                # The count is added. Put zeros into the metric's row of values, because one
+                # operation sums the rows of all metrics.
                 value = self._zero.expand(samples)
             rows.append(cast(Tensor, value))
         if rows:
@@ -191,7 +199,12 @@ class MetricAccumulator:
             stateful.update(outputs, targets)
 
     def by_rank(self) -> list[list[float]]:
-        """Return the sums of each rank so far, one row per rank; a collective."""
+        """Return the sums of each rank so far, for a checkpoint; a collective.
+
+        Returns:
+            One row per rank: the weight, the number of samples, then the sums. Metrics with a state
+            are not included.
+        """
         own = self._own()
         rows = [own.clone() for _ in range(self._world.world_size)]
         if self._world.world_size > 1:
@@ -203,10 +216,11 @@ class MetricAccumulator:
         return torch.cat([host.to(self._world.device), self._sums])
 
     def means(self) -> dict[str, float]:
-        """Compute the means over all ranks; a collective: one all-reduce, one wait.
+        """Compute the means over all ranks; a collective.
 
         The loss and counts are divided by the sum of the weights, values per sample by the number
-        of samples. Metrics with a state need a gather and a broadcast in addition.
+        of samples. This takes one all-reduce, and one wait for the device. Metrics with a state are
+        gathered on rank 0, which computes them.
 
         Returns:
             ``loss`` and the metrics by name; NaN for those without any sample.
@@ -223,7 +237,7 @@ class MetricAccumulator:
             if not samples:
                 figures[name] = math.nan
                 continue
-            # A metric has only one kind of value, so one of the two sums is 0.
+            # A metric returns either values per sample or counts, so one of its two sums is 0.
             figures[name] = values / samples
             if weight:
                 figures[name] += counts / weight
@@ -235,8 +249,8 @@ class MetricAccumulator:
 def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the sum of each row, in float64.
 
-    Two operations sum all rows: on a GPU, launching an operation costs more than summing a small
-    row.
+    Stack the rows and sum them in two operations: on a GPU, launching an operation for each row
+    would cost more than summing a small row.
     """
     if len(rows) == 1:
         return rows[0].sum(dtype=torch.float64)
@@ -248,10 +262,10 @@ def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _is_count(name: str, value: Tensor | int, samples: int) -> bool:
-    """Return whether a metric's value is a count rather than one value per sample.
+    """Return True if a metric's value is a count, and False if it is one value per sample.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The value is neither.
     """
     if isinstance(value, Tensor) and value.dim() == 1 and len(value) == samples:
         return False

@@ -23,9 +23,9 @@ _OURS = ("kind", "step", "time")
 class MetricsLogger:
     """Appends to ``metrics.jsonl`` and to TensorBoard's event files; only for rank 0.
 
-    Each line is an object with ``kind``, ``step``, ``time`` (ISO 8601, UTC) and the figures. A disk
-    error does not end training: ``log`` is called once, and lines that could not be written are
-    missing.
+    Each line is a JSON object with ``kind``, ``step``, ``time`` (ISO 8601, UTC) and the figures. A
+    disk error does not end training: it is reported once by ``log``, and lines that could not be
+    written are missing.
     """
 
     def __init__(self, folder: Path, tensorboard: bool, log: Callable[[str], None]) -> None:
@@ -33,7 +33,8 @@ class MetricsLogger:
 
         Args:
             folder: The folder of the files; it is created if it is missing.
-            tensorboard: Also write to its subfolder ``tensorboard`` if TensorBoard is installed.
+            tensorboard: Whether to write event files too, to the subfolder ``tensorboard``, if
+                TensorBoard is installed.
             log: Prints a line for the user.
 
         Raises:
@@ -56,7 +57,8 @@ class MetricsLogger:
             _link_from_monitor(folder / FILE)
 
     def add(self, kind: str, step: int, /, **figures: float) -> None:
-        """Write one line; the kernel has it when this returns, so a killed rank loses no lines.
+        """Write one line, which the kernel has when this returns, so that a rank that is killed
+        loses no lines.
 
         Args:
             kind: ``step``, ``epoch``, ``evaluation`` or ``log``.
@@ -70,11 +72,11 @@ class MetricsLogger:
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         for name, value in figures.items():
-            # A metric may have the name of one of our own keys.
+            # A figure may have the name of one of the three other keys of a line.
             own = f"{name}_" if name in _OURS else name
             line[own] = _number(value)
-        # JSON has no NaN: without allow_nan=False Python would write one, and other readers would
-        # refuse the line. Figures that are not finite are strings by now.
+        # Figures that are not finite are strings by now, because JSON has no NaN. allow_nan=False
+        # makes Python raise instead of writing one, which other programs would refuse to read.
         with self._ignoring_disk_errors():
             append_whole(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         if self._tensorboard:
@@ -107,7 +109,8 @@ class MetricsLogger:
         kept = [line for line in lines if _step(line) <= step and line.endswith(b"\n")]
         if len(kept) < len(lines):
             replace_file(path, b"".join(kept))
-            # Another file has the name now; lines written to the open one would be lost.
+            # The open file has no name any more, so lines written to it would be lost: open the new
+            # file.
             os.close(self._file)
             self._file = _open(self._folder)
 
@@ -115,8 +118,8 @@ class MetricsLogger:
         try:
             with self._ignoring_disk_errors():
                 if self._writer is None:
-                    # Import at the first figure: it takes a second, and TensorBoard may not be
-                    # installed.
+                    # Import SummaryWriter only at the first figure, because the import takes a
+                    # second.
                     from torch.utils.tensorboard import SummaryWriter
 
                     self._writer = SummaryWriter(
@@ -126,11 +129,11 @@ class MetricsLogger:
                     self._writer.add_scalar(f"{kind}/{name}", value, step)
                 return
         except ImportError:
-            # TensorBoard is not installed. Do not mention it, because tensorboard=true is the
+            # TensorBoard is not installed. Do not report this, because tensorboard=true is the
             # default.
             pass
-        # SummaryWriter writes in a thread, which ends at the first disk error: from then on nothing
-        # would be written, and its full queue would block training.
+        # Stop using SummaryWriter after a disk error. It writes in a thread, which ends at the
+        # first disk error, and once its queue is full it would block training.
         self._tensorboard = False
         self._writer = None
 
@@ -154,15 +157,19 @@ class MetricsLogger:
 
 
 def _open(folder: Path) -> int:
-    # O_APPEND: a second process that writes there by mistake does not overwrite lines. O_CLOEXEC:
-    # the script's child processes must not inherit it.
+    # O_APPEND: if a second process writes to the file by mistake, neither overwrites lines of the
+    # other. O_CLOEXEC: programs that the script starts must not inherit the open file.
     return os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _link_from_monitor(path: Path) -> None:
-    """Let the report of a run with ``--monitor`` find the figures.
+    """Make a link to ``metrics.jsonl`` in the folder of ``--monitor``, for the report of the run;
+    do nothing without ``--monitor``.
 
     The file may also have figures of earlier runs.
+
+    Args:
+        path: The path of ``metrics.jsonl``.
     """
     folder = os.environ.get(MONITOR_FOLDER)
     if folder:

@@ -22,22 +22,20 @@ from srunddp.train.world import World, on_rank_zero
 
 
 class TorchMetric(Protocol):
-    """The methods that such a metric needs; torchmetrics' ``Metric`` and ``MetricCollection`` have
-    them.
-    """
+    """A metric that keeps a state, such as torchmetrics' ``Metric`` and ``MetricCollection``."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> object:
-        """Add a batch."""
+        """Add a batch to the state."""
 
     def compute(self) -> Any:
-        """Return the figure, or figures by name, of all batches since the last reset."""
+        """Return the figure of all batches since the last reset, or several figures by name."""
 
     def reset(self) -> object:
-        """Forget all batches."""
+        """Forget all batches, so that the state is that of a new metric."""
 
 
 def is_stateful(metric: object) -> TypeGuard[TorchMetric]:
-    """Return whether a metric has to be updated and computed, rather than called.
+    """Return whether a metric keeps a state: it is then updated and computed instead of called.
 
     Args:
         metric: The user's metric.
@@ -59,7 +57,8 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
         ConfigError: The metric keeps figures over several epochs; or there are several ranks, and
             it has no states that can be gathered.
     """
-    # This is torchmetrics' MetricTracker, which needs a call at the beginning of each epoch.
+    # Refuse torchmetrics' MetricTracker, which has increment() and needs a call of it at the
+    # beginning of each epoch.
     if callable(getattr(metric, "increment", None)):
         raise ConfigError(
             f"metric {name!r} is a {type(metric).__name__}",
@@ -76,8 +75,8 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
             expected="states of torchmetrics' add_state(), which can be gathered from all ranks",
             hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
         )
-    # Otherwise compute() would gather the states by its own collectives, for some metrics one for
-    # each batch: ranks with fewer batches would hang.
+    # Keep compute() from gathering the states by its own collectives: some metrics make one for
+    # each batch, so ranks with fewer batches would hang.
     for part in _parts(own):
         part.distributed_available_fn = lambda: False
     return own
@@ -90,16 +89,16 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
 
     Args:
         metrics: Metrics from :func:`reset_copy`; those of rank 0 cannot be used afterwards.
-        updated: Whether this rank has updated them. If no rank has, for example after a resume at
-            the very end of an epoch, the figures are NaN.
+        updated: Whether this rank has updated the metrics. If no rank has, for example after a
+            resume at the very end of an epoch, the figures are NaN.
         world: The ranks, all of which call this.
 
     Returns:
         The figures by name, or by ``name/subname`` if a metric has several.
 
     Raises:
-        ConfigError: A figure is not a number. PeerError on the other ranks, also if computing
-            failed.
+        ConfigError: A figure is not a number. The other ranks raise PeerError if rank 0 raises this
+            or any other error.
     """
     unknown = dict.fromkeys(metrics, math.nan)
     if world.world_size == 1:
@@ -118,22 +117,23 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
         _merge(metrics, known, world)
         return _figures(metrics)
 
-    # on_rank_zero() turns the limit of --stall-timeout off, and nothing turns it on again before
-    # the next step. This context does, so that a rank that hangs right afterwards is noticed.
+    # on_rank_zero() turns the limit of --stall-timeout off until the next step. This context turns
+    # it on again at its end, so that a rank that hangs right afterwards is noticed.
     with stall_limit_suspended():
         return on_rank_zero(world, compute_all)
 
 
 def _parts(metric: TorchMetric) -> list[Any]:
-    """Return the metrics that keep states themselves: this one, and those within it."""
+    """Return the metrics that have states of torchmetrics, among ``metric`` and those within it."""
     modules = metric.modules() if isinstance(metric, nn.Module) else [metric]
     return [module for module in modules if isinstance(getattr(module, "_reductions", None), dict)]
 
 
 def _states(metric: TorchMetric) -> list[dict[str, Any]]:
-    """Return the states of a metric and of those within it, on the CPU.
+    """Return the states of a metric and of the metrics within it, on the CPU.
 
-    A CUDA tensor would be unpickled to the GPU number from which it came.
+    They are copied to the CPU because rank 0 would unpickle a CUDA tensor to the GPU number from
+    which it came.
     """
     return [
         {name: _on_cpu(getattr(part, name)) for name in part._reductions} for part in _parts(metric)
@@ -158,8 +158,8 @@ def _merge(
         for part, states in zip(_parts(metric), of_parts, strict=True):
             for state, reduction in part._reductions.items():
                 setattr(part, state, _reduced(reduction, [of_rank[state] for of_rank in states]))
-            # Rank 0 itself may have seen no sample; torchmetrics would warn of a compute() without
-            # an update().
+            # Let the metric seem updated: if rank 0 itself has seen no sample, torchmetrics would
+            # warn that compute() is called before update().
             part._update_count = max(part._update_count, 1)
         if isinstance(metric, nn.Module):
             metric.to(world.device)
@@ -168,8 +168,8 @@ def _merge(
 def _reduced(reduction: Callable[[Any], Any] | None, states: list[Any]) -> Any:
     """Reduce the states of several ranks to one, as torchmetrics does.
 
-    ``states`` are only those of ranks that have updated the metric: others could be a 0 among
-    minima, for example.
+    ``states`` are only the states of ranks that have updated the metric. The state of another rank
+    might change the result: it may be a 0, for example, and the result a minimum.
     """
     if len(states) == 1:
         return states[0]
@@ -187,11 +187,11 @@ def _figures(metrics: Mapping[str, TorchMetric]) -> dict[str, float]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, float]:
-    """Flatten nested mappings of numbers; the keys are joined with slashes.
+    """Return the numbers in nested mappings by name; the keys are joined with slashes.
 
     Args:
-        value: The result of a metric.
-        name: The name of the value itself.
+        value: The result of a metric, or a part of it.
+        name: The name of the value, before its keys; empty for none.
 
     Raises:
         ConfigError: The value is neither a number nor a mapping of numbers.

@@ -12,11 +12,11 @@ _NOTHING = contextlib.nullcontext()
 
 
 class CollectiveWatch:
-    """Watches the first forward pass of training, or of evaluations.
+    """Watches whether the first forward pass, of training or of evaluations, calls collectives.
 
     If a step calls collectives, such as the all_gather of a contrastive loss, a rank without a
-    sample has to run it too, because the others would wait for it. Only collectives of the default
-    process group are seen.
+    sample has to run the step too, because the other ranks would wait for it in the collective.
+    Only collectives of the default process group are seen.
 
     Attributes:
         found: Whether the step calls collectives; None until all ranks have agreed.
@@ -26,7 +26,8 @@ class CollectiveWatch:
         """Create a watch, which watches nothing yet.
 
         Args:
-            world: The ranks; with a single one, no rank can wait for another.
+            world: The ranks. With a single rank nothing is watched and ``found`` is False, because
+                no rank can wait for another.
         """
         self.found: bool | None = None if world.world_size > 1 else False
         self._world = world
@@ -39,18 +40,20 @@ class CollectiveWatch:
         return _NOTHING
 
     def agree(self) -> bool:
-        """Agree on one result on all ranks; all call this after the first forward pass.
+        """Set ``found`` to the same result on all ranks; all ranks call this after each step.
+
+        The first call after a forward pass is a collective; later calls do nothing.
 
         Returns:
-            Whether this call has found out that the step calls collectives.
+            Whether the ranks have agreed in this call that the step calls collectives.
         """
         if self.found is not None:
             return False
         self.found = [1] in all_gather_ints(self._world, [int(self._here)])
         return self.found
 
-    # Count in the process group instead of patching torch.distributed: a step may call it through
-    # any library.
+    # Count by the process group's own counter instead of patching torch.distributed, because a step
+    # may call collectives through any library.
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
         before = _count()
@@ -62,8 +65,8 @@ class CollectiveWatch:
 def _count() -> int:
     """Return how many collectives have been called in the default process group.
 
-    torch counts them to compare the order between ranks (TORCH_DISTRIBUTED_DEBUG). 0 if the backend
-    does not count.
+    torch counts collectives to compare their order between ranks (TORCH_DISTRIBUTED_DEBUG). The
+    result is 0 if the backend does not count them.
     """
     group = dist.group.WORLD
     count = getattr(group, "_get_sequence_number_for_group", None)

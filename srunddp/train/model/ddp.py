@@ -22,8 +22,8 @@ from srunddp.train.world import World, absent_ranks, all_gather_ints
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _numbers = itertools.count()
-# Time for the slowest rank to reach the same callback: it may still be in another one, such as one
-# that writes pictures.
+# How long a rank waits for the others to change their parameters in a callback as well: the slowest
+# rank may still be in an earlier callback, such as one that writes pictures.
 _CHANGED_WITHIN = timedelta(seconds=300)
 
 
@@ -32,9 +32,9 @@ class DDPModel:
 
     Attributes:
         model: The user's model on the device, with SyncBatchNorm if that was asked for.
-        training: Called with a batch or None, returns its loss and outputs; the backward pass
-            shares gradients.
-        testing: The same without sharing gradients.
+        training: A callable that takes a batch and returns its loss and outputs, or takes None for
+            a loss of 0; the backward pass shares gradients.
+        testing: A module like ``training`` whose backward pass does not share gradients.
         collectives: Whether the step calls collectives in training.
         evaluation_collectives: Whether the step calls collectives in evaluations.
         parameters: The parameters of the model and the loss function, by name.
@@ -65,8 +65,8 @@ class DDPModel:
         else:
             layout = torch.preserve_format
         model = _prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
-        # Compile inside DistributedDataParallel, whose hooks torch.compile then need not trace. The
-        # user's model stays as it is, so names in a checkpoint have no "_orig_mod.".
+        # Compile inside DistributedDataParallel, so that torch.compile need not trace its hooks.
+        # The user's model stays as it is, so names in a checkpoint have no "_orig_mod.".
         compiled: Any = torch.compile(model) if config.compile else model
         self.model = model
         uses_all = not config.ddp.find_unused_parameters
@@ -77,28 +77,31 @@ class DDPModel:
         self.parameters = NamedParameters(model=model, loss_function=self.testing.loss_function)
         # The parameters that required a gradient when the model was wrapped.
         self._wrapped_for: Mapping[str, nn.Parameter] = {}
-        # Each key in the store is used once. It has the number of this Trainer in the process, the
-        # same on all ranks, and how often trained parameters have changed within epochs.
+        # A key in the store can be used only once. So it contains the number of this Trainer in the
+        # process, which is the same on all ranks, and how often the trained parameters have changed
+        # within epochs.
         self._number = next(_numbers)
         self._changes = 0
-        # Use forward and not the module: its __call__ looks for hooks, which nobody can set, and
-        # that takes some microseconds.
+        # Use forward and not the module, whose __call__ takes some microseconds to look for hooks:
+        # nobody can set hooks on it.
         self.training: Callable[[Any], tuple[Tensor, Any]] = self.testing.forward
         self._static = False
-        # Whether a static graph has yet to be recorded, by the first backward that shares
+        # Whether torch has yet to record a static graph, in the first backward pass that shares
         # gradients.
         self._unknown = False
         if world.world_size > 1:
             self._wrap()
         sparse = any(getattr(module, "sparse", False) for module in model.modules())
-        # training(None) gives dense gradients of 0, in a graph without the model's layers. That is
-        # not enough for a static graph, which has to be the same in each step, nor if other ranks
-        # have sparse gradients, nor with SyncBatchNorm, whose forward is a collective.
+        # training(None) gives dense gradients of 0, in a graph without the model's layers. So it
+        # cannot replace a batch with a static graph, which has to be the same in each step, nor if
+        # other ranks have sparse gradients, nor with SyncBatchNorm, whose forward pass is a
+        # collective.
         self._runs_always = self._static or sparse or config.ddp.sync_batchnorm
         self.collectives = CollectiveWatch(world)
         self.evaluation_collectives = CollectiveWatch(world)
         self._shares_buffers = self._ddp is not None and config.ddp.broadcast_buffers
-        # List them once, as DistributedDataParallel does: listing takes longer than a small step.
+        # List the buffers once, as DistributedDataParallel does: listing takes longer than a small
+        # step.
         if self._shares_buffers:
             self._buffers = list(self.testing.buffers())
         else:
@@ -106,9 +109,9 @@ class DDPModel:
 
     @property
     def runs_always(self) -> bool:
-        """Whether a micro-batch of weight 0 has to be run too.
+        """Whether the model has to run a micro-batch even if its weight is 0.
 
-        If not, ``training(None)`` replaces it.
+        If not, ``training(None)`` replaces the micro-batch.
         """
         return self._runs_always or bool(self.collectives.found)
 
@@ -146,7 +149,8 @@ class DDPModel:
             self.parameters.refresh()
         trained = self.parameters.trained()
         changed = not _same(trained, self._wrapped_for)
-        # Meet over the store first: a rank without a change is not in this function.
+        # Meet over the store first: a rank without a change goes on to its next step, so the
+        # collective of _check_alike() would not find it here.
         if changed and not at_epoch:
             self._changes += 1
             key = f"requires_grad/{self._number}/{self._changes}"
@@ -156,20 +160,22 @@ class DDPModel:
         if self._shares_buffers and at_epoch:
             self._buffers = list(self.testing.buffers())
         if changed:
-            # Free the old wrapper first: its hooks on the parameters would share each gradient too.
-            # torch removes them when the object is freed, but it is in a reference cycle, which
-            # only the garbage collector finds.
+            # Free the old wrapper first: its hooks on the parameters would share each gradient a
+            # second time. torch removes the hooks when the wrapper is freed, but the wrapper is in
+            # a reference cycle, which only the garbage collector finds.
             self._ddp = None
             self.training = self.testing.forward
             for parameter in self.testing.parameters():
-                # With gradient_as_bucket_view the gradient is a view of the old wrapper's buckets,
-                # and would keep them in memory.
+                # With gradient_as_bucket_view a gradient is a view of the old wrapper's buckets,
+                # and would keep the buckets in memory.
                 parameter.grad = None
             gc.collect()
             self._wrap()
 
     def check_requires_grad(self) -> None:
-        """Refuse a change within a step, whose gradients are shared already.
+        """Check that no parameter was frozen or unfrozen since the step began.
+
+        Such a change would come too late for the step, whose gradients are shared already.
 
         Raises:
             ConfigError: Other parameters require a gradient than when the step began.
@@ -197,15 +203,16 @@ class DDPModel:
         rank's gradients.
         """
         if self._ddp is None or self._unknown:
-            # A static graph is recorded in the first backward pass, which must share gradients, or
-            # torch fails. One more mean over the ranks changes nothing: later gradients are added
-            # to the same values on all ranks.
+            # torch records a static graph in the first backward pass, and fails if that pass does
+            # not share gradients. Sharing them here does not change the gradients of the step:
+            # later ones are added to values that are the same on all ranks, and so equal their
+            # mean.
             self._unknown = False
             return contextlib.nullcontext()
         return self._ddp.no_sync()
 
     def static_graph_recorded(self) -> None:
-        """Note that a backward pass has shared gradients, and so has recorded a static graph."""
+        """Note that torch has recorded a static graph, in a backward pass that shared gradients."""
         self._unknown = False
 
     def share_buffers(self) -> bool:
@@ -221,8 +228,8 @@ class DDPModel:
     def share_all_buffers(self, *modules: nn.Module) -> None:
         """Give all ranks rank 0's buffers of these modules, before an evaluation; a collective.
 
-        After a training step the buffers differ between ranks, and a result would depend on which
-        rank saw the sample.
+        After a training step the buffers differ between ranks, and the result for a sample would
+        depend on which rank evaluates it.
 
         Args:
             modules: The modules; their buffers are looked up each time, because a module may have
@@ -241,8 +248,8 @@ def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) 
 def _await_change(world: World, key: str) -> None:
     """Wait until all ranks have changed which parameters require a gradient, as this rank has.
 
-    On a rank without a change, a collective here would be matched with one of the next step. So the
-    ranks meet over the store first.
+    The ranks meet over the store, because torch would match a collective here with a collective of
+    the next step on a rank without a change.
 
     Args:
         world: The ranks; those with a change call this.
@@ -266,8 +273,8 @@ def _check_alike(world: World, trained: list[str]) -> None:
     Raises:
         ConfigError: Another rank trains other parameters.
     """
-    # This is called once per epoch, so each rank sends only a number. The names are sent only to
-    # say which of them differ.
+    # This is called at least once per epoch, so each rank sends only a checksum of its names. Only
+    # if the checksums differ, the names are sent, for the message.
     checksum = zlib.crc32("\n".join(trained).encode())
     if len({row[0] for row in all_gather_ints(world, [checksum])}) == 1:
         return
@@ -283,7 +290,7 @@ def _check_alike(world: World, trained: list[str]) -> None:
 
 
 def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    """Describe, for a message, the first name that is in only one of two lists."""
+    """Return a phrase for a message with the first name that is in only one of two lists."""
     for verb, names in (("has", set(now) - set(before)), ("has not", set(before) - set(now))):
         if names:
             more = len(names) - 1
@@ -298,8 +305,8 @@ def share(buffers: Iterable[Tensor]) -> None:
     Args:
         buffers: The tensors, equal in number, types and shapes on all ranks.
     """
-    # Use one broadcast per dtype: one per buffer would cost a ResNet-50, which has 159 buffers, 159
-    # times the latency of the network.
+    # Use one broadcast per dtype. With one per buffer, a ResNet-50, which has 159 buffers, would
+    # wait 159 times for the latency of the network.
     for tensors in group_by_key((buffer.dtype, buffer) for buffer in buffers).values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(flat, src=0)
@@ -313,7 +320,8 @@ def _prepared(model: nn.Module, world: World, config: Config) -> nn.Module:
     """Return the model, with SyncBatchNorm and activation checkpointing if configured.
 
     Raises:
-        ConfigError: The model has no modules of these names, or the device has no SyncBatchNorm.
+        ConfigError: The model has no module of a class in ``activation_checkpointing``, or the
+            device has no SyncBatchNorm.
     """
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.activation_checkpointing)
@@ -333,7 +341,8 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
         apply_activation_checkpointing,
     )
 
-    # Leave out the model as a whole, which torch does not wrap: that would save nothing.
+    # Leave out the model itself: to recompute all of it in one piece would save no memory, and
+    # torch does not wrap it.
     found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
@@ -345,7 +354,8 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
-    # Pass no device_ids: with them it would copy each input to the device again.
+    # Pass no device_ids: with them DistributedDataParallel would copy each input to the device
+    # again.
     ddp = DistributedDataParallel(
         module,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
@@ -353,9 +363,9 @@ def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
         bucket_cap_mb=config.bucket_cap_mb,
         find_unused_parameters=config.find_unused_parameters,
     )
-    # share_buffers() shares buffers before each step, and measures the wait for rank 0's. Do not
-    # pass this as an argument: with broadcast_buffers=False torch would not even start with the
-    # same buffers on all ranks.
+    # DDPModel.share_buffers() gives all ranks rank 0's buffers before each step, where the wait for
+    # rank 0 can be measured, so torch must not. Do not pass broadcast_buffers=False as an argument:
+    # torch would then not even start with the same buffers on all ranks.
     ddp.broadcast_buffers = False
     _register_hook(ddp, config)
     return ddp

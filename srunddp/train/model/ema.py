@@ -18,14 +18,14 @@ _STATISTICS = ("running_mean", "running_var")
 class EMA:
     """The average of torch's ``AveragedModel`` with ``get_ema_multi_avg_fn``, with two differences.
 
-    torch's update waits for the GPU in each step to read a counter; this one does not. And torch
-    averages either all buffers or none; here BatchNorm's running statistics are averaged like the
-    weights to which they belong, and all other buffers, such as counters and masks, are copied from
-    the model.
+    In each step torch's ``update_parameters()`` waits for the GPU to read a counter; ``update()``
+    here does not wait. And torch averages either all buffers or none; here BatchNorm's running
+    statistics are averaged like the weights to which they belong, and all other buffers, such as
+    counters and masks, are copied from the model.
 
     Attributes:
         model: A copy of the model with averaged weights, in evaluation mode.
-        testing: The callable to use: the copy, compiled if that was asked for.
+        testing: The callable for evaluations: ``model``, compiled if ``compile`` was set.
     """
 
     def __init__(self, model: nn.Module, decay: float, *, compile: bool = False) -> None:
@@ -33,8 +33,8 @@ class EMA:
 
         Args:
             model: The user's model, on its device.
-            decay: The share of the average that each step keeps.
-            compile: Call the copy through ``torch.compile``.
+            decay: The share of the average that each step keeps, above 0 and below 1.
+            compile: Whether ``testing`` calls the copy through ``torch.compile``.
 
         Raises:
             ConfigError: The model cannot be copied.
@@ -84,7 +84,7 @@ class EMA:
         copies: list[Tensor] = []
         sources: list[Tensor] = []
         for own, new, merges in (*self._parameters, *self._buffers()):
-            # Integers and masks have no average.
+            # Integers and masks cannot be averaged, so they are copied.
             if merges and not first:
                 averaged.append(own)
                 weights.append(new)
@@ -97,9 +97,10 @@ class EMA:
             torch._foreach_copy_(copies, sources)
 
     def _buffers(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Yield the copy's buffer, the model's, and whether it is averaged.
+        """Yield, for each buffer, that of the copy, that of the model, and whether it is averaged.
 
-        They are looked up each time, because a module may replace a buffer by another tensor.
+        The buffers are looked up at each call, because a module may replace a buffer by another
+        tensor. A buffer that the copy lacks, or has in another shape, is first copied to it.
         """
         for module, source in self._modules:
             for name, new in source.named_buffers(recurse=False):

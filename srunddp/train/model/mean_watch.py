@@ -16,7 +16,8 @@ from srunddp.train.world import World, all_reduce_max
 
 # torch's default of ignore_index.
 _IGNORED = -100
-# A single batch of a single rank has nothing to be compared with.
+# How many steps are watched: more than one, because a single batch of a single rank has nothing to
+# be compared with.
 _STEPS = 2
 _PARTS = ("", "the weights of the classes", "the labels that are not ignored")
 _WATCHED = (functional.cross_entropy, functional.nll_loss)
@@ -26,24 +27,25 @@ class MeanWatch(TorchFunctionMode):
     """Watches the first calls of ``cross_entropy`` and ``nll_loss``, without changing their
     results.
 
-    With class weights their mean is over the weights of the targets, and with ignored labels over
-    the other labels. The mean of a step is over samples, unless the Trainer's ``weight`` says
-    otherwise, so it would not equal the loss of all samples of the step at once.
+    With class weights these functions divide by the weights of the targets, and with ignored labels
+    by the number of the other labels. But the mean of a step is over samples, unless the Trainer's
+    ``weight`` says otherwise, so it would differ from the loss of all samples of the step at once.
 
     Attributes:
-        shares: The divisor of each call's mean, per label.
+        shares: For each call, the divisor of its mean, divided by the number of labels. It is 1 if
+            the mean is over all labels.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.shares: list[float] = []
-        # The reason why shares are not 1, as an index of _PARTS, of which the ranks take the
-        # greatest.
+        # The reason why shares are not 1, as an index of _PARTS. If ranks have different reasons,
+        # the greatest index is reported.
         self._reason = 0
         self._steps = 0
 
     def parts(self, world: World) -> str:
-        """Return what the mean is over, if shares differ between ranks or calls.
+        """Return what the mean of the loss is over, if ``shares`` differ between ranks or calls.
 
         All ranks call this after each step that is watched.
 
@@ -66,7 +68,7 @@ class MeanWatch(TorchFunctionMode):
 
     @property
     def is_over(self) -> bool:
-        """Whether enough steps were watched."""
+        """Whether enough steps were watched, so that the watch can be removed."""
         return self._steps >= _STEPS
 
     def __torch_function__(
@@ -78,7 +80,8 @@ class MeanWatch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _WATCHED:
-            # Within torch.func's transforms, and while a graph is captured, values cannot be read.
+            # Within torch.func's transforms, and while a CUDA graph is captured, values cannot be
+            # read: the call is then not watched.
             with suppress(RuntimeError, TypeError):
                 self._note(*args, **kwargs)
         return func(*args, **kwargs)

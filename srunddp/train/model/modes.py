@@ -1,17 +1,18 @@
-"""Training and evaluation modes of modules: those of a frozen backbone may always be in evaluation
-mode.
+"""Puts models into training mode, but leaves in evaluation mode what is meant to stay in it, such
+as a frozen backbone; and restores modes after an evaluation.
 """
 
 from torch import nn
 
 
 def train_if_evaluated(root: nn.Module) -> None:
-    """Put a model that is in evaluation mode as a whole into training mode.
+    """Put each model that is itself in evaluation mode into training mode.
 
-    A module in evaluation mode whose parent is in training mode is not changed.
+    Of a model that is in training mode nothing is changed: modules within it that are in evaluation
+    mode, such as a frozen backbone, stay in it.
 
     Args:
-        root: The parent of the models: of the user's model and the loss function.
+        root: The module whose children are the user's model and the loss function.
     """
     for child in root.children():
         if not child.training:
@@ -19,29 +20,29 @@ def train_if_evaluated(root: nn.Module) -> None:
 
 
 def train_as_a_whole(root: nn.Module) -> None:
-    """Prepare a model for training: do as :func:`train_if_evaluated`, and call modules' own
-    ``train()``.
+    """Put models into training mode as :func:`train_if_evaluated` does, and call each ``train()``
+    that a module's class defines itself.
 
-    Hugging Face's ``from_pretrained`` returns a model in evaluation mode that is meant to be
-    trained completely.
+    Hugging Face's ``from_pretrained`` returns a model in evaluation mode, although all of it is
+    meant to be trained.
 
     Args:
-        root: The parent of the models.
+        root: The module whose children are the user's model and the loss function.
     """
     train_if_evaluated(root)
     for module in root.modules():
         if type(module).train is not nn.Module.train and module.training:
-            # A class with its own train() may keep parts of itself in evaluation mode, such as a
-            # frozen BatchNorm. Call it even if the model was in training mode: the user may have
-            # built it without calling train().
+            # A class with its own train() may put parts of itself into evaluation mode, such as a
+            # frozen BatchNorm. Call train() even if the model was in training mode before: a new
+            # module is in training mode, and the user may never have called train().
             module.train()
 
 
 class TrainingModes:
-    """The mode of each module at one moment, before an evaluation changes it."""
+    """The modes that modules had before an evaluation, to restore them afterwards."""
 
     def __init__(self, root: nn.Module) -> None:
-        """Note the modes of a module and of all in it.
+        """Note the present modes of a module and of all modules within it.
 
         Args:
             root: The module.
@@ -49,7 +50,8 @@ class TrainingModes:
         self._modes = [(module, module.training) for module in root.modules()]
 
     def restore(self) -> None:
-        """Put all modules back into their modes."""
-        # Set the attribute: train() would put the modules within into the same mode.
+        """Put all modules back into the modes that they had when this object was created."""
+        # Set the attribute instead of calling train(), which would put all modules within a module
+        # into the same mode.
         for module, training in self._modes:
             module.training = training

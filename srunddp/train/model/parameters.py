@@ -9,26 +9,26 @@ from torch.optim import Optimizer
 from srunddp.errors import ConfigError
 from srunddp.train.checkpoint.file import CheckpointError
 
-# Most names in a message: a model of another size differs in hundreds.
+# The most names in a message: a model of another size may differ in hundreds of names.
 _SHOWN = 3
-# activation_checkpointing adds this to names of parameters, but not in a state_dict.
+# activation_checkpointing adds this part to the names of parameters, but not to the keys of a
+# state_dict.
 _WRAPPER = "_checkpoint_wrapped_module."
 
 
 class NamedParameters:
-    """The parameters of the model and the loss function, by the name of the module and their own,
-    such as ``model.0.weight``.
+    """The parameters of the model and the loss function, by names such as ``model.0.weight``.
 
-    By these names a checkpoint says to which parameter an optimizer's state belongs. By position,
-    as in torch, layers in another order would get each other's state.
+    A checkpoint has these names to say to which parameter an optimizer's state belongs. torch goes
+    by the position of a parameter, so layers in another order would get each other's state.
     """
 
     def __init__(self, **modules: nn.Module | None) -> None:
         """Look for the parameters.
 
         Args:
-            modules: The modules, by the first part of their parameters' names; None for a missing
-                one.
+            modules: The modules, by the first part of their parameters' names, such as ``model``;
+                None if there is no such module.
         """
         self._modules = {prefix: each for prefix, each in modules.items() if each is not None}
         self.refresh()
@@ -42,8 +42,8 @@ class NamedParameters:
         }
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that require a gradient, among those of the
-        last :meth:`refresh`.
+        """Return the parameters that require a gradient, by name, among those that the last
+        :meth:`refresh` found.
         """
         return {name: each for name, each in self._parameters.items() if each.requires_grad}
 
@@ -74,8 +74,8 @@ class NamedParameters:
             ConfigError: A parameter in the optimizer belongs neither to the model nor to the loss
                 function.
         """
-        # A callback may have added a module since. Look up by id(), because == of tensors compares
-        # values.
+        # A callback may have added a module since the last refresh. Look parameters up by id(),
+        # because == of tensors compares values.
         self.refresh()
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         try:
@@ -91,7 +91,7 @@ class NamedParameters:
             ) from None
 
     def add_groups(self, optimizer: Optimizer, saved: Sequence[Sequence[str]]) -> None:
-        """Give the optimizer the groups that were added to it in the previous run.
+        """Add to the optimizer the parameter groups that were added to it in the previous run.
 
         Args:
             optimizer: The optimizer of this run.
@@ -103,12 +103,12 @@ class NamedParameters:
         for number, names in enumerate(saved[len(optimizer.param_groups) :]):
             if missing := set(names) - self._parameters.keys():
                 raise _other_names("steps", missing, set())
-            # torch refuses a parameter that is in another group, but does not say which.
+            # torch refuses a parameter that is in another group, but does not say which parameter.
             if held := set(names) & set(_flat(self.groups(optimizer))):
                 where = f" in group {number + len(optimizer.param_groups)} of the optimizer"
                 raise _other_names("steps", held, set(), where)
-            # The group's options, such as its learning rate, come with the state, which is loaded
-            # next.
+            # The caller loads the optimizer's state next, which sets the group's options, such as
+            # its learning rate.
             optimizer.add_param_group({"params": [self._parameters[name] for name in names]})
         own = self.groups(optimizer)
         for number, (here, before) in enumerate(zip(own, saved, strict=False)):

@@ -28,8 +28,8 @@ class StepModule(nn.Module):
         model: The user's model, compiled if that was asked for.
         loss_function: The user's loss function if it is a module, for its parameters and buffers;
             else None.
-        uses_all: Whether each step uses each parameter. If not, a parameter that no sample of a
-            step uses gets no gradient, not even one of 0.
+        uses_all: Whether each step uses each parameter. If not, a parameter that no sample of the
+            step uses on any rank gets no gradient, not even one of 0.
     """
 
     def __init__(
@@ -92,10 +92,12 @@ class StepModule(nn.Module):
         # until all of them have a gradient, and its all-reduce needs this rank.
         trained = [each for each in self.parameters() if each.requires_grad]
         if not self.uses_all:
-            # DistributedDataParallel needs at least one to find the others unused. The first one
-            # usually belongs to a part that all samples pass through.
+            # DistributedDataParallel needs at least one parameter in the graph to find that the
+            # others are unused. The first parameter usually belongs to a part of the model that all
+            # samples pass through.
             trained = trained[:1]
-        # Use the sum of no elements: 0 times an infinite parameter would be NaN.
+        # Sum no elements of each parameter instead of multiplying it by 0: 0 times an infinite
+        # parameter would be NaN.
         parts = [each.flatten()[:0].sum() for each in trained]
         return torch.stack([part.float() for part in parts]).sum()
 
@@ -180,7 +182,7 @@ def _names(batch: Any) -> str:
 
 
 def targets_of(batch: Any) -> Any:
-    """Return the targets, with which metrics compare the outputs.
+    """Return the part of a batch that metrics get as targets.
 
     Args:
         batch: A pair, whose second part has the targets; a mapping with ``labels``; any other batch

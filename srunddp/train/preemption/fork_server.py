@@ -1,7 +1,7 @@
 """A module that multiprocessing's fork server imports if it is started for loader workers.
 
-The server starts with the signals of a step blocked, and its processes inherit that. The script's
-own processes come from the same server, but must end on SIGTERM.
+Then the server blocks the signals that Slurm sends to a job step, and so do the processes that it
+starts. But the script may start other processes by the same server, which must end on SIGTERM.
 """
 
 import signal
@@ -13,19 +13,22 @@ _is_loader_worker = False
 
 
 def keep_signals_blocked() -> None:
-    """Note that this process, which the fork server is about to start, is a loader worker."""
+    """Note that this process of the fork server is a loader worker, which keeps signals blocked.
+
+    Call this before ``multiprocessing`` calls the functions that were registered by :func:`begin`.
+    """
     global _is_loader_worker
     _is_loader_worker = True
 
 
 def begin() -> None:
-    """Let processes of the fork server get the signals again when they begin.
+    """Let each process that the fork server starts unblock the signals, except loader workers.
 
-    Loader workers stay without them. By then a process has imported the script; signals that
-    arrived before are delivered then.
+    A process does so after it has imported the script; a signal that has arrived before is
+    delivered then.
     """
-    # multiprocessing calls these in a new process after unpickling its target, which in a loader
-    # worker calls keep_signals_blocked().
+    # multiprocessing calls registered functions in a new process after unpickling its target. In a
+    # loader worker this unpickling calls keep_signals_blocked().
     util.register_after_fork(_unblock_signals, _unblock_signals)
 
 

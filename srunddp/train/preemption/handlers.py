@@ -17,7 +17,8 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class RankHandlers:
-    """Handlers that replace the previous ones until those are put back.
+    """Signal handlers of this process, and the previous handlers that they replace until these are
+    put back.
 
     Use this only in the main thread: Python lets no other thread set handlers.
     """
@@ -30,14 +31,14 @@ class RankHandlers:
         return number in self._before
 
     def set(self, number: signal.Signals, handler: Handler) -> None:
-        """Handle a signal for the first time.
+        """Replace the handler of a signal, and note the previous one.
 
         Args:
-            number: The number of the signal.
+            number: The number of the signal, for which this object has set no handler yet.
             handler: Called in the main thread, between two Python instructions.
         """
-        # Note this before setting the handler: the signal may arrive at once, and the handler may
-        # put the previous one back.
+        # Note the previous handler before setting the new one: the signal may arrive at once, and
+        # the new handler may put the previous one back.
         self._before[number] = _settable(signal.getsignal(number))
         self._ours[number] = handler
         if self not in _in_use:
@@ -75,8 +76,8 @@ class RankHandlers:
         return [number for number in self._active() if self._before[number] is signal.SIG_DFL]
 
     def _active(self) -> list[signal.Signals]:
-        """Return the signals that our handlers still get, without those that the script has taken
-        over.
+        """Return the signals that this object's handlers still get, without those for which the
+        script has set another handler since.
         """
         return [number for number, ours in self._ours.items() if signal.getsignal(number) == ours]
 
@@ -97,7 +98,7 @@ def _settable(handler: Any) -> Any:
     return handler
 
 
-_in_use: list[RankHandlers] = []  # the innermost last
+_in_use: list[RankHandlers] = []  # the objects that have set handlers, the latest last
 
 
 class _Fork(threading.local):
@@ -110,11 +111,11 @@ _fork = _Fork()
 
 
 def _before_fork() -> None:
-    # A signal that arrives before the child has put the previous handlers back would only be noted,
-    # in a list that nobody reads there: a terminate() right after a start would be lost, and a
-    # join() would hang. If it is blocked, it is delivered afterwards. Block only signals that end
-    # the child: a previous Python handler could raise, and an exception in a fork hook is printed
-    # and dropped.
+    # Block signals until the child has put the previous handlers back. Otherwise a signal that
+    # arrives in between would only be noted, in a list that nobody reads in the child: after a
+    # start() and a terminate(), a join() would hang. A blocked signal is delivered afterwards.
+    # Block only signals that then end the child: a previous Python handler could raise, and an
+    # exception in a fork hook is printed and dropped.
     fatal = [number for handlers in _in_use for number in handlers.fatal_to_child()]
     if fatal:
         _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, fatal)
@@ -128,8 +129,8 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    # Begin with the innermost, because each object puts back the handlers that it replaced. Iterate
-    # over a copy: leave_to_child() removes the object from the list.
+    # Begin with the latest object, because each one puts back the handlers that it replaced.
+    # Iterate over a copy of the list, because leave_to_child() removes the object from it.
     for handlers in reversed([*_in_use]):
         handlers.leave_to_child()
     _after_in_parent()

@@ -1,4 +1,4 @@
-"""Stops a job that has to leave its nodes; for Trainer and for custom loops."""
+"""Stops all ranks of a job that has to leave its nodes; for Trainer and for custom loops."""
 
 import logging
 import os
@@ -16,12 +16,14 @@ from srunddp.train.preemption.requeue import ask_for_requeue, stopped, wait_for_
 from srunddp.train.preemption.signals import StopRequest, StopRequests, iterate
 from srunddp.train.world import World, all_reduce_max, on_rank_zero
 
-# Most steps between two all-reduces: steps may become slower, and a Slurm job often has 30 s from
-# SIGTERM to SIGKILL.
+# The most steps between two all-reduces. A limit is needed because steps may become slower, and a
+# Slurm job often has only 30 s from SIGTERM to SIGKILL.
 MOST_STEPS = 64
-# Seconds between two all-reduces: a step may take less time than an all-reduce.
+# Seconds between two all-reduces. One in each step would be too many, because a step may take less
+# time than an all-reduce.
 _EVERY = 1.0
-# A request and the number of its signal are sent as one number. Linux has 64 signals.
+# A request and the number of its signal are sent as one number, request * _SIGNALS + number. Linux
+# has 64 signals.
 _SIGNALS = 128
 _log = logging.getLogger("srunddp")
 
@@ -64,7 +66,7 @@ class Preemption:
             environ: The environment, with Slurm's variables of the job.
 
         Raises:
-            ConfigError: There is no such signal, or it cannot be noted.
+            ConfigError: A name is not that of a signal, or that signal does not reach the ranks.
         """
         self.checkpoint_due = False
         self._world = world
@@ -87,13 +89,13 @@ class Preemption:
         often.
 
         About once a second this is an all-reduce; otherwise it takes less than a microsecond. Once
-        it has returned True, it always does, and Ctrl-C and ``--stall-timeout`` no longer end a
-        rank, because a checkpoint has to be written.
+        it has returned True, it returns True in all later calls, and Ctrl-C and ``--stall-timeout``
+        no longer end a rank, because a checkpoint has to be written.
 
         Args:
             checkpoint_due: Whether this rank wants a checkpoint, for a reason that others cannot
                 know, such as its clock. It has an effect only in calls with an all-reduce, so pass
-                it until the attribute is set.
+                it in each call until the attribute ``checkpoint_due`` is True.
         """
         self.checkpoint_due = False
         self._steps_left -= 1
@@ -102,19 +104,21 @@ class Preemption:
         return self._agreed is not None
 
     def _agree(self, checkpoint_due: bool) -> None:
-        """Agree on the strongest request of all ranks, and on the steps until the next time."""
+        """Agree with all ranks, by an all-reduce, on the strongest request, on a checkpoint, and on
+        the number of steps until the next all-reduce.
+        """
         request, cause = self._requests.pending()
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
         self._last = now
-        # Encode both in one number, so that the maximum has the cause of the strongest request, not
-        # the greatest signal number. The slowest rank's seconds count, because all ranks use one
-        # interval.
+        # Encode the request and its cause in one number, so that the maximum has the cause of the
+        # strongest request, not the greatest signal number. The interval goes by the seconds per
+        # step of the slowest rank, because it must be the same on all ranks.
         encoded, due, seconds = all_reduce_max(
             self._world, _SIGNALS * request + cause, checkpoint_due, seconds
         )
-        # Take at most twice as many steps as before: the first steps, with torch's warm-up, or a
-        # short step among long ones, say little about the next ones.
+        # At most double the interval: the first steps, with torch's warm-up, or a short step among
+        # long ones, do not show how long the next steps take.
         self._interval = max(
             1, min(2 * self._interval, int(_EVERY / max(seconds, 1e-6)), MOST_STEPS)
         )
@@ -124,13 +128,13 @@ class Preemption:
         if most_request:
             self._agreed = StopRequest(most_request), most_cause
             heartbeat(last=True)
-            # Do this also on a rank that got no signal itself: another Ctrl-C in a terminal would
-            # end it while the checkpoint is written.
+            # Ignore Ctrl-C also on a rank that got no signal itself: another Ctrl-C in a terminal
+            # would end this rank while the checkpoint is written.
             self._requests.ignore_interrupts()
 
     def restart_interval(self) -> None:
-        """Begin steps of another duration, for example before and after an evaluation that calls
-        ``should_stop()``.
+        """Note that steps of another duration begin, for example before and after an evaluation
+        that calls ``should_stop()``.
 
         All ranks call this at the same step. The next call of ``should_stop()`` is an all-reduce:
         64 short steps may take a second, but 64 long ones a minute.
@@ -166,25 +170,24 @@ class Preemption:
         refused = on_rank_zero(
             self._world, lambda: ask_for_requeue(self._requests) if asked else None
         )
-        # This is a barrier. With mpirun, and with srun --kill-on-bad-exit, the first rank that ends
-        # makes the launcher kill the others, perhaps one that still writes its part of a
-        # checkpoint.
+        # This all-reduce is a barrier. With mpirun, and with srun --kill-on-bad-exit, the first
+        # rank that ends makes the launcher kill the others, one of which may still be writing its
+        # part of a checkpoint.
         all_reduce_max(self._world, 0.0)
         error = stopped(cause, step, Path(checkpoint), refused)
         if self._world.rank == 0 and not is_supervised():
             _log.warning("srunddp: %s (exit code %d)", error, error.code)
-        # Slurm is about to end the job. If the rank ended now, the job script would go on, with
-        # commands that are meant for a finished training.
+        # An empty reason means that Slurm is about to end the job. If the rank ended now, the job
+        # script would go on, with commands that are meant for a finished training.
         if refused == "":
             wait_for_term(self._requests)
         raise error
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Iterate over a loader, and keep the signals from its workers.
+        """Iterate over a loader whose workers do not get the signals.
 
-        Slurm may send the signals to every process of a step.
-
-        A worker that died of SIGUSR1 or SIGTERM would end the training before it is saved.
+        Slurm may send the signals to every process of a job step. If a worker died of SIGUSR1 or
+        SIGTERM, the training would end before its checkpoint is written.
 
         Args:
             loader: A loader of torch; its ``worker_init_fn`` is called as usual.

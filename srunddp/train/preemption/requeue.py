@@ -1,4 +1,4 @@
-"""The end of a stopped job: Slurm starts it again, or its exit code asks for that."""
+"""Ends a job that was stopped: asks Slurm to start it again, or exits with a code that says so."""
 
 import re
 import signal
@@ -11,15 +11,15 @@ from srunddp.errors import Stopped
 from srunddp.train.preemption.signals import StopRequest, StopRequests, signals_blocked
 from srunddp.util import slurm_command
 
-AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may do better later
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
 ENDED = 128 + signal.SIGTERM
 
-# Seconds for scontrol, of the 30 that Slurm gives a job by default from SIGTERM to SIGKILL.
+# Seconds that scontrol may take. By default Slurm gives a job 30 s from SIGTERM to SIGKILL.
 _ANSWERS_WITHIN = 8.0
 # Seconds that Slurm may take to end a job that it has promised to requeue.
 _TERM_WITHIN = 30.0
 _LOOK_EVERY = 0.05
-# Most characters of scontrol's error in a message.
+# The most characters of scontrol's error in a message.
 _LONGEST_ANSWER = 500
 _NO_JOB = "no job of Slurm"
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -29,10 +29,10 @@ def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Sto
     """Return the error that ends a rank: with code 143, or 75 if the job has yet to be requeued.
 
     Args:
-        cause: The number of a signal, or 0 for the end of the job's time.
+        cause: The number of the signal that caused the stop, or 0 for the end of the job's time.
         step: The number of steps done.
         checkpoint: The path of the checkpoint.
-        refused: Why the job is not requeued; empty if it is, None if nobody asked for it.
+        refused: Why the job is not requeued; empty if it is requeued, None if nobody asked for it.
     """
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
@@ -49,7 +49,7 @@ def ask_for_requeue(requests: StopRequests) -> str | None:
         requests: The requests on this rank.
 
     Returns:
-        Why it is not requeued; empty if it is, None if SIGTERM has arrived meanwhile.
+        Why the job is not requeued; empty if it is requeued, None if SIGTERM has arrived meanwhile.
     """
     if not requests.config.requeue:
         return "preemption.requeue is off"
@@ -91,7 +91,7 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
         limit: The time limit of scontrol in seconds.
 
     Returns:
-        The reason why not; empty if Slurm will do so.
+        Why the job is not requeued; empty if Slurm will requeue it.
     """
     job = _job(environ)
     restarts = environ.get("SLURM_RESTART_COUNT", "") or "0"
@@ -119,9 +119,9 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """Return the job's id for scontrol; empty outside a job."""
-    # One task of an array has the array's number as its SLURM_JOB_ID, for which scontrol would
-    # requeue the whole array.
+    """Return the job's id for scontrol; empty outside of a Slurm job."""
+    # Name a task of a job array by the array and the task: SLURM_JOB_ID of one of the tasks is the
+    # array's number, for which scontrol would requeue the whole array.
     of_array = [environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
     if all(map(_NUMBER.fullmatch, of_array)):
         return "_".join(of_array)

@@ -33,19 +33,20 @@ from srunddp.util import slurm_command
 
 _QUERY_TIMEOUT = 10.0
 _PARENT_POLL_SECONDS = 1.0
-# Seconds. For a job without a time limit, Slurm reports an end that is farther away.
+# The most seconds until a job's end that are believed: for a job without a time limit, Slurm
+# reports an end that is farther away.
 _LONGEST_JOB = 10 * 366 * 86400.0
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
-# Requests on which a Preemption did not act before it ended. A script that trains one fold after
-# another then stops in the next one.
+# Requests on which a Preemption did not act before it ended. The next Preemption of the process
+# acts on them, for example in a script that trains one fold after another.
 _pending_requests: list[tuple[StopRequest, int]] = []
 _log = logging.getLogger("srunddp")
 
 
 class StopRequest(IntEnum):
-    """A request to the ranks; a greater one overrides a lesser one."""
+    """What the ranks are asked to do. Of several requests, that with the greatest value counts."""
 
     NONE = 0
     REQUEUE = 1  # write a checkpoint, and let Slurm start the job again
@@ -138,8 +139,8 @@ class StopRequests:
             self.ignore_interrupts()
 
     def _find_end(self) -> None:
-        # Newer versions of Slurm set this variable. Otherwise ask squeue, in a thread, because a
-        # busy controller may take seconds to answer.
+        # Newer versions of Slurm set SLURM_JOB_END_TIME. Without it ask squeue, in a thread,
+        # because a busy controller may take seconds to answer.
         end = self.environ.get("SLURM_JOB_END_TIME", "")
         if not self._lead_from(end) and _DIGITS.fullmatch(self.environ.get("SLURM_JOB_ID", "")):
             threading.Thread(
@@ -147,8 +148,14 @@ class StopRequests:
             ).start()
 
     def _lead_from(self, end: str) -> bool:
-        """Set when to stop from the end of the job, in seconds since the epoch; return False if the
-        text is not such an end.
+        """Set when to stop, by the end of the job.
+
+        Args:
+            end: The end of the job in seconds since the epoch; or any other text.
+
+        Returns:
+            Whether the time to stop was set; False if ``end`` is not a time in the future, or too
+            far away.
         """
         left = 0.0
         if _DIGITS.fullmatch(end):
@@ -169,13 +176,13 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def numbers(names: Sequence[str]) -> list[signal.Signals]:
-    """Return the numbers of signals.
+    """Return the signals of these names, in the same order.
 
     Args:
         names: The names, without SIG.
 
     Raises:
-        ConfigError: There is no such signal, or it would not reach this rank.
+        ConfigError: A name is not that of a signal, or that signal does not reach the ranks.
     """
     known = {each.name.removeprefix("SIG"): each for each in REQUESTS if each != signal.SIGTERM}
     for name in names:
@@ -210,10 +217,11 @@ def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) ->
 
 @contextlib.contextmanager
 def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
-    """Keep signals, and SIGTERM, from all processes that are started within the block.
+    """Keep these signals and SIGTERM from all processes that are started within the block.
 
-    Slurm sends them to every process of a step. Children inherit that they are blocked. A signal
-    that arrives meanwhile is delivered at the end of the block.
+    Slurm sends signals to every process of a job step. Within the block they are blocked in this
+    thread, and a process that is started inherits this. A signal that arrives for this process
+    meanwhile is delivered at the end of the block.
 
     Args:
         signals: Names without SIG.
@@ -223,13 +231,14 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         if method != "fork":
-            # multiprocessing starts its resource tracker with the first process that is not forked,
-            # and then unblocks SIGTERM and SIGINT, whatever was blocked before.
+            # Start multiprocessing's resource tracker, and block the signals again afterwards:
+            # multiprocessing would start it with the first process that is not forked, and it then
+            # unblocks SIGTERM and SIGINT, whatever was blocked before.
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         if method == "forkserver":
-            # A server that starts now keeps them blocked, and so do the script's own processes that
-            # it forks, which have to unblock them.
+            # If the fork server starts now, the signals stay blocked in it and in all processes
+            # that it forks. Processes other than loader workers have to unblock them.
             child_processes.call_in_fork_server(fork_server.__name__, fork_server.begin.__name__)
         yield
     finally:
@@ -237,7 +246,7 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
 
 
 def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
-    """Begin to iterate over a loader, and keep signals from its workers; only their rank ends them.
+    """Begin to iterate over a loader whose workers do not get signals; only their rank ends them.
 
     Args:
         loader: A loader of torch, whose workers start now.
@@ -248,9 +257,9 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
     method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     init = loader.worker_init_fn
     if method == "fork":
-        # If the fork coincides with the start or end of a thread, as Gloo's threads do in Python
-        # after a collective, the child may wait forever for a lock of the interpreter that no
-        # thread holds.
+        # Do not fork while one of Gloo's threads, which run some Python after a collective, starts
+        # or ends: the child might wait forever for a lock of the interpreter that no thread of the
+        # child holds.
         wait_for_gloo_threads()
     loader.worker_init_fn = _WorkerInit(signals, init)
     try:
@@ -274,8 +283,8 @@ class _WorkerInit:
     then: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
-        # A forked worker has the rank's handlers. SIGTERM stays blocked, and the thread below
-        # receives it, because its meaning depends on the sender.
+        # A forked worker has inherited the rank's handlers. Keep SIGTERM blocked, so that the
+        # thread below receives it and can see its sender.
         for number in numbers(self.signals):
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -284,8 +293,8 @@ class _WorkerInit:
             self.then(worker_id)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A process of a fork server unpickles its target before it begins: here it learns that it
-        # will be a loader worker.
+        # A process of a fork server unpickles its target before it begins. So a loader worker notes
+        # here what it is.
         vars(self).update(state)
         fork_server.keep_signals_blocked()
 
