@@ -176,7 +176,8 @@ class Progress(SilentProgress):
         self._loss = None
         if self._draws:
             with contextlib.suppress(OSError, ValueError):
-                self._bar = _bar(f"epoch {epoch}/{epochs}", steps, done)
+                name = f"epoch {epoch}/{epochs}" if epochs else f"epoch {epoch}"
+                self._bar = _bar(name, steps, done)
         self._every = _LINE_EVERY if self._bar is None else _BAR_EVERY
         self._due = self._began + self._every
 
@@ -218,7 +219,11 @@ class Progress(SilentProgress):
             figures = [f"loss {float(self._loss):.4f}"]
         figures.append(f"{self.samples_per_second:.0f} samples/s")
         if self._bar is None:
-            self.log(", ".join([f"epoch {self._epoch} of {self._epochs}", self._share(), *figures]))
+            if self._epochs:
+                epoch = f"epoch {self._epoch} of {self._epochs}"
+            else:
+                epoch = f"epoch {self._epoch}"
+            self.log(", ".join([epoch, self._share(), *figures]))
             return
         with contextlib.suppress(OSError, ValueError):
             self._bar.set_postfix_str(", ".join(figures), refresh=False)

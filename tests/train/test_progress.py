@@ -127,14 +127,14 @@ def test_without_a_terminal_a_line_comes_each_30_s_at_most(
 def test_of_what_is_not_known_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     progress = Progress(clock)
-    progress.start_epoch(1, 1, None, 0)
+    progress.start_epoch(1, 0, None, 0)
     clock.now += 30
     progress.step(60, None)
     progress.log("hello")
     progress.close()
     assert capsys.readouterr() == (
         "",
-        "srunddp: epoch 1 of 1, step 1, 2 samples/s\nsrunddp: hello\n",
+        "srunddp: epoch 1, step 1, 2 samples/s\nsrunddp: hello\n",
     )
 
 
