@@ -246,7 +246,7 @@ def record(runner: SlurmJobRunner) -> dict[str, dict[str, Recorded]]:
     without a signal. On a busy machine srun of 26.05 misses the second of two Ctrl-C every other
     time. What srunddp loses or adds is the same in each try.
     """
-    jobs = {}
+    jobs: dict[str, dict[str, Recorded]] = {}
     names = list(ROWS)
     for first in range(0, len(names), AT_ONCE):
         jobs |= _record(runner, {name: ROWS[name] for name in names[first : first + AT_ONCE]})
