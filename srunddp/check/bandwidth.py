@@ -42,9 +42,9 @@ def send(source: str, host: str, port: int) -> None:
     """Send to another node for a fifth of a second, as fast as the network takes it.
 
     Args:
-        source: the address to send from.
-        host: the address to send to.
-        port: the port on which the receiver listens there.
+        source: The address to send from.
+        host: The address to send to.
+        port: The port on which the receiver listens there.
     """
     piece = bytes(_PIECE)
     end = time.monotonic() + _SECONDS
@@ -112,8 +112,8 @@ def survey(session: CheckSession, ends: Mapping[str, Endpoint]) -> dict[Way, flo
     """Measure each pair of the plan in both directions, then the slowest ways again, one at a time.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        ends: the endpoints by name; a rank has to listen on each.
+        session: Connects rank 0 with all ranks that came.
+        ends: The endpoints by name; a rank has to listen on each.
 
     Returns:
         Bytes per second of each way; 0 if no connection was made.

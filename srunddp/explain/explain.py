@@ -1,7 +1,7 @@
 """Explain every value that srunddp decides for a rank: what decided it, and what was not chosen.
 
-Each decision is made by the code that makes it in a run. If one fails, the values that depend on it
-are left out.
+The functions that decide in a run are called here too, so an explanation and a run agree. If a
+decision fails, the values that depend on it are left out.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Row:
     """One value of a rank, and its explanation.
 
     Attributes:
-        name, value: Both as text; the value is ``?`` if it is not known.
-        why: The variable, line or rule that decided the value.
+        name: The name of the value, such as ``rank``.
+        value: The value as text; ``?`` if it is not known.
+        why: The variable, the line of a file or the rule that decided the value.
         not_chosen: What else could have decided it, each with the reason why it did not.
     """
 
@@ -78,7 +79,7 @@ class ExplainOptions:
     """The options of the command line; None for an option that was not given.
 
     Attributes:
-        limits: By name, the seconds of each time limit, and the option or variable that set it.
+        limits: The seconds of each time limit, and the option or variable that set it, by name.
         offline: Whether ``--offline`` was given.
         staged: What ``stage push`` has copied to this node; None without ``--staged``.
     """
@@ -103,7 +104,7 @@ def explain(
         asked: The options of the command line.
         links: The interfaces of the rank's node; None if the rank is on another machine.
     """
-    # Guess the rank first, so that the lines have its number even if detect() fails.
+    # Guess the rank first, so that each line begins with the rank even if detect() fails.
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
     found.rows += found.decide()
     if asked.offline:

@@ -46,7 +46,7 @@ TIME_USED = 0.40  # as a share of the limit; jobstats has the same one
 TIME_SAVED = 1800.0  # seconds
 MEMORY_USED = 0.50  # as a share of the limit
 MEMORY_UNUSED = 4 * 2.0**30  # bytes
-# Ends the hints of notes on GPUs, until a run on a GPU has shown that the hint helps.
+# The last words of hints about GPUs whose use has not been shown by a run on a GPU yet.
 UNTRIED = " (this note has not been tried on a GPU yet)"
 
 
@@ -104,7 +104,7 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     waiting = None if busy else _data_wait(summary, stragglers)
     found = [
         _cpu(summary, busy),
-        # If the slow ranks get no note of their own, this note says what they cost.
+        # If there is no note on slow ranks, the note on throttled GPUs says what they cost.
         _throttled(slowed, stragglers if are_explained else Stragglers()),
         None if are_explained else _slow_rank(summary, stragglers),
         waiting,
@@ -292,12 +292,13 @@ def _excess(stragglers: Stragglers) -> str:
 
 
 def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
-    # A rank that is the only one to wait for data has its own note.
+    # Leave out slow ranks, because the note on slow ranks says whether they wait for data.
     others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
     usual = _usual([share(each.data_s, each.step_s) for each in others])
     steady = _usual([each.steady_wait_share for each in others])
     figure = summary.data_share or 0.0
-    # The figure that is shown has to be above the threshold that is shown beside it.
+    # Compare the shown share with the threshold too. Otherwise a note could show a share below the
+    # threshold.
     if min(figure, usual, steady) <= DATA_WAIT:
         return None
     found = f"{format.percent(figure)} of the step time is waiting for data"

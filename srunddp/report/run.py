@@ -1,4 +1,4 @@
-"""Reads one start of a run, and puts all series on one time axis: seconds since its start."""
+"""Reads the files of one start of a run, and converts all times to seconds since that start."""
 
 import math
 import re
@@ -34,7 +34,7 @@ _CLOCK_TOLERANCE = 0.5
 # After this many intervals without a new line, a run without a recorded end is not running.
 _SILENT = 5
 _LONGEST_SETTINGS = 1 << 16  # bytes
-_SLOWEST = 15.0  # seconds that readings, or the record of an end, may take to be written
+_SLOWEST = 15.0  # seconds that samples, or the record of a rank's exit, may take to be written
 DEFAULT_INTERVAL = 5.0  # seconds; the value of --monitor if run.json is lost
 # The marks that begin and end each phase; of several, the first that exists counts.
 _PHASES = {
@@ -60,7 +60,10 @@ _MANY = 2**23  # bytes of metrics.jsonl; if it is larger, some lines on steps ar
 class Device:
     """A network interface, an RDMA port or a GPU of a node.
 
-    ``key`` is the name of the link, or the UUID of the GPU.
+    Attributes:
+        node: The name of the node.
+        key: The name of the interface or of the RDMA port, or the UUID of the GPU.
+        samples: The samples of the device.
     """
 
     node: str
@@ -68,13 +71,13 @@ class Device:
     samples: TimeSeries
 
     def text(self, column: str) -> str:
-        """Return the last text in a column that is not numeric; empty if there is none."""
+        """Return a column's text in the last sample; empty if there is no such column."""
         return self.samples.texts.get(column, "")
 
     @property
     def index(self) -> str:
-        """A GPU's index, such as ``3``; a MIG instance's with part of its UUID, ``3
-        MIG-1a2b3c4d``.
+        """The index of a GPU, such as ``3``; for a MIG instance, also the beginning of its UUID, as
+        in ``3 MIG-1a2b3c4d``.
         """
         if self.key.startswith("MIG"):
             own = f" {self.key[:_UUID_LETTERS]}"
@@ -178,7 +181,7 @@ class _Layout(NamedTuple):
         return not self.ranks or called in self.nodes
 
     def node(self, called: str) -> str:
-        """Return the name of the node whose files have this name."""
+        """Return the name of the node whose file names begin with ``called``."""
         return self.nodes.get(called, called)
 
 
@@ -265,7 +268,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _plain_value(value: object) -> object:
-    """Return a value of YAML as one that JSON has as well."""
+    """Convert a value from YAML to one that JSON can express, for example a date to text."""
     if isinstance(value, dict):
         return {str(name): _plain_value(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -32,12 +32,12 @@ class GpuFacts(View):
     """The GPUs that one rank sees, and how it may use them.
 
     Attributes:
-        wanted: the value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
-        present: whether the node has a device file of an NVIDIA GPU.
-        own: whether Slurm shows each rank several GPUs that no other rank sees.
-        shared: whether ``NCCL_MULTI_RANK_GPU_ENABLE=1`` lets several ranks use one GPU.
-        numa: the NUMA nodes of this rank's CPUs.
-        faults: what is wrong with these GPUs now, the fields of each :class:`GpuFault`.
+        wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        present: Whether the node has a device file of an NVIDIA GPU.
+        own: Whether Slurm shows each rank several GPUs that no other rank sees.
+        shared: Whether ``NCCL_MULTI_RANK_GPU_ENABLE=1`` lets several ranks use one GPU.
+        numa: The NUMA nodes of this rank's CPUs.
+        faults: What is wrong with these GPUs now, the fields of each :class:`GpuFault`.
     """
 
     wanted: str | None = None

@@ -128,8 +128,8 @@ def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
     """Return how bad it is, what is wrong with a place, and a hint.
 
     Args:
-        place: the place.
-        main: whether the place is on rank 0's node.
+        place: The place.
+        main: Whether the place is on rank 0's node.
 
     Returns:
         The second value is empty if nothing is wrong.

@@ -25,8 +25,8 @@ class SpareNodeFacts:
     """Why one rank could not run with spare nodes.
 
     Attributes:
-        refused: why ``srunddp run`` would refuse ``--spare-nodes``; empty if it would not.
-        lacking: the options that srun and the batch script lack. Only rank 0 looks, and an srun or
+        refused: Why ``srunddp run`` would refuse ``--spare-nodes``; empty if it would not.
+        lacking: The options that srun and the batch script lack. Only rank 0 looks, and an srun or
             a batch script that it cannot read counts as complete.
     """
 

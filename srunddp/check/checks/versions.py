@@ -60,14 +60,14 @@ class VersionFacts:
     """The versions of Python, torch and the named packages on one rank.
 
     Attributes:
-        python: the version of Python.
-        executable, prefix: the paths of the interpreter and of its environment.
-        versions, places: for torch and each named package, its version and its folder as
+        python: The version of Python.
+        executable, prefix: The paths of the interpreter and of its environment.
+        versions, places: For torch and each named package, its version and its folder as
             :func:`find` returns them. The version is ``missing`` or ``unknown`` instead of empty,
             and the folder has the text ``sys.prefix`` for the environment's path.
-        torch, cuda, nccl: the versions that ``import torch`` shows, on local rank 0 only.
-        seconds: how long this import took.
-        error, vision: why torch or torchvision could not be imported; else empty.
+        torch, cuda, nccl: The versions that ``import torch`` shows, on local rank 0 only.
+        seconds: How long this import took.
+        error, vision: Why torch or torchvision could not be imported; else empty.
     """
 
     python: str
@@ -127,8 +127,8 @@ def find(name: str, first: str = "") -> tuple[str, str]:
     Nothing is imported.
 
     Args:
-        name: the name of a module or a distribution.
-        first: the script's folder, which Python searches first; empty without a script.
+        name: The name of a module or a distribution.
+        first: The script's folder, which Python searches first; empty without a script.
 
     Returns:
         The version, empty if it is not known, and the folder. Both are empty if there is no such
@@ -215,9 +215,9 @@ def import_torch(
     """Import torch in another process, as the script would.
 
     Args:
-        folder: the script's folder, where Python looks first; empty for none.
-        patience: the seconds that the import may take.
-        vision: whether to import torchvision too.
+        folder: The script's folder, where Python looks first; empty for none.
+        patience: The seconds that the import may take.
+        vision: Whether to import torchvision too.
 
     Returns:
         Attributes of :class:`VersionFacts` by name: the versions, or in ``error`` why the import
