@@ -274,8 +274,8 @@ def gather(
                     session.forget(hello.rank, connection)
     for each in listening:
         each.close()
-    # Send a message without content, because the ranks' client waits until it is accepted, but a
-    # check uses nothing of the message.
+    # Tell the ranks that they are accepted, because each rank's client waits for this message. A
+    # check does not use its content.
     accepted = RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
     for connection in session.connections.values():
         # The listener's selector needed non-blocking sockets; `ask` sets time limits of its own.

@@ -71,8 +71,9 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     """Print the explanation of one process or of several, and exit.
 
     Args:
-        given: The options of :func:`explain`, by their names.
-        env_file: The file with the variables of processes elsewhere; None for this process.
+        given: The values of the options of :func:`explain`, by their names.
+        env_file: A file with the variables of processes on other machines; None to explain this
+            process.
 
     Raises:
         SrunddpError: An option is wrong, or the file cannot be read.

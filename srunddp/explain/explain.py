@@ -203,9 +203,9 @@ class Explanation:
     def _detect(self) -> Environment:
         if self.links is not None:
             return detect(self.variables, channel=self.asked.channel)
-        # The variables are of a process on another machine. Leave out _PTY, because its terminal
-        # cannot be looked at from here. pid=0, which no process has, means that nobody knows
-        # whether srun itself started the process.
+        # The variables are of a process on another machine. Leave out _PTY, because the terminal of
+        # that process cannot be looked at from here. Pass pid=0, which no process has, because it
+        # is not known whether srun itself started the process.
         known = {name: value for name, value in self.variables.items() if name != _PTY}
         self.notes += [
             f"{each}: treated as a step, not as a shell of srun --pty" for each in self._set(_PTY)

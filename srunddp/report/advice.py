@@ -331,8 +331,8 @@ def _quicker_data(summary: Summary) -> str:
     if workers is None or room is None:
         more = "more --dataloader.num_workers"
     else:
-        # One worker reads no faster than the rank itself would; it only reads at the same time as
-        # the rank computes. So suggest two at least.
+        # Suggest at least two workers, because one worker reads no faster than the rank itself
+        # would; it only reads while the rank computes.
         wanted = max(2, workers + max(1, int(room)))
         more = f"--dataloader.num_workers={wanted} (now {workers})"
     return f"{more}; where that does not help, data on faster storage (srunddp stage)"
@@ -422,7 +422,8 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
         key=_both_ways,
         default=None,
     )
-    # The factor alone would report any background traffic when the chosen link carries nothing.
+    # Also require a lowest rate, because with the factor alone any background traffic would be
+    # reported if the chosen link carries nothing.
     limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
     if worst and _both_ways(worst) > limit:
         return worst
@@ -476,7 +477,8 @@ def _time_limit(summary: Summary) -> Advice | None:
 def _memory(summary: Summary) -> Advice | None:
     """Make a note if the memory request is far above the highest use on any node."""
     known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
-    # A run that was killed for its memory may have needed all of it between two readings.
+    # Judge only finished runs, because a run that was killed for its memory may have needed all of
+    # it between two samples.
     if not known or not summary.steps or not summary.ending.finished:
         return None
     worst = max(known, key=lambda each: each.memory_bytes or 0.0)
@@ -523,7 +525,7 @@ def find_stragglers(summary: Summary) -> Stragglers:
     the median rank waits for data for more than ``DATA_WAIT`` of the step time, the wait is left
     out of the comparison, because it varies.
     """
-    # The median, which a single rank that waits for data does not change.
+    # Use the median, because a single rank that waits for data does not change it.
     all_wait = (median_or_none(summary.data_shares) or 0.0) > DATA_WAIT
     work = {each.rank: each.steady_work_s if all_wait else each.steady_s for each in summary.ranks}
     own = {rank: value for rank, value in work.items() if value is not None}

@@ -372,8 +372,8 @@ def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
     with suppress(OSError):
         every = 1 + path.stat().st_size // _MANY
         for number, line in enumerate(shared_file.lines_of(path)):
-            # Recognise lines on steps by the bytes that the Trainer writes: parsing every line
-            # would take the very time that skipping them saves.
+            # Recognise lines on steps by the bytes that the Trainer writes, because parsing a line to
+            # decide whether to skip it would take the time that skipping saves.
             if number % every == 0 or b'"kind": "step"' not in line:
                 yield parse(line)
 
@@ -432,7 +432,7 @@ def moves(run: RunData) -> Iterator[str]:
 
 
 def _of_header(folder: Path) -> RunData:
-    """Read only the run.json of a start: its header and its ranks, without any readings."""
+    """Return a start with only its header and its ranks, read from run.json."""
     header = csv_files.json_object(folder / "run.json")
     return RunData(folder, header, _layout(header).ranks)
 
@@ -443,7 +443,7 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
     Args:
         run: The run with the marks.
         begin: The name of the mark at the beginning of a span.
-        end: The name of the mark at its end.
+        end: The name of the mark at the end of a span.
 
     Returns:
         The spans of the rank that has the most. All ranks mark the same spans, but the last lines
@@ -463,8 +463,8 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
 def checkpoints(run: RunData) -> Checkpoints:
     """Count the checkpoints and add up their times.
 
-    Pauses are those of the rank that paused longest; background writing is that of the rank with
-    the most.
+    The pauses are those of the rank that paused longest. The time of writing in the background is
+    that of the rank that wrote longest.
     """
     stood = _values(run, "checkpoint")
     written = _values(run, "checkpoint_written")
@@ -489,7 +489,7 @@ def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
     marked = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
     found: dict[int, dict[str, tuple[float, float]]] = {}
     for rank in sorted(marked):
-        # The first mark of each name wins, because the marks come in reverse order.
+        # The marks are in reverse order, so dict() keeps the earliest mark of each name.
         times = dict(marked[rank])
         found[rank] = {}
         process = times.get("process", min(times.values()))

@@ -77,8 +77,8 @@ def _cpus(count: int) -> str:
 
 def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
     """Warn if the ranks of one node only together have more threads than CPUs."""
-    # A rank without a variable that sets the threads counts as 0 threads, because srunddp gives it no more threads
-    # than its share of the CPUs.
+    # Count 0 threads for a rank without such a variable, because srunddp gives that rank no more
+    # threads than its share of the CPUs.
     threads = sum(one.facts.threads for one in ranks)
     cpus = len(_all_cpus(ranks))
     if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):

@@ -29,12 +29,12 @@ class InterfaceFacts:
             cannot be found; else empty.
         name, address: See :class:`srunddp.bootstrap.network.interface.SelectedInterface`; empty if
             no interface could be selected.
-        speed: Of the interface in Mbit/s; 0 if it is not known.
-        mtu: Of the interface in bytes; 0 if it is not known.
-        physical: Whether the interface is a device, and its speed therefore real.
+        speed: The speed of the interface in Mbit/s; 0 if it is not known.
+        mtu: The MTU of the interface in bytes; 0 if it is not known.
+        physical: Whether the speed that the interface reports is real, see :func:`physical`.
         own_name: The addresses to which the node's hostname resolves on the node itself.
         devices: The names of active InfiniBand and RoCE devices.
-        rdma_rate: The sum of the rates of these devices, in Mbit/s.
+        rdma_rate: The sum of the rates of ``devices`` in Mbit/s.
         one_node: Whether all ranks are known to be on one node.
     """
 
