@@ -112,7 +112,7 @@ def survey(session: CheckSession, ends: Mapping[str, Endpoint]) -> dict[Way, flo
     """Measure each pair of the plan in both directions, then the slowest ways again, one at a time.
 
     Args:
-        session: Connects rank 0 with all ranks that came.
+        session: The connections from rank 0 to all ranks that have connected.
         ends: The endpoints by name; a rank has to listen on each.
 
     Returns:

@@ -105,7 +105,7 @@ def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> C
     """Try the ways between nodes, and try those that fail once more.
 
     Args:
-        session: Connects rank 0 with all ranks that came.
+        session: The connections from rank 0 to all ranks that have connected.
         addresses: Interface and address of each rank that has one.
     """
     nodes = session.nodes
@@ -143,7 +143,7 @@ def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endp
     """Have each endpoint's rank listen, with an empty queue, on a port that its kernel chooses.
 
     Args:
-        session: Connects rank 0 with all ranks that came.
+        session: The connections from rank 0 to all ranks that have connected.
         ends: The endpoints; their ports are ignored.
 
     Returns:
@@ -191,7 +191,7 @@ def attempt(
     """Have the first endpoint of each pair connect to the second.
 
     Args:
-        session: Connects rank 0 with all ranks that came.
+        session: The connections from rank 0 to all ranks that have connected.
         ends: The endpoints, which listen.
         pairs: Pairs of names of endpoints.
         bound: Whether to bind each connection to the interface of the first endpoint. If not, the

@@ -138,7 +138,7 @@ def examine(
     """Have all ranks collect facts and test the network, and judge the result.
 
     Args:
-        session: Connects rank 0 with all ranks that have connected.
+        session: The connections from rank 0 to all ranks that have connected.
         own: Rank 0's responder.
         timeout: The seconds that the ranks had to connect, for the message.
         with_collective: Also measure the rates between nodes and an all-reduce, which uses GPUs.
@@ -163,9 +163,9 @@ def look(
     """Have all ranks collect facts, and return a report that judges the facts.
 
     Args:
-        session: Connects rank 0 with all ranks that came.
+        session: The connections from rank 0 to all ranks that have connected.
         environment: Rank 0's environment.
-        timeout: The seconds that the ranks had to come, for the message.
+        timeout: The seconds that the ranks had to connect, for the message.
         checks: The checks to make.
     """
     report = Report(dict(sorted(session.here.items())))
@@ -181,7 +181,7 @@ def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityM
     """Have the nodes that have a usable interface try to reach each other.
 
     Args:
-        session: Connects rank 0 with all ranks that came.
+        session: The connections from rank 0 to all ranks that have connected.
         report: Has the facts of the interface check, and gets the findings.
     """
     # Leave out ranks without an interface: the interface check reports them already, and failed
@@ -217,7 +217,7 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
     Args:
         session: Has the hello of each rank that connected, and a text on each refusal.
         environment: Rank 0's environment.
-        timeout: The seconds that the ranks had to come, for the message.
+        timeout: The seconds that the ranks had to connect, for the message.
     """
     # A rank that never came cannot name its node; only Slurm's layout does.
     layout = environment.step.layout() if environment.step else {}

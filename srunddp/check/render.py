@@ -120,7 +120,7 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     Args:
         report: The check's report.
         text: The lines that were printed.
-        folder: Where the files go; it is created if it is missing.
+        folder: The folder for the two files; it is created if it is missing.
         job: The number of the Slurm job; empty outside a job.
         code: The exit code of the check.
 
@@ -186,8 +186,8 @@ class Report:
     """The findings of a check, and what they are based on.
 
     Attributes:
-        here: The hello of each rank that came.
-        facts: What each of these ranks collected.
+        here: The hello of each rank that has connected, by rank.
+        facts: What each rank in ``here`` collected, by rank.
         findings: What is wrong, in the order in which it was found.
         summaries: For each check one line on what it saw, in the order of the table.
         skipped: For each check that was not made, the reason.

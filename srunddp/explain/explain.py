@@ -79,6 +79,11 @@ class ExplainOptions:
     """The options of the command line; None for an option that was not given.
 
     Attributes:
+        backend: The value of ``--backend``.
+        bind: The value of ``--bind``, ``none`` or ``auto``.
+        ifaces: The value of ``--ifaces``.
+        channel: The value of ``--channel``.
+        ports: The ports of ``--port``.
         limits: The seconds of each time limit, and the option or variable that set it, by name.
         offline: Whether ``--offline`` was given.
         staged: What ``stage push`` has copied to this node; None without ``--staged``.
@@ -120,7 +125,7 @@ class Explanation:
         variables: The rank's environment variables.
         asked: The options of the command line.
         links: The interfaces of the rank's node; None if the rank is on another machine.
-        rank: The rank's number, as far as it is known.
+        rank: The rank's number; a guess until the launcher's variables have been read.
         rows: All values that could be decided.
         notes: Remarks for the user that are not errors.
         errors: The errors that would end the run.
@@ -284,8 +289,9 @@ class Explanation:
     ) -> tuple[IfacesEntry | None, SelectedInterface | None]:
         """Return the entry of ifaces.conf for the rank's node, and the interface of the rank.
 
-        If the node is another machine, or the choice is refused, return the interface that would be
-        chosen if all interfaces that are named were up. Each of the two is None if it is unknown.
+        If the node is another machine, or the selection fails, return the interface that would be
+        selected if all interfaces that the entry names were up. The entry and the interface are
+        each None if unknown.
         """
         alone = found.world_size == 1
         # If the node's name is unknown, only a first entry for all nodes is certain to count.

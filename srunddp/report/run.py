@@ -372,8 +372,8 @@ def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
     with suppress(OSError):
         every = 1 + path.stat().st_size // _MANY
         for number, line in enumerate(shared_file.lines_of(path)):
-            # Recognise lines on steps by the bytes that the Trainer writes, because parsing a line to
-            # decide whether to skip it would take the time that skipping saves.
+            # Recognise lines on steps by the bytes that the Trainer writes, because parsing a line
+            # to decide whether to skip it would take the time that skipping saves.
             if number % every == 0 or b'"kind": "step"' not in line:
                 yield parse(line)
 

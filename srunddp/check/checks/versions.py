@@ -100,8 +100,8 @@ def collect(context: CheckContext) -> VersionFacts:
         shared = str
     prefix = shared(sys.prefix)
     found = {name: find(name, folder) for name in ("torch", *context.packages)}
-    # Import torch on only one rank of each node, because all ranks of a node see the same files, and
-    # would slow each other down.
+    # Import torch on only one rank of each node, because all ranks of a node see the same files,
+    # and would slow each other down.
     imported = {}
     if context.environment.local_rank == 0 and found["torch"][1]:
         imported = import_torch(
