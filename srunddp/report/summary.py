@@ -97,12 +97,13 @@ class NodeFigures:
     """The figures of one node.
 
     Attributes:
-        readings: The number of readings.
+        readings: How many samples of the node there are; 0 if the node wrote none.
         cpus: The CPUs that the job may use.
         used_cpus: The CPUs used on average from the first step on.
         memory_bytes: The highest use of memory.
         memory_limit_bytes: The job's memory limit.
-        read_bytes_per_s, written_bytes_per_s: Traffic with storage.
+        read_bytes_per_s: Bytes per second that were read from storage.
+        written_bytes_per_s: Bytes per second that were written to storage.
         iowait_cpus: The CPUs that waited for storage on average.
         interface: The network interface that the run uses.
         links: The traffic of each link.
@@ -178,7 +179,7 @@ class Checkpoints:
 
     Attributes:
         count: The number of checkpoints.
-        stood_s: Seconds for which the training paused.
+        stood_s: Seconds for which the training paused to write checkpoints.
         background_s: Seconds of writing while the training went on.
     """
 
