@@ -84,7 +84,7 @@ class _RunByDefault(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; return None if there is none of that name."""
+        """Import a command and return it; return None if no command has this name."""
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"srunddp.{cmd_name}.cli")
@@ -99,8 +99,8 @@ class _RunByDefault(click.Group):
         return _PAGE.rstrip()
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return the matching commands, and also the matching files, because ``run`` may be left
-        out.
+        """Return the commands that match, and the files that match, because a script may follow
+        ``srunddp`` directly.
         """
         # Imported here: only completion needs these modules, and they would delay every start.
         import glob
@@ -113,7 +113,7 @@ class _RunByDefault(click.Group):
             for name, text in rows.items()
             if name.startswith(incomplete)
         ]
-        # If there are other proposals, bash adds no files by itself.
+        # Add files here, because bash adds them by itself only if there are no proposals.
         if found and self.command_words != ["help"]:
             for name in sorted(glob.glob(f"{glob.escape(incomplete)}*")):
                 found.append(CompletionItem(f"{name}/" if os.path.isdir(name) else name))
@@ -129,7 +129,7 @@ class _RunByDefault(click.Group):
         Raises:
             UsageError: The first word resembles a command's name and is no file.
         """
-        # A shell asks for completions. The last word may be incomplete, which is no error.
+        # While a shell asks for completions, report no error: the last word may be incomplete.
         if ctx.resilient_parsing:
             self.command_words = args[:1]
             known = ("help", *_COMMANDS, *_HELP, "--version")
@@ -160,7 +160,7 @@ class _RunByDefault(click.Group):
         return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the words up to the command's name, as click does. ``--help`` is printed here."""
+        """Parse the words up to the command's name, and print ``--help`` if it is given."""
         with answering():
             return super().make_context(*args, **extra)
 
@@ -196,7 +196,9 @@ class _RunByDefault(click.Group):
 
 
 def _command(words: Sequence[str]) -> Sequence[str]:
-    """Return the words that name the command, from the beginning of a command line."""
+    """Return the leading words of a command line that name the command: two for ``ifaces`` and
+    ``stage``, else one; empty for an empty command line.
+    """
     if words and words[0] in _GROUPS:
         return words[:2]
     return words[:1]

@@ -6,12 +6,12 @@
     │   └── ConfigFileError    several things in one file are wrong
     ├── UnavailableError  69  Slurm or a node is not available, or does not answer as it should
     │   └── RendezvousError   the ranks did not find each other
-    │       └── CutOffError   this side is cut off from the others
+    │       └── CutOffError   this task is cut off from the others
     ├── NotNeededError     0  the run is over without this task
     └── PeerError             another rank failed during the rendezvous: that rank's code
 
-``Stopped`` is not an error: all ranks end by it at an agreed stop. The exit code of a script passes
-through unchanged. Errors that click finds in the command line become UsageErrors.
+``Stopped`` is not an error: every rank raises it to exit at an agreed stop. If a script fails, its
+own exit code is kept. Errors that click finds in the command line become UsageErrors.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     Args:
         name: The name as the user wrote it.
         known: The names that exist.
-        cutoff: How similar the two must be, from 0 (anything) to 1 (equal).
+        cutoff: How similar a known name must be to ``name``, from 0 (any name) to 1 (equal).
 
     Returns:
         ``did you mean NAME?``; empty if no known name is similar.
@@ -81,10 +81,10 @@ class SrunddpError(Exception):
 
     Attributes:
         exit_code: The exit code of a process that ends with this error.
-        said: Whether the message has been printed already.
-        final: Whether the run must not be restarted, however far this start has come.
+        said: Whether the message must not be printed (again).
+        final: Whether the run must not be restarted after this error, even with restarts left.
         scope: Which ranks have the same error.
-        found: What is wrong, with the place (``where``) before it.
+        found: What is wrong, after the file or the setting (``where``) that the error is about.
         expected: What would be right; may be empty.
         hint: What the user can do; may be empty.
     """
@@ -192,11 +192,11 @@ class RendezvousError(UnavailableError):
 
 
 class CutOffError(RendezvousError):
-    """This task was cut off, and the others may go on without it."""
+    """This task has lost the connection to the other tasks, which may continue without it."""
 
 
 class NotNeededError(SrunddpError):
-    """No failure: the run is over, and this task had no part in it any more."""
+    """Ends a task that the run no longer needed when the run ended. It is no failure."""
 
     exit_code = 0
     said = True
@@ -205,7 +205,7 @@ class NotNeededError(SrunddpError):
 class PeerError(SrunddpError):
     """Another rank failed in a call that all ranks make together.
 
-    The exit code is that rank's, on all ranks.
+    All ranks exit with the code of the rank that failed.
     """
 
     def __init__(
@@ -215,13 +215,13 @@ class PeerError(SrunddpError):
 
         Args:
             found: What was wrong on the other rank.
-            code: The exit code of that rank.
-            expected: What would be right.
-            hint: What the user can do.
+            code: The exit code of the other rank.
+            expected: What would be right; empty leaves that part out.
+            hint: What the user can do; empty leaves that part out.
             scope: Which ranks have the same error.
         """
-        # A launcher reports the exit code of only one rank, and which one is a matter of chance. So
-        # all ranks exit with the code of the rank that failed.
+        # All ranks exit with the code of the rank that failed, because a launcher reports the exit
+        # code of only one rank, chosen by chance.
         super().__init__(found, expected=expected, hint=hint, scope=scope)
         self.exit_code = code
 
@@ -233,7 +233,7 @@ class ReassignedError(Exception):
     Attributes:
         rank: The task's new number, which is a rank unless the task waits on a spare node.
         ranks_per_node: How many ranks each node has from now on, written as Slurm writes counts.
-        layout: How often the ranks have been renumbered by then.
+        layout: How often the ranks of the run have been renumbered, this time included.
         generation: How many restarts the run has had.
         expected: On rank 0, the numbers of the other tasks that repeat the rendezvous.
     """
@@ -274,8 +274,8 @@ class Stopped(SystemExit):
 
     code: int
 
-    # If SystemExit's argument is a string, Python prints it and exits with 1. So the argument is
-    # the code, and the sentence is kept apart.
+    # Pass only the code to SystemExit and store the sentence in an attribute: given a string,
+    # SystemExit would make Python print it and exit with 1.
     def __init__(self, sentence: str, code: int) -> None:
         """Set the sentence and the code.
 

@@ -38,9 +38,9 @@ class AllReduceFacts(CheckMessage, kind="all_reduce_facts"):
     """The measurements of one rank.
 
     Attributes:
-        wrong: why there is no sum, or that the sum is wrong; empty if the sum is right.
+        wrong: Why there is no sum, or that the sum is wrong; empty if the sum is right.
         backend: ``nccl`` or ``gloo``; empty if no process group was opened.
-        sweep: pairs of a size in bytes and its busbw in bytes per second. Busbw is what nccl-tests
+        sweep: Pairs of a size in bytes and its busbw in bytes per second. Busbw is what nccl-tests
             reports: 2(n-1)/n of the size for n ranks, divided by the seconds of one call.
     """
 
@@ -53,19 +53,19 @@ def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
     """Measure the all-reduce in a forked process, and kill that process at the end.
 
     Args:
-        place: this rank's place in the world, from which the process group is opened as in a run.
-        within: seconds until the process is killed.
+        place: This rank's place in the world, from which the process group is opened as in a run.
+        within: Seconds to wait for the facts before the process is killed.
 
     Returns:
-        This rank's facts. If the process failed, was killed or ended by itself, ``wrong`` is the
-        reason.
+        This rank's facts. If the process failed, took too long or exited without an answer,
+        ``wrong`` says so.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     child = fork.Process(target=_child, args=(place, within, theirs), daemon=True)
     child.start()
-    # The pipe ends for the reader only when no process has the writing end open. If this process
-    # kept its copy, it would not notice that the child has died.
+    # Close this process's copy of the writing descriptor. Otherwise poll() would not notice that
+    # the child has died, because a pipe reports its end only when all writers have closed it.
     theirs.close()
     try:
         if ours.poll(within):
@@ -160,9 +160,9 @@ def evaluate(
     """Judge the all-reduce: a missing or wrong sum is a failure, a slow all-reduce a warning.
 
     Args:
-        facts: what each rank measured, by rank.
-        nodes: each rank's node, by rank.
-        link: bytes per second that the slowest node's network can carry; 0 if that is not known.
+        facts: What each rank measured, by rank.
+        nodes: Each rank's node, by rank.
+        link: Bytes per second that the slowest node's network can carry; 0 if that is not known.
     """
     for rank, one in facts.items():
         if one.wrong:
@@ -183,8 +183,8 @@ def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
     """Write rank 0's sweep and the threshold in one line.
 
     Args:
-        facts: what each rank measured, by rank.
-        link: bytes per second that the slowest node's network can carry; 0 if that is not known.
+        facts: What each rank measured, by rank.
+        link: Bytes per second that the slowest node's network can carry; 0 if that is not known.
     """
     sizes = {
         size: f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

@@ -29,7 +29,7 @@ _WITHIN = 3.0  # seconds for the other side to connect, and for each receive
 _SLACK = 15.0  # seconds for a busy node's answer, in addition to the time of sending
 _MOST_ROUNDS = 8  # each round takes half a second, however many nodes there are
 _TRIES = 3  # another job's traffic or the scheduler may have disturbed an attempt
-_AGAIN = 64  # the most slow ways that are measured again, one by one
+_AGAIN = 64  # the most slow ways that are measured again in each of the _TRIES, one by one
 _SLOW = 0.5  # share of the median rate below which a way is slow
 _PIECE = 1 << 20  # bytes for each send and receive
 # In seconds. Munge's credentials expire after 300 s, and then Slurm's daemons refuse each other.
@@ -42,9 +42,9 @@ def send(source: str, host: str, port: int) -> None:
     """Send to another node for a fifth of a second, as fast as the network takes it.
 
     Args:
-        source: the address to send from.
-        host: the address to send to.
-        port: the port on which the receiver listens there.
+        source: The address to send from.
+        host: The address to send to.
+        port: The port on which the receiver listens there.
     """
     piece = bytes(_PIECE)
     end = time.monotonic() + _SECONDS
@@ -112,8 +112,8 @@ def survey(session: CheckSession, ends: Mapping[str, Endpoint]) -> dict[Way, flo
     """Measure each pair of the plan in both directions, then the slowest ways again, one at a time.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        ends: the endpoints by name; a rank has to listen on each.
+        session: The connections from rank 0 to all ranks that have connected.
+        ends: The endpoints by name; a rank has to listen on each.
 
     Returns:
         Bytes per second of each way; 0 if no connection was made.
@@ -157,10 +157,10 @@ def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
     for name in sorted(met):
         for own, verb, other in zip(met[name], ("sends", "receives"), ("to", "from"), strict=True):
             slow = [way for way in own if way in left]
-            # If a node has only one way, either end may be the cause.
+            # Skip a node with only one way, because the node at either end may be the cause.
             if len(own) > 1 and 2 * len(slow) > len(own):
-                # Remove them from `left`: these ways say nothing about the nodes at their other
-                # ends.
+                # Remove the slow ways from `left`, because this node explains them, and they do not
+                # show a fault of the nodes at their other ends.
                 fastest = max(left.pop(way) for way in slow)
                 found = (
                     f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"

@@ -157,7 +157,7 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
             FAIL, error.found, error.expected, error.hint, nodes=(environment.node,), ranks=(0,)
         )
         return _tell(preflight.alone(own.context, apart), given, environment)
-    # If anything below raises, the other ranks are still told to end, and with a failure.
+    # Begin with the code of a failure: if anything below raises, the other ranks exit with it.
     code = FAILED
     try:
         report = preflight.examine(

@@ -1,9 +1,9 @@
 """Finds out which nodes reach each other by TCP, over the interfaces that the training will use.
 
 NCCL and Gloo connect all ranks on ports that the kernel chooses, so an open MASTER_PORT alone is
-not enough. If a connection is not answered, the listener's kernel shows in which direction packets
-get lost. If it holds the connection half open, the SYN has arrived and the answer got lost. If it
-does not know the connection, the SYN got lost.
+not enough. If a connection is not answered, the kernel of the listening node shows in which
+direction packets get lost: if it holds the connection half open, the SYN has arrived and the answer
+got lost; if it does not know the connection, the SYN got lost.
 """
 
 from collections import Counter
@@ -49,10 +49,13 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An address of a node, the lowest rank that uses it, and the port on which this rank listens.
+    """An address of a node, at which one rank listens.
 
     Attributes:
-        port: 0 until the rank listens, and if the address cannot be bound.
+        rank: The lowest rank that uses the address.
+        host: The address.
+        port: The port on which ``rank`` listens; 0 until it listens, and if the address cannot be
+            bound.
     """
 
     rank: int
@@ -67,10 +70,10 @@ class ConnectivityMatrix:
     name of its node, with ``:INTERFACE`` if the node has several endpoints.
 
     Attributes:
-        endpoints: the endpoints by name.
-        tried: the ways on which the first end was asked to connect to the second; a connection
+        endpoints: The endpoints by name.
+        tried: The ways on which the first end was asked to connect to the second; a connection
             needs packets in both directions.
-        broken: the ways on which packets get lost, each with the error of the connection.
+        broken: The ways on which packets get lost, each with the error of the connection.
     """
 
     endpoints: Mapping[str, Endpoint]
@@ -82,11 +85,11 @@ def answer(prober: Prober, question: CheckMessage) -> CheckMessage:
     """Answer a question of rank 0 about the network; runs on each rank.
 
     Args:
-        prober: this rank's prober; its sockets go on listening between questions.
-        question: what rank 0 asks.
+        prober: This rank's prober, whose sockets continue to listen between questions.
+        question: What rank 0 asks.
 
     Raises:
-        UnknownQuestionError: the question is not about the network.
+        UnknownQuestionError: The question is not about the network.
     """
     match question:
         case Listen():
@@ -102,14 +105,14 @@ def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> C
     """Try the ways between nodes, and try those that fail once more.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        addresses: interface and address of each rank that has one.
+        session: The connections from rank 0 to all ranks that have connected.
+        addresses: Interface and address of each rank that has one.
     """
     nodes = session.nodes
     ends = listening(session, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
-    # Linux sends a lost SYN again after 1 s, and a connection may take 2 s. With a second attempt,
-    # a way may lose three packets in a row and still count as whole.
+    # Try twice, so that a few lost packets do not count as a broken way: Linux sends a lost SYN
+    # again after 1 s, and an attempt lasts 2 s, so three packets in a row may get lost.
     failing = attempt(session, ends, pairs)
     failing = attempt(session, ends, failing)
     return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(session, ends, failing))
@@ -121,8 +124,8 @@ def endpoints_of(
     """Name the endpoints. Their ports are 0, because no rank listens yet.
 
     Args:
-        nodes: the node of each rank.
-        addresses: interface and address of each rank that has one. Ranks of one node with the same
+        nodes: The node of each rank.
+        addresses: Interface and address of each rank that has one. Ranks of one node with the same
             interface share one endpoint, whose rank is the lowest of them.
     """
     first: dict[tuple[str, str], Endpoint] = {}
@@ -140,8 +143,8 @@ def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endp
     """Have each endpoint's rank listen, with an empty queue, on a port that its kernel chooses.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        ends: the endpoints; their ports are ignored.
+        session: The connections from rank 0 to all ranks that have connected.
+        ends: The endpoints; their ports are ignored.
 
     Returns:
         The endpoints with their ports, 0 for an address that cannot be bound. Endpoints of ranks
@@ -150,7 +153,7 @@ def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endp
     hosts = group_by_key((end.rank, end.host) for end in ends.values())
     questions = {rank: Listen(tuple(theirs)) for rank, theirs in hosts.items()}
     answers = session.ask(questions, _SLACK, Listening)
-    # A connection to port 0, of an address that cannot be bound, is refused.
+    # Keep an address that cannot be bound, with port 0: connections to it are then refused.
     return {
         name: replace(end, port=answers[end.rank].ports.get(end.host, 0))
         for name, end in ends.items()
@@ -163,7 +166,7 @@ def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
     the next ``_NEIGHBOURS`` in a ring.
 
     Args:
-        nodes: the node of each endpoint.
+        nodes: The node of each endpoint.
     """
     names = list(nodes)
     most = len(names) if len(names) <= _ALL_PAIRS else _NEIGHBOURS
@@ -188,12 +191,13 @@ def attempt(
     """Have the first endpoint of each pair connect to the second.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        ends: the endpoints, which listen.
-        pairs: pairs of names of endpoints.
-        bound: bind each connection to its source's interface; else the kernel may route it over
-            another one.
-        brief: do not wait for an answer; the packets only have to arrive.
+        session: The connections from rank 0 to all ranks that have connected.
+        ends: The endpoints, which listen.
+        pairs: Pairs of names of endpoints.
+        bound: Whether to bind each connection to the interface of the first endpoint. If not, the
+            kernel may route the connection over another interface.
+        brief: Whether to send without waiting for an answer, because the packets only have to
+            arrive.
 
     Returns:
         The pairs that did not connect, each with the reason. Pairs with a rank that was lost
@@ -240,7 +244,7 @@ def _directed(
         # A half-open connection has received its SYN, so the SYN-ACK got lost.
         answer_lost = why == NO_ANSWER and ends[source].host in half_open.addresses
         way = (target, source) if answer_lost else (source, target)
-        # Each pair may be tried from both ends, so a way may show twice.
+        # Keep the first reason: a pair may be tried from both ends and give the same way twice.
         broken.setdefault(way, why)
     return broken
 
@@ -287,8 +291,8 @@ def _either(way: Way, broken: Mapping[Way, str]) -> bool:
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
     """Find the endpoints whose ways are all broken, and remove these ways from ``left``.
 
-    The endpoints with the most broken ways come first. A way to an endpoint that is already named
-    says nothing about its other end, and is not counted for it.
+    The endpoints with the most broken ways come first. Once an endpoint is named, its ways are not
+    counted for the endpoints at their other ends, because those may work.
 
     Yields:
         The endpoint's name, what is broken as a text with ``{}`` for the address, and the reason of

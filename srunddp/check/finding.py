@@ -43,11 +43,11 @@ class Finding:
     nodes as one row.
 
     Attributes:
-        found, expected, hint: as in an error of srunddp, but without the node's name.
-        check: the name of the check that found it; the report fills it in.
-        nodes: the nodes that the finding is about.
-        ranks: the ranks that it is about; empty if it is about all ranks of ``nodes``.
-        between: ``node01 -> node02`` if it is about a way between two nodes; else empty.
+        found, expected, hint: As in an error of srunddp, but without the node's name.
+        check: The name of the check that found it; the report fills it in.
+        nodes: The nodes that the finding is about.
+        ranks: The ranks that the finding is about; empty for all ranks of ``nodes``.
+        between: ``node01 -> node02`` if the finding is about a way between two nodes; else empty.
     """
 
     level: Severity
@@ -72,17 +72,17 @@ class CheckContext:
     """What the checks know about the rank on which they run.
 
     Attributes:
-        environment: who the rank is, and how it finds rank 0.
-        variables: the environment variables of the process.
-        loaded: the entries of ifaces.conf.
-        interface: the rank's interface; None if none could be selected.
-        interface_error: why no interface could be selected: what was found, what was expected, and
+        environment: The rank's number and place, and how it finds rank 0.
+        variables: The environment variables of the process.
+        loaded: The entries of ifaces.conf.
+        interface: The rank's interface; None if none could be selected.
+        interface_error: Why no interface could be selected: what was found, what was expected, and
             the hint; empty if one was.
-        script: path of the training script; None if none was given.
-        paths: the paths given with ``--path``.
-        packages: the names given with ``--package``.
-        spare_nodes: the number given with ``--spare-nodes``; 0 for none.
-        staged: this node's copies of paths that it does not see; None without ``--staged``.
+        script: Path of the training script; None if none was given.
+        paths: The paths given with ``--path``.
+        packages: The names given with ``--package``.
+        spare_nodes: The number given with ``--spare-nodes``; 0 for none.
+        staged: This node's copies of paths that it does not see; None without ``--staged``.
     """
 
     environment: Environment
@@ -106,10 +106,10 @@ def context_of(
     """Describe this rank, with the interface that it would use in a run.
 
     Args:
-        environment: where this rank is in the world.
-        named: the interfaces file given with ``option``; None if the option is not given.
-        variables: the environment variables of the process.
-        option: the option's name, for an error's message.
+        environment: Where this rank is in the world.
+        named: The interfaces file given with ``option``; None if the option is not given.
+        variables: The environment variables of the process.
+        option: The option's name, for an error's message.
     """
     context = CheckContext(environment=environment, variables=dict(variables))
     try:
@@ -136,11 +136,11 @@ class Observation(Generic[F]):
         """Make a finding about this rank's node, or about this rank alone.
 
         Args:
-            level: how bad it is.
-            found: what is wrong, as in an error.
-            expected: what would be right.
-            hint: what to do.
-            rank: name this rank; without it the finding is about the whole node.
+            level: How bad it is.
+            found: What is wrong, as in an error.
+            expected: What would be right.
+            hint: What to do.
+            rank: Name this rank; without it the finding is about the whole node.
         """
         return Ranks([self]).finding(level, found, expected, hint, ranks=rank)
 
@@ -154,11 +154,11 @@ class Ranks(list[Observation[F]]):
         """Make one finding about these ranks, or about their nodes alone.
 
         Args:
-            level: how bad it is.
-            found: what is wrong, as in an error.
-            expected: what would be right.
-            hint: what to do.
-            ranks: name these ranks; without it the finding is about their whole nodes.
+            level: How bad it is.
+            found: What is wrong, as in an error.
+            expected: What would be right.
+            hint: What to do.
+            ranks: Name these ranks; without it the finding is about their whole nodes.
         """
         nodes = tuple(dict.fromkeys(one.node for one in self))
         who = tuple(sorted(one.rank for one in self)) if ranks else ()
@@ -203,15 +203,15 @@ class Ranks(list[Observation[F]]):
         """Yield a finding for each group of ranks whose value differs from that of most ranks.
 
         Args:
-            value: returns the value of a rank.
-            level: how bad it is to differ.
-            title: what the value is, as the finding names it.
-            hint: what to do.
-            ranks: name the ranks; without it the findings are about their whole nodes.
+            value: Returns the value of a rank.
+            level: How bad it is to differ.
+            title: What the value is, as the finding names it.
+            hint: What to do.
+            ranks: Name the ranks; without it the findings are about their whole nodes.
 
         Returns:
-            The ranks with the usual value. Further differences of the other ranks only follow from
-            this one.
+            The ranks with the usual value. Compare only these further, because other differences of
+            the differing ranks follow from the one already found.
         """
         usual, others = self.minority(value)
         for known, who in others.items():
@@ -225,14 +225,14 @@ class Check(Generic[F]):
     """One check: its name, and the functions that collect, judge and sum up its facts.
 
     Attributes:
-        name: one word, for the table.
-        facts: the dataclass of the facts. Its fields are numbers, texts, and lists and dicts of
+        name: One word, for the table.
+        facts: The dataclass of the facts. Its fields are numbers, texts, and lists and dicts of
             these, because facts are sent as JSON.
-        collect: returns the facts of this rank, without touching torch or CUDA in this process.
-        evaluate: returns the findings, given the facts of all ranks. The report merges equal
+        collect: Returns the facts of this rank, without touching torch or CUDA in this process.
+        evaluate: Returns the findings, given the facts of all ranks. The report merges equal
             findings of several nodes.
-        summary: returns one line that sums up the facts.
-        within: seconds that ``collect`` may take.
+        summary: Returns one line that sums up the facts.
+        within: Seconds that ``collect`` may take.
     """
 
     name: str
@@ -248,7 +248,7 @@ def limited_to_rows(ways: Sequence[Finding]) -> list[Finding]:
     into one.
     """
     rest = ways[ROWS:]
-    # A row that stands for one finding would save nothing.
+    # Do not fold a single finding, because the row in its place would take as much room.
     if len(rest) < 2:
         return list(ways)
     found = f"… and {len(rest)} more ways"
@@ -271,7 +271,7 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
     A thread that hangs does not keep the process from ending.
 
     Args:
-        look: the function to call.
+        look: The function to call.
 
     Returns:
         A future with the function's result or error, once there is one.
@@ -296,9 +296,9 @@ def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
     """Run code in another Python process, so that a crash in its imports does not end this one.
 
     Args:
-        code: the code; its standard input is empty.
-        words: the code's ``sys.argv[1:]``.
-        within: seconds until the process is killed.
+        code: The code; its standard input is empty.
+        words: The code's ``sys.argv[1:]``.
+        within: Seconds until the process is killed.
 
     Returns:
         What the process printed, empty if it was killed; and why it failed, empty if it did not.
@@ -313,6 +313,6 @@ def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
         )
     except subprocess.TimeoutExpired:
         return "", f"{TOO_LONG} {within:g} s"
-    # The last line of a traceback names the error.
+    # Keep only the last line, because it names the error if the output is a traceback.
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return done.stdout, last if done.returncode else ""

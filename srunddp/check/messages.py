@@ -62,7 +62,8 @@ class SendBytes(CheckMessage, kind="send_bytes"):
 
     Attributes:
         source: The address of this node to send from.
-        host, port: Where the other node listens.
+        host: The address at which the other node listens.
+        port: The port on which the other node listens.
     """
 
     source: str
@@ -88,7 +89,7 @@ class AllReduce(CheckMessage, kind="all_reduce"):
 
     Attributes:
         info: What the rank needs for a process group, as after a rendezvous.
-        within: Seconds until the rank gives up; its answer then gives that as the reason.
+        within: Seconds until the rank stops trying and answers that the time is over.
     """
 
     info: RendezvousInfo
@@ -161,7 +162,7 @@ class Sent(CheckMessage, kind="sent"):
 
 @dataclass(frozen=True)
 class Received(CheckMessage, kind="received"):
-    """How fast the bytes arrived, in bytes per second; 0 if no sender connected."""
+    """How many bytes arrived per second; 0 if no sender connected."""
 
     rate: float
 

@@ -54,11 +54,12 @@ class Responder:
     takes part in the all-reduce.
 
     Attributes:
-        context: what the checks know about this rank.
-        backend: for the all-reduce, see :data:`srunddp.bootstrap.process_group.device.BACKENDS`.
-        store_fd: on rank 0, the descriptor of the socket on which the store will listen, set just
+        context: What the checks know about this rank.
+        backend: The backend of the all-reduce, one of
+            :data:`srunddp.bootstrap.process_group.device.BACKENDS`.
+        store_fd: On rank 0, the descriptor of the socket on which the store will listen, set just
             before the all-reduce; None on other ranks.
-        prober: listens and connects for the checks of the network.
+        prober: Listens and connects for the checks of the network.
     """
 
     context: CheckContext
@@ -70,7 +71,7 @@ class Responder:
         """Carry out a question of rank 0, and return the answer.
 
         Raises:
-            UnknownQuestionError: this version of srunddp does not know the question.
+            UnknownQuestionError: This version of srunddp does not know the question.
         """
         match question:
             case CollectFacts():
@@ -104,8 +105,8 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts
     what the other checks see.
 
     Args:
-        context: what the checks know about this rank.
-        names: the names of the checks; a name that this version does not have is ignored.
+        context: What the checks know about this rank.
+        names: The names of the checks; a name that this version does not have is ignored.
 
     Returns:
         The facts of each check that answered, and the reason for each that failed or was late.
@@ -137,10 +138,10 @@ def examine(
     """Have all ranks collect facts and test the network, and judge the result.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        own: rank 0's own responder.
-        timeout: the seconds that the ranks had to come, for the message.
-        with_collective: also measure the rates between nodes and an all-reduce, which uses GPUs.
+        session: The connections from rank 0 to all ranks that have connected.
+        own: Rank 0's responder.
+        timeout: The seconds that the ranks had to connect, for the message.
+        with_collective: Also measure the rates between nodes and an all-reduce, which uses GPUs.
     """
     checks = WITH_SPARES if own.context.spare_nodes else CHECKS
     report = look(session, own.context.environment, timeout, checks)
@@ -159,13 +160,13 @@ def examine(
 def look(
     session: CheckSession, environment: Environment, timeout: float, checks: Sequence[Check[Any]]
 ) -> Report:
-    """Have all ranks collect facts, and judge these.
+    """Have all ranks collect facts, and return a report that judges the facts.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        environment: rank 0's environment.
-        timeout: the seconds that the ranks had to come, for the message.
-        checks: the checks to make.
+        session: The connections from rank 0 to all ranks that have connected.
+        environment: Rank 0's environment.
+        timeout: The seconds that the ranks had to connect, for the message.
+        checks: The checks to make.
     """
     report = Report(dict(sorted(session.here.items())))
     report.add(launch.NAME, missing(session, environment, timeout))
@@ -180,11 +181,11 @@ def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityM
     """Have the nodes that have a usable interface try to reach each other.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        report: has the facts of the interface check, and gets the findings.
+        session: The connections from rank 0 to all ranks that have connected.
+        report: Has the facts of the interface check, and gets the findings.
     """
-    # Leave out ranks without an interface: the interface check reports them, and their ways would
-    # only repeat that.
+    # Leave out ranks without an interface: the interface check reports them already, and failed
+    # connections to them would repeat that report.
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(
         session, {one.rank: (one.facts.name, one.facts.address) for one in fit}
@@ -197,8 +198,8 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     """Report what this rank sees by itself, after it could not reach the other ranks.
 
     Args:
-        context: what the checks know about this rank.
-        findings: why the rank could not reach the others.
+        context: What the checks know about this rank.
+        findings: Why the rank could not reach the others.
     """
     # The hello needs no token of the run, because it goes into the report and to no other rank.
     own = discovery.hello(context.environment, "")
@@ -210,13 +211,13 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
 
 
 def missing(session: CheckSession, environment: Environment, timeout: float) -> Iterator[Finding]:
-    """Name the ranks that did not come, and the strangers that were refused meanwhile; then name
-    what is wrong with ranks that did come.
+    """Yield findings about ranks that did not connect, about strangers that were refused
+    meanwhile, and about ranks that connected but were refused.
 
     Args:
-        session: has the ranks that came.
-        environment: rank 0's environment.
-        timeout: the seconds that the ranks had to come, for the message.
+        session: Has the hello of each rank that connected, and a text on each refusal.
+        environment: Rank 0's environment.
+        timeout: The seconds that the ranks had to connect, for the message.
     """
     # A rank that never came cannot name its node; only Slurm's layout does.
     layout = environment.step.layout() if environment.step else {}
@@ -227,7 +228,8 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
         yield Finding(
             FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks)
         )
-    # If all ranks have come, a refused stranger was no rank, but a port scanner or the like.
+    # Mention refused strangers only if a rank is missing: otherwise no stranger can be a rank, but
+    # only something like a port scanner.
     if unseen:
         for line in session.refused:
             yield Finding(WARN, *split_message(line))
@@ -238,7 +240,7 @@ def missing(session: CheckSession, environment: Environment, timeout: float) -> 
 
 
 def lost(session: CheckSession) -> Iterator[Finding]:
-    """Name the ranks that came, but then could not answer or were lost."""
+    """Yield a finding for each rank that connected, but later failed to answer or was lost."""
     hint = "see what ended it there, or that node's load and file systems"
     for rank, why in sorted(session.errors.items()):
         where = (session.here[rank].node,)
@@ -295,7 +297,7 @@ def slowest_link(report: Report, backend: str) -> float:
     ranks, at most all. Otherwise the speed of its interface counts.
 
     Args:
-        report: has the facts of the interface check.
+        report: Has the facts of the interface check.
         backend: ``nccl`` or ``gloo``.
 
     Returns:

@@ -74,9 +74,9 @@ def verdict(report: Report, world_size: int, job: str) -> str:
     """Write in one line how many ranks came, from how many nodes, and how many problems there are.
 
     Args:
-        report: the check's report.
-        world_size: how many ranks there should be.
-        job: the number of the Slurm job; empty outside a job.
+        report: The check's report.
+        world_size: How many ranks there should be.
+        job: The number of the Slurm job; empty outside a job.
     """
     nodes = len({hello.node for hello in report.here.values()})
     findings = merged(report.findings)
@@ -118,17 +118,17 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     """Write ``preflight.JOB.txt`` and ``preflight.JOB.json``, with ``local`` for JOB outside a job.
 
     Args:
-        report: the check's report.
-        text: the lines that were printed.
-        folder: where the files go; it is created if it is missing.
-        job: the number of the Slurm job; empty outside a job.
-        code: the exit code of the check.
+        report: The check's report.
+        text: The lines that were printed.
+        folder: The folder for the two files; it is created if it is missing.
+        job: The number of the Slurm job; empty outside a job.
+        code: The exit code of the check.
 
     Returns:
         The files' paths.
 
     Raises:
-        ConfigError: the folder or the files cannot be written.
+        ConfigError: The folder or the files cannot be written.
     """
     found = f"the report cannot be written to {folder}"
     hint = "name another with --output-dir"
@@ -149,9 +149,9 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
     """Return the whole report as JSON values.
 
     Args:
-        report: the check's report.
-        job: the number of the Slurm job; empty outside a job.
-        code: the exit code of the check.
+        report: The check's report.
+        job: The number of the Slurm job; empty outside a job.
+        code: The exit code of the check.
     """
     return {
         "job": job,
@@ -186,11 +186,11 @@ class Report:
     """The findings of a check, and what they are based on.
 
     Attributes:
-        here: the hello of each rank that came.
-        facts: what each of these ranks collected.
-        findings: what is wrong, in the order in which it was found.
-        summaries: for each check one line on what it saw, in the order of the table.
-        skipped: for each check that was not made, the reason.
+        here: The hello of each rank that has connected, by rank.
+        facts: What each rank in ``here`` collected, by rank.
+        findings: What is wrong, in the order in which it was found.
+        summaries: For each check one line on what it saw, in the order of the table.
+        skipped: For each check that was not made, the reason.
     """
 
     here: Mapping[int, Hello]
@@ -208,9 +208,9 @@ class Report:
         """Add the findings of one check, and its summary.
 
         Args:
-            name: the name of the check.
-            findings: what is wrong.
-            summary: one line on what the check saw; if empty, none is added.
+            name: The name of the check.
+            findings: What is wrong.
+            summary: One line on what the check saw; if empty, none is added.
         """
         self.findings += [replace(each, check=name) for each in findings]
         if summary:

@@ -47,11 +47,11 @@ come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
 class UnknownQuestionError(Exception):
-    """This rank does not know the question, perhaps because rank 0 has another version."""
+    """This rank does not know the question, perhaps because rank 0 has another srunddp version."""
 
 
 class RankZeroLostError(RendezvousError):
-    """Rank 0 was found, and its connection then ended."""
+    """This rank had found rank 0, but then lost the connection to it."""
 
 
 @dataclass
@@ -59,12 +59,12 @@ class CheckSession:
     """Rank 0's side of a check, after the time limit for the other ranks to come.
 
     Attributes:
-        here: the hello of each rank that came, rank 0 included.
-        handle: answers the questions to rank 0 itself.
-        connections: a connection to each other rank that still answers.
-        objections: for each rank that came and was refused, the reason.
-        refused: a line on each process that connected and did not prove that it belongs to the run.
-        errors: for each rank that is lost, late or could not answer, the first reason.
+        here: The hello of each rank that has connected, rank 0 included, by rank.
+        handle: Answers the questions to rank 0 itself.
+        connections: A connection to each other rank that still answers.
+        objections: The reason for each rank that was refused although it belongs to the run.
+        refused: A line for each process that could not prove that it belongs to the run.
+        errors: For each rank that is lost, late or could not answer, the first reason.
     """
 
     here: dict[int, Hello]
@@ -91,7 +91,7 @@ class CheckSession:
         self.connections[hello.rank] = connection
 
     def forget(self, rank: int, connection: socket.socket) -> None:
-        """Remove a rank whose connection was closed. It may come again with a new connection."""
+        """Remove a rank whose connection was closed. The rank may connect again later."""
         if self.connections.get(rank) is connection:
             del self.connections[rank]
             del self.here[rank]
@@ -123,8 +123,8 @@ class CheckSession:
         """
         deadline = time.monotonic() + within
         waiting = {rank for rank in questions if rank in self.connections}
-        # A question that could not be sent whole needs no handling here: its rank is lost or does
-        # not answer in time, and is dropped below.
+        # Ignore whether a question was sent completely: if it was not, its rank is lost or does not
+        # answer in time, and is dropped below.
         for rank in waiting:
             self.connections[rank].settimeout(_SEND_WITHIN)
             send(self.connections[rank], questions[rank])
@@ -153,7 +153,7 @@ class CheckSession:
         found: dict[int, A] = {}
         for rank, answer in sorted(answers.items()):
             if isinstance(answer, CannotAnswer):
-                # The first reason stays, because later errors may only follow from it.
+                # Keep the first reason, because later errors may only be its consequences.
                 self.errors.setdefault(rank, answer.why)
             elif isinstance(answer, wanted):
                 found[rank] = answer
@@ -214,8 +214,8 @@ class CheckSession:
         """Read what a rank has sent since the last call.
 
         Returns:
-            The whole answer; or a text that says why there will be none; or None if more has to
-            come.
+            The answer; a text that says why there will be no answer; or None if the answer is not
+            complete yet.
         """
         piece = b""
         with contextlib.suppress(OSError):  # a reset connection ends like a closed one
@@ -251,11 +251,11 @@ def gather(
     """Accept the other ranks on rank 0, until all have come or the time is over.
 
     Args:
-        own: rank 0's hello.
-        listening: the sockets on which rank 0 listens; they are closed at the end.
-        trust: checks the proof of each process that connects.
-        handle: answers the questions to rank 0 itself.
-        deadline: a time of :func:`time.monotonic`; a rank that has not come by then is missing.
+        own: Rank 0's hello.
+        listening: The sockets on which rank 0 listens; they are closed at the end.
+        trust: Checks the proof of each process that connects.
+        handle: Answers the questions to rank 0 itself.
+        deadline: A time of :func:`time.monotonic`; a rank that has not come by then is missing.
     """
     session = CheckSession({0: own}, handle)
     with AuthenticatedListener(
@@ -274,8 +274,8 @@ def gather(
                     session.forget(hello.rank, connection)
     for each in listening:
         each.close()
-    # The ranks' client waits for this message. Only its arrival matters to a check, not its
-    # content.
+    # Tell the ranks that they are accepted, because each rank's client waits for this message. A
+    # check does not use its content.
     accepted = RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
     for connection in session.connections.values():
         # The listener's selector needed non-blocking sockets; `ask` sets time limits of its own.
@@ -288,9 +288,9 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
     """Return why a rank that comes is refused; empty if it is not.
 
     Args:
-        hello: the hello of the rank.
-        own: rank 0's hello.
-        before: the hello of a process that came earlier as the same rank; None if none did.
+        hello: The hello of the rank.
+        own: Rank 0's hello.
+        before: The hello of a process that came earlier as the same rank; None if none did.
     """
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
         return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
@@ -304,16 +304,16 @@ def serve(connection: socket.socket, handle: Handler) -> int:
     """Answer rank 0's questions on another rank until the check is over.
 
     Args:
-        connection: the connection to rank 0.
-        handle: answers a question.
+        connection: The connection to rank 0.
+        handle: Answers a question.
 
     Returns:
         The exit code that rank 0 tells this rank to end with.
 
     Raises:
-        RankZeroLostError: the connection ended, or brought no question for ``_LATEST`` seconds.
+        RankZeroLostError: The connection ended, or brought no question for ``_LATEST`` seconds.
     """
-    # A file object cannot be read again after its socket timed out. It need not be, because the
+    # A file object may be used although it cannot be read again after its socket timed out: the
     # first time-out already means that rank 0 is lost.
     connection.settimeout(_LATEST)
     why = "its process ended"
@@ -347,18 +347,18 @@ def open_session(
     """Start a check on rank 0, with all ranks that come in time.
 
     Args:
-        context: what the checks know about rank 0.
-        handle: answers the questions to rank 0 itself.
-        timeout: the seconds that the other ranks have to come.
-        ports: the ports to listen on; None for the ports of ifaces.conf, or any.
+        context: What the checks know about rank 0.
+        handle: Answers the questions to rank 0 itself.
+        timeout: The seconds that the other ranks have to come.
+        ports: The ports to listen on; None for the ports of ifaces.conf, or any.
 
     Raises:
-        SrunddpError: no address can be bound, or nothing can be published over the channel.
+        SrunddpError: No address can be bound, or nothing can be published over the channel.
     """
     environment = context.environment
     deadline = time.monotonic() + timeout
     token = discovery.token(environment)
-    # No other rank can come, so open no port and start no MPI.
+    # With a single rank, open no port and start no MPI, because no other rank can connect.
     if environment.world_size == 1:
         return CheckSession({0: discovery.hello(environment, token)}, handle)
     # Each rank needs a connection, and the usual soft limit is 1,024 open files.
@@ -378,11 +378,11 @@ def join(
     """Find rank 0 from another rank, and answer its questions. If rank 0 is not found, print why.
 
     Args:
-        command: the name of the command, for the message.
-        context: what the checks know about this rank.
-        handle: answers a question.
-        timeout: the seconds to find rank 0.
-        ports: the ports on which rank 0 may listen; None for the ports of ifaces.conf, or any.
+        command: The name of the command, for the message.
+        context: What the checks know about this rank.
+        handle: Answers a question.
+        timeout: The seconds to find rank 0.
+        ports: The ports on which rank 0 may listen; None for the ports of ifaces.conf, or any.
 
     Returns:
         This rank's exit code, and whether rank 0 was found. If it was not found, the code is 0,
@@ -390,7 +390,7 @@ def join(
         this rank as missing, and rank 0's exit code is then the job's.
 
     Raises:
-        RankZeroLostError: rank 0 was found and then lost.
+        RankZeroLostError: Rank 0 was found and then lost.
     """
     environment = context.environment
     deadline = time.monotonic() + timeout

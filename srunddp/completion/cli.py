@@ -17,7 +17,7 @@ class _Words(shells.ShellComplete):
     """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one to complete, and the one to complete."""
+        """Return the words before the word to complete, and the word to complete."""
         words, last = super().get_completion_args()
         # Bash splits --port=4 into three words, at the letters of COMP_WORDBREAKS. No word contains
         # a line end, so this joins and splits the words by line ends.
@@ -51,7 +51,7 @@ class _Fish(_Words, shells.FishComplete):
     )
 
     def format_completion(self, item: shells.CompletionItem[str]) -> str:
-        """Return the line by which fish gets one proposal."""
+        """Return the line that passes one proposal to fish."""
         item.value = self.start + item.value  # fish replaces the whole word
         return super().format_completion(item)
 

@@ -71,8 +71,9 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     """Print the explanation of one process or of several, and exit.
 
     Args:
-        given: The options of :func:`explain`, by their names.
-        env_file: The file with the variables of processes elsewhere; None for this process.
+        given: The values of the options of :func:`explain`, by their names.
+        env_file: A file with the variables of processes on other machines; None to explain this
+            process.
 
     Raises:
         SrunddpError: An option is wrong, or the file cannot be read.
@@ -148,8 +149,8 @@ def parse_environments(text: str) -> list[dict[str, str]]:
     # Not splitlines(), which also splits at other separators that a value may contain.
     lines = text.removesuffix("\n").split("\n")
     labelled = [_LABEL.fullmatch(line) for line in lines]
-    # If any line has no label, the text is not from srun --label, and other lines look like it only
-    # by chance.
+    # Treat the numbers as labels only if every line has one: srun --label labels all lines, and a
+    # line of plain ``env`` may look labelled by chance.
     if all(labelled):
         by_label = group_by_key((int(found[1]), found[2]) for found in labelled if found)
         return [

@@ -1,7 +1,7 @@
 """Explain every value that srunddp decides for a rank: what decided it, and what was not chosen.
 
-Each decision is made by the code that makes it in a run. If one fails, the values that depend on it
-are left out.
+The functions that decide in a run are called here too, so an explanation and a run agree. If a
+decision fails, the values that depend on it are left out.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Row:
     """One value of a rank, and its explanation.
 
     Attributes:
-        name, value: Both as text; the value is ``?`` if it is not known.
-        why: The variable, line or rule that decided the value.
+        name: The name of the value, such as ``rank``.
+        value: The value as text; ``?`` if it is not known.
+        why: The variable, the line of a file or the rule that decided the value.
         not_chosen: What else could have decided it, each with the reason why it did not.
     """
 
@@ -78,7 +79,12 @@ class ExplainOptions:
     """The options of the command line; None for an option that was not given.
 
     Attributes:
-        limits: By name, the seconds of each time limit, and the option or variable that set it.
+        backend: The value of ``--backend``.
+        bind: The value of ``--bind``, ``none`` or ``auto``.
+        ifaces: The value of ``--ifaces``.
+        channel: The value of ``--channel``.
+        ports: The ports of ``--port``.
+        limits: The seconds of each time limit, and the option or variable that set it, by name.
         offline: Whether ``--offline`` was given.
         staged: What ``stage push`` has copied to this node; None without ``--staged``.
     """
@@ -103,7 +109,7 @@ def explain(
         asked: The options of the command line.
         links: The interfaces of the rank's node; None if the rank is on another machine.
     """
-    # Guess the rank first, so that the lines have its number even if detect() fails.
+    # Guess the rank first, so that each line begins with the rank even if detect() fails.
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
     found.rows += found.decide()
     if asked.offline:
@@ -119,7 +125,7 @@ class Explanation:
         variables: The rank's environment variables.
         asked: The options of the command line.
         links: The interfaces of the rank's node; None if the rank is on another machine.
-        rank: The rank's number, as far as it is known.
+        rank: The rank's number; a guess until the launcher's variables have been read.
         rows: All values that could be decided.
         notes: Remarks for the user that are not errors.
         errors: The errors that would end the run.
@@ -202,9 +208,9 @@ class Explanation:
     def _detect(self) -> Environment:
         if self.links is not None:
             return detect(self.variables, channel=self.asked.channel)
-        # The variables are of a process on another machine. Leave out _PTY, because its terminal
-        # cannot be looked at from here. pid=0, which no process has, means that nobody knows
-        # whether srun itself started the process.
+        # The variables are of a process on another machine. Leave out _PTY, because the terminal of
+        # that process cannot be looked at from here. Pass pid=0, which no process has, because it
+        # is not known whether srun itself started the process.
         known = {name: value for name, value in self.variables.items() if name != _PTY}
         self.notes += [
             f"{each}: treated as a step, not as a shell of srun --pty" for each in self._set(_PTY)
@@ -283,8 +289,9 @@ class Explanation:
     ) -> tuple[IfacesEntry | None, SelectedInterface | None]:
         """Return the entry of ifaces.conf for the rank's node, and the interface of the rank.
 
-        If the node is another machine, or the choice is refused, return the interface that would be
-        chosen if all interfaces that are named were up. Each of the two is None if it is unknown.
+        If the node is another machine, or the selection fails, return the interface that would be
+        selected if all interfaces that the entry names were up. The entry and the interface are
+        each None if unknown.
         """
         alone = found.world_size == 1
         # If the node's name is unknown, only a first entry for all nodes is certain to count.

@@ -46,7 +46,7 @@ TIME_USED = 0.40  # as a share of the limit; jobstats has the same one
 TIME_SAVED = 1800.0  # seconds
 MEMORY_USED = 0.50  # as a share of the limit
 MEMORY_UNUSED = 4 * 2.0**30  # bytes
-# Ends the hints of notes on GPUs, until a run on a GPU has shown that the hint helps.
+# The last words of hints about GPUs whose use has not been shown by a run on a GPU yet.
 UNTRIED = " (this note has not been tried on a GPU yet)"
 
 
@@ -104,7 +104,7 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     waiting = None if busy else _data_wait(summary, stragglers)
     found = [
         _cpu(summary, busy),
-        # If the slow ranks get no note of their own, this note says what they cost.
+        # If there is no note on slow ranks, the note on throttled GPUs says what they cost.
         _throttled(slowed, stragglers if are_explained else Stragglers()),
         None if are_explained else _slow_rank(summary, stragglers),
         waiting,
@@ -292,12 +292,13 @@ def _excess(stragglers: Stragglers) -> str:
 
 
 def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
-    # A rank that is the only one to wait for data has its own note.
+    # Leave out slow ranks, because the note on slow ranks says whether they wait for data.
     others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
     usual = _usual([share(each.data_s, each.step_s) for each in others])
     steady = _usual([each.steady_wait_share for each in others])
     figure = summary.data_share or 0.0
-    # The figure that is shown has to be above the threshold that is shown beside it.
+    # Compare the shown share with the threshold too. Otherwise a note could show a share below the
+    # threshold.
     if min(figure, usual, steady) <= DATA_WAIT:
         return None
     found = f"{format.percent(figure)} of the step time is waiting for data"
@@ -330,8 +331,8 @@ def _quicker_data(summary: Summary) -> str:
     if workers is None or room is None:
         more = "more --dataloader.num_workers"
     else:
-        # One worker reads no faster than the rank itself would; it only reads at the same time as
-        # the rank computes. So suggest two at least.
+        # Suggest at least two workers, because one worker reads no faster than the rank itself
+        # would; it only reads while the rank computes.
         wanted = max(2, workers + max(1, int(room)))
         more = f"--dataloader.num_workers={wanted} (now {workers})"
     return f"{more}; where that does not help, data on faster storage (srunddp stage)"
@@ -421,7 +422,8 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
         key=_both_ways,
         default=None,
     )
-    # The factor alone would report any background traffic when the chosen link carries nothing.
+    # Also require a lowest rate, because with the factor alone any background traffic would be
+    # reported if the chosen link carries nothing.
     limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
     if worst and _both_ways(worst) > limit:
         return worst
@@ -475,7 +477,8 @@ def _time_limit(summary: Summary) -> Advice | None:
 def _memory(summary: Summary) -> Advice | None:
     """Make a note if the memory request is far above the highest use on any node."""
     known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
-    # A run that was killed for its memory may have needed all of it between two readings.
+    # Judge only finished runs, because a run that was killed for its memory may have needed all of
+    # it between two samples.
     if not known or not summary.steps or not summary.ending.finished:
         return None
     worst = max(known, key=lambda each: each.memory_bytes or 0.0)
@@ -522,7 +525,7 @@ def find_stragglers(summary: Summary) -> Stragglers:
     the median rank waits for data for more than ``DATA_WAIT`` of the step time, the wait is left
     out of the comparison, because it varies.
     """
-    # The median, which a single rank that waits for data does not change.
+    # Use the median, because a single rank that waits for data does not change it.
     all_wait = (median_or_none(summary.data_shares) or 0.0) > DATA_WAIT
     work = {each.rank: each.steady_work_s if all_wait else each.steady_s for each in summary.ranks}
     own = {rank: value for rank, value in work.items() if value is not None}

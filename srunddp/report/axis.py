@@ -31,7 +31,7 @@ class Range(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the column has a value; if not, all three numbers are nan."""
+        """Whether the column has a value."""
         return not math.isnan(self.middle)
 
 

@@ -301,7 +301,7 @@ class Chart:
         grid: Sequence[float] = (),
         limit: float | None = None,
     ) -> Figure:
-        """Add what all charts have in common: title, epochs and time axis."""
+        """Return a figure with what all charts have in common: title, epochs and time axis."""
         unit = f" ({self.unit})" if self.unit else ""
         return Figure(
             name=f"{self.title}{unit}{self.note}",
@@ -355,7 +355,7 @@ class _Colours:
 
     @classmethod
     def of(cls, known: Sequence[float], limits: Span | None) -> "_Colours":
-        """Return ``limits`` if given; else choose a range of colours that suits the values."""
+        """Return colours for the range ``limits``; without limits, from 0 to twice the median."""
         if limits:
             return cls(*limits)
         # The range does not end at the highest value: a single stall would make all other values

@@ -1,4 +1,4 @@
-"""Reads the files of a monitored run. A last line without a line end is left out."""
+"""Reads the files of a monitored run. A last line without a line end was cut, and is left out."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ _LEAST = 1e-9  # a smaller divisor would give a ratio without meaning
 class Mark:
     """One line of a marks file.
 
-    ``time`` is in seconds since the start of the run (Unix time until the run has been read);
-    ``value`` is nan if the mark has none.
+    Attributes:
+        time: Seconds since the start of the run; Unix time until the run has been read.
+        rank: The rank that wrote the mark.
+        name: What the rank began or finished at that time.
+        value: The number that the mark has; nan if it has none.
     """
 
     time: float
@@ -67,13 +70,13 @@ def samples(path: Path, kind: SampleFile) -> dict[str, TimeSeries]:
         return {}
     numeric = ("time", *kind.having(Use.COUNTER, Use.GAUGE))
     names = [name for name in numeric if name in header]
-    # With a single column itemgetter would return no tuple, so ask for the first one again; it is
-    # ignored.
+    # Add column 0 once more, because itemgetter would return no tuple for a single column. The loop
+    # below ignores the additional value.
     wanted = itemgetter(*map(header.index, names), 0)
     place = header.index(kind.key or "time")
     found: dict[str, dict[str, array[float]]] = {}
     last: dict[str, list[str]] = {}
-    # In blocks, because handling each value alone would cost more.
+    # Read the rows in blocks, because converting each value by itself would take longer.
     while block := list(islice(rows, _BLOCK)):
         whole = (row for row in block if len(row) == len(header))
         by_key = group_by_key((row[place] if kind.key else "", row) for row in whole)
@@ -109,8 +112,8 @@ def _is_slowed(reasons: str) -> float:
 
 
 def _rising(times: Iterable[float]) -> Iterator[int]:
-    """Yield the positions of times later than all before, so samples of a clock set back are
-    skipped.
+    """Yield the positions of the times that are later than all times before them. This skips the
+    samples that were taken after a clock was set back, until it has caught up.
     """
     latest = _EARLIEST
     for at, time in enumerate(times):
@@ -122,8 +125,8 @@ def _rising(times: Iterable[float]) -> Iterator[int]:
 def numbers(texts: Sequence[str]) -> list[float]:
     """Convert texts to numbers; nan for other texts, and for numbers of 1e18 or more."""
     try:
-        # Nearly always all texts are numbers, and one try for the whole column is faster than one
-        # each.
+        # Try the whole column at once, because nearly always all texts are numbers, and a try for
+        # each text would be slower.
         values = list(map(float, texts))
     except ValueError:
         values = list(map(_number, texts))
@@ -190,7 +193,7 @@ class TimeSeries:
     Attributes:
         time: Seconds since the start of the run.
         columns: The columns by name, each as long as ``time``; nan stands for an unknown value.
-        texts: The last text in each column.
+        texts: The text of the last sample in each column, by column.
         count: How many samples there were before thinning.
     """
 

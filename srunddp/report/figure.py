@@ -18,7 +18,7 @@ class Key:
 
     Attributes:
         colour: A CSS class of page.css.
-        words: What has that colour.
+        words: The name of the series or of the spans that have this colour.
     """
 
     colour: str
@@ -38,7 +38,7 @@ class Label:
     """A label at the left of a chart.
 
     Attributes:
-        words: The text, shortened to fit.
+        words: The text, shortened to fit beside the chart.
         y: The position in pixels from the top.
         is_marked: Whether it is highlighted.
     """

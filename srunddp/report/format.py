@@ -100,7 +100,7 @@ def moment(unix: float) -> str:
     """Write a Unix time as date and time in this machine's time zone; ``?`` if out of range."""
     try:
         return datetime.datetime.fromtimestamp(unix).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
-    # A damaged file may contain any number.
+    # Catch these errors, because a damaged file may contain any number as its time.
     except (OverflowError, OSError, ValueError):
         return UNKNOWN
 

@@ -137,7 +137,7 @@ def _environment() -> Environment:
         return value
 
     def lines(each: Iterable[str]) -> Markup:
-        # Markup.join() escapes the lines.
+        # Join by Markup and not by str, because Markup.join() escapes HTML in the lines.
         return Markup("\n").join(map(one_line, each))
 
     environment = jinja2.Environment(

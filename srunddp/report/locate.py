@@ -17,7 +17,7 @@ Start = tuple[int, int]
 
 
 def start_of(folder: Path) -> Start | None:
-    """Return the start of a run whose files are in a folder ``monitor.N`` or ``monitor.N.G``.
+    """Read from the name of a folder, ``monitor.N`` or ``monitor.N.G``, which start it holds.
 
     Returns:
         None for a folder with another name.
@@ -130,7 +130,7 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
 
 def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
     """List the folders of the job's monitored steps, the newest last."""
-    # The name has no step if the batch script itself was the run.
+    # A folder's name lacks the step if the run was not started by srun, but in the batch script.
     wanted = re.compile(rf"{number}\.({step})" if step else rf"{number}(?:\.([0-9]{{1,9}}))?")
     if folder.is_dir():
         folders = _folders(folder)

@@ -28,7 +28,7 @@ _STOPPED = ": stopped after step "
 
 @dataclass(frozen=True)
 class Tile:
-    """One of the figures.
+    """One of the figures that show a run at a glance.
 
     Attributes:
         name: What the figure is.
@@ -124,8 +124,8 @@ def failure(summary: Summary) -> Advice | None:
         None if the run ended well, has no failure so far, or stopped with a checkpoint.
     """
     end = summary.ending
-    # While other ranks run, the codes of a good end or of a requeue mean nothing yet. Any other
-    # code is reported at once.
+    # While other ranks run, 0 and the code of a requeue do not show yet how the run will end. Any
+    # other code is a failure, and is reported at once.
     codes = set(summary.ending.codes.values())
     stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
     if end.finished or stopped or (end.running and codes <= {0, _REQUEUE}):

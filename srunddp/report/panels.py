@@ -24,7 +24,7 @@ _MOST_LINES = 8
 _MOST_NODES = 4
 _MOST_FIGURES = 12  # most charts of what the training logged
 _MOST_NAMED = 4  # outliers that a title names
-_FEW = 0.25  # if a larger share than this differs, none counts as an outlier
+_FEW = 0.25  # if a larger share of GPUs than this differs, no GPU counts as an outlier
 # How far from the median a GPU must be to stand out.
 _LESS_USED = 10.0  # per cent
 _HOTTER = 10.0  # °C
@@ -70,7 +70,8 @@ class Section:
 
 def sections(run: RunData, summary: Summary) -> list[Section]:
     """Draw all charts of a run, in the order of the page."""
-    # If long series were thinned, make each column of the axis hold whole groups of readings.
+    # Make each column of the axis hold whole groups of samples, because long series were thinned
+    # to one point for each group.
     group = max((math.ceil(each.count / len(each.time)) for each in run.series), default=1)
     epochs = [
         (each.begin_s, "" if each.number is None else str(each.number)) for each in summary.epochs
@@ -355,7 +356,8 @@ def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 def _launch(summary: Summary) -> Section:
     rows = {str(rank): list(phases.items()) for rank, phases in summary.launches.items()}
     ends = [end for phases in summary.launches.values() for _, end in phases.values()]
-    # Use an axis of its own: on that of a run of hours, a few seconds would not be visible.
+    # Give this chart a separate axis, because the few seconds of a launch would not be visible on
+    # the axis of a run of hours.
     axis = TimeAxis(max([*ends, 1e-3]) if ends else 1.0)
     figure = Chart("Launch phases by rank", axis).bars(rows, NAMES)
     return _alone("Launch", figure, "No phases of the start were marked.")

@@ -1,4 +1,4 @@
-"""Reads one start of a run, and puts all series on one time axis: seconds since its start."""
+"""Reads the files of one start of a run, and converts all times to seconds since that start."""
 
 import math
 import re
@@ -34,7 +34,7 @@ _CLOCK_TOLERANCE = 0.5
 # After this many intervals without a new line, a run without a recorded end is not running.
 _SILENT = 5
 _LONGEST_SETTINGS = 1 << 16  # bytes
-_SLOWEST = 15.0  # seconds that readings, or the record of an end, may take to be written
+_SLOWEST = 15.0  # seconds that samples, or the record of a rank's exit, may take to be written
 DEFAULT_INTERVAL = 5.0  # seconds; the value of --monitor if run.json is lost
 # The marks that begin and end each phase; of several, the first that exists counts.
 _PHASES = {
@@ -60,7 +60,10 @@ _MANY = 2**23  # bytes of metrics.jsonl; if it is larger, some lines on steps ar
 class Device:
     """A network interface, an RDMA port or a GPU of a node.
 
-    ``key`` is the name of the link, or the UUID of the GPU.
+    Attributes:
+        node: The name of the node.
+        key: The name of the interface or of the RDMA port, or the UUID of the GPU.
+        samples: The samples of the device.
     """
 
     node: str
@@ -68,13 +71,13 @@ class Device:
     samples: TimeSeries
 
     def text(self, column: str) -> str:
-        """Return the last text in a column that is not numeric; empty if there is none."""
+        """Return a column's text in the last sample; empty if there is no such column."""
         return self.samples.texts.get(column, "")
 
     @property
     def index(self) -> str:
-        """A GPU's index, such as ``3``; a MIG instance's with part of its UUID, ``3
-        MIG-1a2b3c4d``.
+        """The index of a GPU, such as ``3``; for a MIG instance, also the beginning of its UUID, as
+        in ``3 MIG-1a2b3c4d``.
         """
         if self.key.startswith("MIG"):
             own = f" {self.key[:_UUID_LETTERS]}"
@@ -178,7 +181,7 @@ class _Layout(NamedTuple):
         return not self.ranks or called in self.nodes
 
     def node(self, called: str) -> str:
-        """Return the name of the node whose files have this name."""
+        """Return the name of the node whose file names begin with ``called``."""
         return self.nodes.get(called, called)
 
 
@@ -265,7 +268,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _plain_value(value: object) -> object:
-    """Return a value of YAML as one that JSON has as well."""
+    """Convert a value from YAML to one that JSON can express, for example a date to text."""
     if isinstance(value, dict):
         return {str(name): _plain_value(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -369,8 +372,8 @@ def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
     with suppress(OSError):
         every = 1 + path.stat().st_size // _MANY
         for number, line in enumerate(shared_file.lines_of(path)):
-            # Recognise lines on steps by the bytes that the Trainer writes: parsing every line
-            # would take the very time that skipping them saves.
+            # Recognise lines on steps by the bytes that the Trainer writes, because parsing a line
+            # to decide whether to skip it would take the time that skipping saves.
             if number % every == 0 or b'"kind": "step"' not in line:
                 yield parse(line)
 
@@ -429,7 +432,7 @@ def moves(run: RunData) -> Iterator[str]:
 
 
 def _of_header(folder: Path) -> RunData:
-    """Read only the run.json of a start: its header and its ranks, without any readings."""
+    """Return a start with only its header and its ranks, read from run.json."""
     header = csv_files.json_object(folder / "run.json")
     return RunData(folder, header, _layout(header).ranks)
 
@@ -440,7 +443,7 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
     Args:
         run: The run with the marks.
         begin: The name of the mark at the beginning of a span.
-        end: The name of the mark at its end.
+        end: The name of the mark at the end of a span.
 
     Returns:
         The spans of the rank that has the most. All ranks mark the same spans, but the last lines
@@ -460,8 +463,8 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
 def checkpoints(run: RunData) -> Checkpoints:
     """Count the checkpoints and add up their times.
 
-    Pauses are those of the rank that paused longest; background writing is that of the rank with
-    the most.
+    The pauses are those of the rank that paused longest. The time of writing in the background is
+    that of the rank that wrote longest.
     """
     stood = _values(run, "checkpoint")
     written = _values(run, "checkpoint_written")
@@ -486,7 +489,7 @@ def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
     marked = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
     found: dict[int, dict[str, tuple[float, float]]] = {}
     for rank in sorted(marked):
-        # The first mark of each name wins, because the marks come in reverse order.
+        # The marks are in reverse order, so dict() keeps the earliest mark of each name.
         times = dict(marked[rank])
         found[rank] = {}
         process = times.get("process", min(times.values()))

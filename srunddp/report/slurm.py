@@ -1,4 +1,4 @@
-"""Completes a summary by what only Slurm knows."""
+"""Adds to a summary what only Slurm knows, such as the time limit of the job."""
 
 import re
 from dataclasses import replace

@@ -143,7 +143,7 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     own = dict(steps.ratios("own_s", "steps", first, last))
     work = [value - waits.get(time, 0.0) for time, value in own.items()]
     parts = [part for _, part in steps.ratios("data_s", "step_s", first, last)]
-    # Do not count the supervisor, which only waits.
+    # Subtract one process, the supervisor, because it only waits.
     processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
     return RankFigures(
         rank=rank,

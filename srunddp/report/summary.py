@@ -16,9 +16,9 @@ class RunEnd:
     """How the run ended.
 
     Attributes:
-        codes: The exit code of each rank whose end was recorded.
-        missing: The ranks whose end was not recorded.
-        running: Whether ranks are missing and the newest reading is recent.
+        codes: The exit code of each rank that recorded one.
+        missing: The ranks that recorded no exit code.
+        running: Whether the run still runs: ranks are missing, and the newest sample is recent.
         last_s: Seconds from the start to the newest line in any file.
         cause: The cause in failure.json; empty if there is none.
     """
@@ -37,7 +37,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted, such as an epoch; ``end_s`` is None if no end was recorded."""
+    """An epoch, an evaluation or the like; ``end_s`` is None if its end was not recorded."""
 
     number: int | None
     begin_s: float
@@ -60,9 +60,10 @@ class RankFigures:
         steady_wait_share: The share of the step time spent waiting for data, or the share that a
             tenth of the intervals exceeds, whichever is less.
         longest_s: Seconds of the longest step.
-        cpu_s: CPU seconds of its processes since they began.
-        rss_bytes: The highest resident set of its processes together.
-        delay_share: The share of the time for which its processes' main threads waited for a CPU.
+        cpu_s: CPU seconds of the rank's processes since they began.
+        rss_bytes: The highest resident set size of all the rank's processes together.
+        delay_share: The share of the time in which the main threads of the rank's processes waited
+            for a CPU.
     """
 
     rank: int
@@ -96,12 +97,13 @@ class NodeFigures:
     """The figures of one node.
 
     Attributes:
-        readings: The number of readings.
+        readings: How many samples of the node there are; 0 if the node wrote none.
         cpus: The CPUs that the job may use.
         used_cpus: The CPUs used on average from the first step on.
         memory_bytes: The highest use of memory.
         memory_limit_bytes: The job's memory limit.
-        read_bytes_per_s, written_bytes_per_s: Traffic with storage.
+        read_bytes_per_s: Bytes per second that were read from storage.
+        written_bytes_per_s: Bytes per second that were written to storage.
         iowait_cpus: The CPUs that waited for storage on average.
         interface: The network interface that the run uses.
         links: The traffic of each link.
@@ -177,7 +179,7 @@ class Checkpoints:
 
     Attributes:
         count: The number of checkpoints.
-        stood_s: Seconds for which the training paused.
+        stood_s: Seconds for which the training paused to write checkpoints.
         background_s: Seconds of writing while the training went on.
     """
 

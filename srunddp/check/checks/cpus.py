@@ -14,11 +14,11 @@ class CpuFacts:
     """The CPUs that one rank may use, and the threads that it will run.
 
     Attributes:
-        mask: the numbers of the CPUs that it may run on.
-        quota: how many CPUs its control groups allow, perhaps a fraction; 0 for no limit.
-        threads: how many threads the environment asks torch for; 0 if it does not.
-        variable: the environment variable that asks for them.
-        advice: a line for each sign that the launcher gave it fewer CPUs than it could.
+        mask: The numbers of the CPUs on which the rank may run.
+        quota: How many CPUs the rank's control groups allow, perhaps a fraction; 0 for no limit.
+        threads: How many threads an environment variable sets for torch; 0 if none does.
+        variable: The environment variable that sets ``threads``; empty if none does.
+        advice: A line for each sign that the launcher gave the rank fewer CPUs than it could.
     """
 
     mask: list[int]
@@ -77,8 +77,8 @@ def _cpus(count: int) -> str:
 
 def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
     """Warn if the ranks of one node only together have more threads than CPUs."""
-    # A rank without these variables counts as 0 threads, because srunddp gives it no more threads
-    # than its share of the CPUs.
+    # Count 0 threads for a rank without such a variable, because srunddp gives that rank no more
+    # threads than its share of the CPUs.
     threads = sum(one.facts.threads for one in ranks)
     cpus = len(_all_cpus(ranks))
     if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):

@@ -32,12 +32,13 @@ class GpuFacts(View):
     """The GPUs that one rank sees, and how it may use them.
 
     Attributes:
-        wanted: the value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
-        present: whether the node has a device file of an NVIDIA GPU.
-        own: whether Slurm shows each rank several GPUs that no other rank sees.
-        shared: whether ``NCCL_MULTI_RANK_GPU_ENABLE=1`` lets several ranks use one GPU.
-        numa: the NUMA nodes of this rank's CPUs.
-        faults: what is wrong with these GPUs now, the fields of each :class:`GpuFault`.
+        wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        present: Whether the node has a device file of an NVIDIA GPU.
+        own: Whether Slurm shows each rank several GPUs that no other rank sees.
+        shared: Whether ``NCCL_MULTI_RANK_GPU_ENABLE=1`` lets several ranks use one GPU.
+        numa: The NUMA nodes of this rank's CPUs.
+        faults: The present faults of the GPUs that the rank sees, each as a dict of the fields of
+            :class:`GpuFault`; empty if there are none.
     """
 
     wanted: str | None = None
@@ -49,7 +50,7 @@ class GpuFacts(View):
 
     @property
     def gpu_faults(self) -> tuple[GpuFault, ...]:
-        """The faults, which travelled as JSON."""
+        """The faults as :class:`GpuFault`, made from the dicts in :attr:`faults`."""
         return tuple(GpuFault(**each) for each in self.faults)
 
 
@@ -79,7 +80,7 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     for one in seen:
         yield from _driver(one)
     yield from _faults(seen)
-    # If NVML fails on a node, nothing else is known about its GPUs, so do not compare it with other
+    # Compare only nodes on which NVML works, because nothing is known about the GPUs of the other
     # nodes.
     whole = [
         ranks for ranks in seen.grouped().values() if not any(one.facts.error for one in ranks)

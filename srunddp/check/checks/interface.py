@@ -25,17 +25,17 @@ class InterfaceFacts:
     """The interface of one rank, and the RDMA devices of its node.
 
     Attributes:
-        wrong: what was found, what was expected and the hint, if the interface is wrong or rank 0
+        wrong: What was found, what was expected and the hint, if the interface is wrong or rank 0
             cannot be found; else empty.
-        name, address: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`; empty if
+        name, address: See :class:`srunddp.bootstrap.network.interface.SelectedInterface`; empty if
             no interface could be selected.
-        speed: of the interface in Mbit/s; 0 if it is not known.
-        mtu: of the interface in bytes; 0 if it is not known.
-        physical: whether the interface is a device, and its speed therefore real.
-        own_name: the addresses to which the node's hostname resolves on the node itself.
-        devices: the names of active InfiniBand and RoCE devices.
-        rdma_rate: the sum of the rates of these devices, in Mbit/s.
-        one_node: whether all ranks are known to be on one node.
+        speed: The speed of the interface in Mbit/s; 0 if it is not known.
+        mtu: The MTU of the interface in bytes; 0 if it is not known.
+        physical: Whether the speed that the interface reports is real, see :func:`physical`.
+        own_name: The addresses to which the node's hostname resolves on the node itself.
+        devices: The names of active InfiniBand and RoCE devices.
+        rdma_rate: The sum of the rates of ``devices`` in Mbit/s.
+        one_node: Whether all ranks are known to be on one node.
     """
 
     wrong: list[str]
@@ -81,8 +81,8 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
     The speed that such an interface reports is real; that of a bridge is not.
 
     Args:
-        name: the interface's name.
-        sysfs: the folder with an entry for each interface.
+        name: The interface's name.
+        sysfs: The folder with an entry for each interface.
     """
     folder = sysfs / name
     if (folder / "bridge").exists():

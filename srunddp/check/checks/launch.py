@@ -23,16 +23,16 @@ class LaunchFacts:
     """How one rank was started, and what its script imports.
 
     Attributes:
-        launcher: see :class:`srunddp.bootstrap.environment.types.Environment`.
-        channel: the name of its :class:`srunddp.bootstrap.environment.types.Discovery`.
-        world_size: see :class:`srunddp.bootstrap.environment.types.Environment`.
-        allocated: if a single process runs in a Slurm job without srun, the job's number of tasks;
+        launcher: See :class:`srunddp.bootstrap.environment.types.Environment`.
+        channel: The name of its :class:`srunddp.bootstrap.environment.types.Discovery`.
+        world_size: See :class:`srunddp.bootstrap.environment.types.Environment`.
+        allocated: If a single process runs in a Slurm job without srun, the job's number of tasks;
             else 0.
-        script: why the script cannot be parsed; empty if it can, or if there is none.
-        mpi: why MPI cannot be used here. Only local rank 0 tries, and only if the script imports
+        script: Why the script cannot be parsed; empty if it can, or if there is none.
+        mpi: Why MPI cannot be used here. Only local rank 0 tries, and only if the script imports
             mpi4py; else empty.
-        uses_mpi: whether the script imports mpi4py.
-        oom_kill_step: whether srunddp is killed along with a script that runs out of memory.
+        uses_mpi: Whether the script imports mpi4py.
+        oom_kill_step: Whether srunddp is killed along with a script that runs out of memory.
     """
 
     launcher: str

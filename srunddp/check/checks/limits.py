@@ -24,10 +24,10 @@ class LimitFacts:
     """The limits of one rank's process, and the free space on its node.
 
     Attributes:
-        files: how many files it may have open; -1 for no limit.
-        memlock: how many bytes of memory it may lock; -1 for no limit.
-        rdma: whether its node has InfiniBand or RoCE devices.
-        free: the free bytes in /dev/shm and in the folder for temporary files; -1 for a folder that
+        files: How many files the process may have open; -1 for no limit.
+        memlock: How many bytes of memory the process may lock; -1 for no limit.
+        rdma: Whether the rank's node has InfiniBand or RoCE devices.
+        free: The free bytes in /dev/shm and in the folder for temporary files; -1 for a folder that
             does not exist.
     """
 

@@ -51,7 +51,7 @@ def collect(context: CheckContext) -> PathFacts:
         (ENVIRONMENT, sys.prefix),
         *((NAMED, path) for path in context.paths),
     ]
-    # Each place begins as silent, and stays so if its file server does not answer in time.
+    # Begin with the kind "silent", which a place keeps if its file server does not answer in time.
     places = [
         Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
         for role, path in named
@@ -69,8 +69,8 @@ def collect(context: CheckContext) -> PathFacts:
 
 
 def _look(place: Place, context: CheckContext) -> None:
-    """Look at a place, and fill in the results step by step, so that earlier ones stay if a later
-    step hangs.
+    """Look at a place, and store each result in ``place`` at once, so that the results remain if a
+    later look hangs.
     """
     role = place["role"]
     path = place["path"]
@@ -125,14 +125,14 @@ def _named(place: Place) -> str:
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
-    """Return how bad it is, what is wrong with a place, and a hint.
+    """Return the severity of what is wrong with a place, what is wrong, and a hint.
 
     Args:
-        place: the place.
-        main: whether the place is on rank 0's node.
+        place: The place.
+        main: Whether the place is on rank 0's node.
 
     Returns:
-        The second value is empty if nothing is wrong.
+        The second value, what is wrong, is empty if nothing is wrong.
     """
     match place["kind"]:
         case "missing":
@@ -169,7 +169,8 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
     # A log may grow between the looks of two ranks. Ranks that see a folder with the same identity
     # see one folder, so this is no difference.
     read = seen.where(lambda one: places[one.rank]["content"] and places[one.rank]["kind"] == usual)
-    # Reversed, so that of the ranks with one identity, the lowest rank's content stays in the dict.
+    # Go through the ranks in reverse order, so that the dict keeps the content that the lowest rank
+    # has read for each identity.
     first = {places[one.rank]["identity"]: places[one.rank]["content"] for one in reversed(read)}
     for who in read.minority(lambda one: first[places[one.rank]["identity"]])[1].values():
         if usual == "folder":

@@ -1,5 +1,5 @@
-"""Checks for a run with spare nodes whether Slurm lets the job go on after a node is lost, as far
-as rank 0 can read the options of srun and sbatch.
+"""Checks for a run with spare nodes whether Slurm lets the job continue after a node is lost, as
+far as rank 0 can read the options of srun and sbatch.
 """
 
 import re
@@ -22,12 +22,12 @@ _NEEDED = [("srun", option) for option in _SRUN] + [("sbatch", "--no-kill")]
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeFacts:
-    """Why one rank could not run with spare nodes.
+    """What one rank found that prevents or endangers a run with spare nodes.
 
     Attributes:
-        refused: why ``srunddp run`` would refuse ``--spare-nodes``; empty if it would not.
-        lacking: the options that srun and the batch script lack. Only rank 0 looks, and an srun or
-            a batch script that it cannot read counts as complete.
+        refused: Why ``srunddp run`` would refuse ``--spare-nodes``; empty if it would not.
+        lacking: The needed options that srun or the batch script lacks. It is empty on all ranks
+            but rank 0, and has no option of an srun or a batch script that rank 0 cannot read.
     """
 
     refused: str = ""

@@ -60,14 +60,16 @@ class VersionFacts:
     """The versions of Python, torch and the named packages on one rank.
 
     Attributes:
-        python: the version of Python.
-        executable, prefix: the paths of the interpreter and of its environment.
-        versions, places: for torch and each named package, its version and its folder as
+        python: The version of Python.
+        executable: The path of the interpreter.
+        prefix: The path of the environment (``sys.prefix``).
+        versions, places: For torch and each named package, its version and its folder as
             :func:`find` returns them. The version is ``missing`` or ``unknown`` instead of empty,
             and the folder has the text ``sys.prefix`` for the environment's path.
-        torch, cuda, nccl: the versions that ``import torch`` shows, on local rank 0 only.
-        seconds: how long this import took.
-        error, vision: why torch or torchvision could not be imported; else empty.
+        torch, cuda, nccl: The versions that ``import torch`` shows, on local rank 0 only.
+        seconds: How many seconds ``import torch`` took; 0 if this rank did not import it.
+        error: Why torch could not be imported; else empty.
+        vision: Why torchvision could not be imported; else empty.
     """
 
     python: str
@@ -84,8 +86,8 @@ class VersionFacts:
 
 
 def collect(context: CheckContext) -> VersionFacts:
-    """Collect the versions that this rank would import. Another process imports torch, so that this
-    one stays free of it.
+    """Collect the versions that this rank would import. A child process imports torch, so that it
+    is not loaded in this process.
     """
     if context.script:
         folder = os.path.dirname(os.path.realpath(context.script))
@@ -98,7 +100,8 @@ def collect(context: CheckContext) -> VersionFacts:
         shared = str
     prefix = shared(sys.prefix)
     found = {name: find(name, folder) for name in ("torch", *context.packages)}
-    # Import once on each node: its ranks see the same files, and would slow each other down.
+    # Import torch on only one rank of each node, because all ranks of a node see the same files,
+    # and would slow each other down.
     imported = {}
     if context.environment.local_rank == 0 and found["torch"][1]:
         imported = import_torch(
@@ -127,8 +130,8 @@ def find(name: str, first: str = "") -> tuple[str, str]:
     Nothing is imported.
 
     Args:
-        name: the name of a module or a distribution.
-        first: the script's folder, which Python searches first; empty without a script.
+        name: The name of a module or a distribution.
+        first: The script's folder, which Python searches first; empty without a script.
 
     Returns:
         The version, empty if it is not known, and the folder. Both are empty if there is no such
@@ -146,7 +149,8 @@ def find(name: str, first: str = "") -> tuple[str, str]:
     else:
         package = origin
     place = os.path.dirname(package)
-    # torch's own version names its build as well; that in its metadata may not.
+    # Prefer the version in torch/version.py, because the version in torch's metadata may lack the
+    # build, such as +cpu.
     if module == "torch":
         own = _assigned(Path(package, "version.py"))
     else:
@@ -215,9 +219,9 @@ def import_torch(
     """Import torch in another process, as the script would.
 
     Args:
-        folder: the script's folder, where Python looks first; empty for none.
-        patience: the seconds that the import may take.
-        vision: whether to import torchvision too.
+        folder: The script's folder, where Python looks first; empty for none.
+        patience: The seconds that the import may take.
+        vision: Whether to import torchvision too.
 
     Returns:
         Attributes of :class:`VersionFacts` by name: the versions, or in ``error`` why the import
@@ -321,5 +325,6 @@ def summary(seen: Ranks[VersionFacts]) -> str:
     return f"{', '.join(found)}, torch imported in {slowest:.1f} s at most"
 
 
-# Longer than the import's own limit, because the message of that limit tells the user more.
+# Give the check more time than the import has, because the message about a slow import tells the
+# user more than the message about a slow check.
 CHECK = Check("versions", VersionFacts, collect, evaluate, summary, within=_PATIENCE + 15.0)
