@@ -353,7 +353,7 @@ def _training(job: SlurmJob) -> list[list[str]]:
         ]
     elif job.min_nodes:
         why = ["# srunddp itself ends and restarts ranks, without a lost node: srun must end none."]
-    step = [*_srun(job, training=True), *_run(job)]
+    step = [*_srun(job), *_run(job)]
     if not (job.requeue or job.monitor or job.restarts_ranks):
         return [[*why, *_continued(step)]]
     # Without this, `set -e` would end the script at a failed step, before what follows the step.
@@ -386,9 +386,11 @@ def _absolute(path: str) -> str:
     return f'"$PWD"/{word(path)}'
 
 
-def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
-    """Return the lines of srun and its options, up to the command on each node."""
-    if training and job.outlives_nodes:
+def _srun(job: SlurmJob) -> list[str]:
+    """Return the lines of srun and its options, up to the command on each node. They are the same
+    for the check and for the training, as the check reads them.
+    """
+    if job.outlives_nodes:
         # srun would end the other tasks when a node is lost, when a task fails, and WaitTime
         # (slurm.conf) after the first task has ended. Each option here prevents one of the three.
         ending = "--no-kill --kill-on-bad-exit=0 --wait=0"
@@ -453,8 +455,6 @@ def _run_options(job: SlurmJob, *, result: str | None, monitor_dir: str | None) 
     own = [
         ("offline", job.offline),
         ("restarts", job.restarts),
-        ("spare-nodes", job.spare_nodes),
-        ("min-nodes", job.min_nodes),
         ("result", result),
         ("log-dir", job.log_dir),
         ("monitor", job.monitor),
@@ -465,7 +465,15 @@ def _run_options(job: SlurmJob, *, result: str | None, monitor_dir: str | None) 
 
 def _common_options(job: SlurmJob) -> list[str]:
     """Return the options that ``srunddp run`` and ``srunddp check`` have in common."""
-    return _words([("staged", job.stage), ("backend", job.backend), ("ifaces", job.ifaces)])
+    return _words(
+        [
+            ("staged", job.stage),
+            ("backend", job.backend),
+            ("ifaces", job.ifaces),
+            ("spare-nodes", job.spare_nodes),
+            ("min-nodes", job.min_nodes),
+        ]
+    )
 
 
 def _command(job: SlurmJob) -> str:
