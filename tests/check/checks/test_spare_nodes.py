@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from srunddp.check.checks.spare_nodes import CHECK, SpareNodeFacts, evaluate
+from srunddp.check.cli import check
 from srunddp.check.finding import Severity
+from srunddp.run.options import OPTIONS
 from tests.support.facts import tells
 from tests.support.made_up_site import changed, reported, seen, subject, travelled
 from tests.support.starting import slurm, srunddp, write
@@ -158,3 +160,12 @@ def test_what_is_lacking_is_warned_of_where_rank_zero_is() -> None:
         (Severity.WARN, "without srun --wait=0, sbatch --no-kill", ("node01",), ()),
     ]
     assert reported(evaluate(changed(SpareNodeFacts(), {}))) == []
+
+
+def test_the_options_are_those_of_a_run() -> None:
+    own = {option.name: option for option in check.params}
+    for name in ("spare_nodes", "min_nodes"):
+        of_run = OPTIONS[name]
+        assert (own[name].opts, own[name].default) == (of_run.opts, of_run.default)
+        assert repr(own[name].type) == repr(of_run.type)
+        assert own[name].metavar == of_run.metavar
