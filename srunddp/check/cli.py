@@ -59,6 +59,13 @@ _ENDS = (".py", "/__main__.py")
     help="For a run with K spare nodes.",
 )
 @click.option(
+    "--min-nodes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="For a run that may go on with N nodes.",
+)
+@click.option(
     "--staged",
     is_flag=True,
     help="Look at the copies of `srunddp stage push`, where a node has them.",
@@ -132,6 +139,7 @@ def _context(
         paths=tuple(map(here, given["paths"])),
         packages=given["packages"],
         spare_nodes=given["spare_nodes"],
+        min_nodes=given["min_nodes"],
         staged=staged,
     )
 

@@ -82,6 +82,7 @@ class CheckContext:
         paths: The paths given with ``--path``.
         packages: The names given with ``--package``.
         spare_nodes: The number given with ``--spare-nodes``; 0 for none.
+        min_nodes: The number given with ``--min-nodes``; 0 for none.
         staged: This node's copies of paths that it does not see; None without ``--staged``.
     """
 
@@ -94,6 +95,7 @@ class CheckContext:
     paths: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     spare_nodes: int = 0
+    min_nodes: int = 0
     staged: StagedPaths | None = None
 
 

@@ -84,14 +84,16 @@ class ReceiveBytes(CheckMessage, kind="receive_bytes"):
 
 @dataclass(frozen=True)
 class AllReduce(CheckMessage, kind="all_reduce"):
-    """Make an all-reduce with all ranks. :class:`srunddp.check.allreduce.AllReduceFacts` is the
-    answer.
+    """Make an all-reduce with the first ranks.
+    :class:`srunddp.check.allreduce.AllReduceFacts` is the answer.
 
     Attributes:
+        world_size: How many ranks take part.
         info: What the rank needs for a process group, as after a rendezvous.
         within: Seconds until the rank stops trying and answers that the time is over.
     """
 
+    world_size: int
     info: RendezvousInfo
     within: float
 

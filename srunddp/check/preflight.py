@@ -4,8 +4,8 @@ them, and judges the answers.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,9 @@ from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import Address, listen
 from srunddp.bootstrap.rendezvous.server import infos_of
-from srunddp.check import allreduce, bandwidth, connectivity
+from srunddp.check import allreduce, bandwidth, connectivity, fewer_nodes
 from srunddp.check.checks import CHECKS, WITH_SPARES, interface, launch
 from srunddp.check.finding import (
     FAIL,
@@ -84,16 +83,18 @@ class Responder:
             case ReceiveBytes():
                 return Received(bandwidth.receive(self.prober.listeners[question.address]))
             case AllReduce():
-                return self._all_reduce(question.info, question.within)
+                return self._all_reduce(question)
         return connectivity.answer(self.prober, question)
 
-    def _all_reduce(self, info: RendezvousInfo, within: float) -> allreduce.AllReduceFacts:
+    def _all_reduce(self, question: AllReduce) -> allreduce.AllReduceFacts:
         here = self.context
         # A rank without an interface is a failure of the interface check, and after a failure
         # nothing is measured.
         assert here.interface is not None
+        environment = replace(here.environment, world_size=question.world_size)
+        within = question.within
         own = ProcessGroupContext(
-            here.environment, here.interface, info, self.store_fd, within, self.backend
+            environment, here.interface, question.info, self.store_fd, within, self.backend
         )
         return allreduce.run(own, within)
 
@@ -143,15 +144,21 @@ def examine(
         timeout: The seconds that the ranks had to connect, for the message.
         with_collective: Also measure the rates between nodes and an all-reduce, which uses GPUs.
     """
-    checks = WITH_SPARES if own.context.spare_nodes else CHECKS
+    may_lose_nodes = own.context.spare_nodes or own.context.min_nodes
+    checks = WITH_SPARES if may_lose_nodes else CHECKS
     report = look(session, own.context.environment, timeout, checks)
     offsets = bandwidth.survey_clocks(session)
     report.add(
         bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets)
     )
     ways = reached(session, report)
+    fewer = fewer_nodes.fewer_nodes(own.context)
+    if fewer:
+        report.add(fewer_nodes.NAME, (), fewer.summary())
     if with_collective:
         _measure(session, own, report, ways)
+        if fewer:
+            _measure_fewer_nodes(session, own, report, fewer)
     # Report lost ranks last, because a rank may be lost during any question.
     report.add(launch.NAME, lost(session))
     return report
@@ -263,25 +270,55 @@ def _measure(
         return
     measured = bandwidth.survey(session, connectivity.listening(session, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
-    facts = dict.fromkeys(report.here, allreduce.AllReduceFacts(wrong="no answer"))
-    facts |= _all_reduce(session, own)
-    link = slowest_link(report, facts[0].backend)
-    nodes = {rank: hello.node for rank, hello in report.here.items()}
-    report.add(
-        allreduce.NAME, allreduce.evaluate(facts, nodes, link), allreduce.summary(facts, link)
+    findings, summary = _measure_all_reduce(session, own, report, sorted(session.here))
+    report.add(allreduce.NAME, findings, summary)
+
+
+def _measure_fewer_nodes(
+    session: CheckSession, own: Responder, report: Report, fewer: fewer_nodes.FewerNodes
+) -> None:
+    """Measure an all-reduce over the first nodes alone, as many as the run may go on with. Without
+    the sum over all ranks, skip that.
+    """
+    if report.failed:
+        return
+    ranks = range(fewer.first_ranks)
+    findings, summary = _measure_all_reduce(session, own, report, ranks)
+    nodes = (
+        f"over the first {fewer.min_nodes} nodes" if fewer.min_nodes > 1 else "on the first node"
     )
+    report.add(fewer_nodes.NAME, findings, f"{fewer.summary()}; {nodes}: {summary}")
 
 
-def _all_reduce(session: CheckSession, own: Responder) -> dict[int, allreduce.AllReduceFacts]:
+def _measure_all_reduce(
+    session: CheckSession, own: Responder, report: Report, ranks: Collection[int]
+) -> tuple[list[Finding], str]:
+    """Measure an all-reduce, and return what is wrong and one line about the measurements.
+
+    Args:
+        session: connects rank 0 with all ranks that came.
+        own: rank 0's own responder.
+        report: has the facts of the interface check.
+        ranks: the ranks that take part, from 0 on.
+    """
+    facts = dict.fromkeys(ranks, allreduce.AllReduceFacts(wrong="no answer"))
+    facts |= _all_reduce(session, own, ranks)
+    link = slowest_link(report, facts[0].backend, ranks)
+    nodes = {rank: report.here[rank].node for rank in ranks}
+    return list(allreduce.evaluate(facts, nodes, link)), allreduce.summary(facts, link)
+
+
+def _all_reduce(
+    session: CheckSession, own: Responder, ranks: Collection[int]
+) -> dict[int, allreduce.AllReduceFacts]:
     interface = own.context.interface
     assert interface is not None
     with listen(interface.address, [0]) as store:
         own.store_fd = store.fileno()
         address = Address(*store.getsockname()[:2])
-        ranks = sorted(session.here)
         infos = infos_of([session.here[rank] for rank in ranks], address, "")
         questions = {
-            rank: AllReduce(info, _COLLECTIVE_WITHIN)
+            rank: AllReduce(len(ranks), info, _COLLECTIVE_WITHIN)
             for rank, info in zip(ranks, infos, strict=True)
         }
         # A rank ends its own attempt after `_COLLECTIVE_WITHIN` and says so in its answer. Rank 0
@@ -290,7 +327,7 @@ def _all_reduce(session: CheckSession, own: Responder) -> dict[int, allreduce.Al
         return session.ask(questions, within, allreduce.AllReduceFacts)
 
 
-def slowest_link(report: Report, backend: str) -> float:
+def slowest_link(report: Report, backend: str, ranks: Collection[int]) -> float:
     """Return how many bytes per second the slowest node's network can carry.
 
     With NCCL and RDMA devices (InfiniBand, RoCE), a node counts as many of its devices as it has
@@ -299,14 +336,19 @@ def slowest_link(report: Report, backend: str) -> float:
     Args:
         report: Has the facts of the interface check.
         backend: ``nccl`` or ``gloo``.
+        ranks: the ranks that use the network; other nodes do not count.
 
     Returns:
         0 if there is only one node, or if the speed of some node is not known.
     """
-    ranks = Counter(hello.node for hello in report.here.values())
-    if len(ranks) <= 1:
+    on_node = Counter(report.here[rank].node for rank in ranks)
+    if len(on_node) <= 1:
         return 0.0
-    speeds = [_carried(one.facts, ranks[one.node], backend) for one in report.seen(interface.CHECK)]
+    speeds = [
+        _carried(one.facts, on_node[one.node], backend)
+        for one in report.seen(interface.CHECK)
+        if one.rank in ranks
+    ]
     # The kernel reports speeds in Mbit/s.
     return min(speeds, default=0.0) * 1e6 / 8
 

@@ -20,7 +20,8 @@ The order of the steps in :func:`launch` matters; swapping two of them breaks so
    processes go on sharing their memory pages. That only helps before the fork.
 5. **Fork the worker.** Each process now has all descriptors and closes those of the other. If an
    end of their pipe stayed open on the wrong side, the death of the other side would go unnoticed.
-   The pipe itself may be created at any time before.
+   The pipe itself may be created at any time before. **Fork the process that notes the GPUs'
+   figures**, if none watches them: the worker need not wait for it, and there are still no threads.
 6. **Note pending signals** without taking them. They came before the worker existed, and a forked
    process inherits none, so the supervisor has to pass them on. If this came later, signals that
    the launcher has sent to both processes would be passed on as well.
@@ -126,6 +127,8 @@ def launch(
     monitor.export()  # the folder of the samples
     gc.freeze()  # 4
     worker = fork_worker(context, ours, monitor, sentinel, gpus)  # 5
+    if gpus is None:
+        gpus = _note_gpus(setup, own, limits)
     earlier = earlier.with_first_fork((*own, worker))
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}  # 6
     # The sockets stay open until this process ends, so that other processes notice its end. Python
@@ -205,11 +208,9 @@ def _watch_gpus(
     Returns:
         The supervisor's side of the watch; None if no process was started.
     """
-    environment = setup.environment
     record = monitor.gpu_faults
-    is_first = environment.local_rank == 0 and not environment.is_spare
     is_asked_for = record is not None or setup.options.max_restarts > 0
-    if not is_first or not is_asked_for or not may_have_gpus(os.environ):
+    if not is_asked_for or not _asks_for_gpus(setup):
         return None
     # Only one rank of a node needs the module, and none without GPUs.
     from srunddp.supervisor.gpu_watch import NodeGpus
@@ -217,6 +218,33 @@ def _watch_gpus(
     gpus = NodeGpus(own=own, limits=limits)
     gpus.watch(record)
     return gpus
+
+
+def _note_gpus(setup: RankSetup, own: set[int], limits: Limits) -> NodeGpus | None:
+    """Start the process that notes the figures of this node's GPUs, if this rank is to have it.
+
+    Args:
+        setup: This rank.
+        own: The pids of the supervisor's own children; the pid of the new process is added.
+        limits: How long an answer may take.
+
+    Returns:
+        The supervisor's side, which knows the figures at a failure; None if no process was started.
+    """
+    if not _asks_for_gpus(setup):
+        return None
+    from srunddp.supervisor.gpu_watch import NodeGpus
+
+    gpus = NodeGpus(own=own, limits=limits)
+    gpus.note_start()
+    return gpus
+
+
+def _asks_for_gpus(setup: RankSetup) -> bool:
+    """Tell whether this rank asks about its node's GPUs before there is a failure."""
+    environment = setup.environment
+    is_first = environment.local_rank == 0 and not environment.is_spare
+    return is_first and may_have_gpus(os.environ)
 
 
 def _prepare_rank_zero(setup: RankSetup) -> None:

@@ -368,7 +368,7 @@ def _training(job: SlurmJob) -> list[list[str]]:
         ]
     elif job.min_nodes:
         why = ["# srunddp itself ends and restarts ranks, without a lost node: srun must end none."]
-    step = [*_srun(job, training=True), *_run(job)]
+    step = [*_srun(job), *_run(job)]
     if not (job.requeue or job.monitor or job.restarts_ranks):
         return [[*why, *_continued(step)]]
     # Without `|| code=$?`, `set -e` would end the script if the step fails, and the lines after the
@@ -403,14 +403,13 @@ def _absolute(path: str) -> str:
     return f'"$PWD"/{word(path)}'
 
 
-def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
+def _srun(job: SlurmJob) -> list[str]:
     """Return the lines with srun, its options and the container, up to the command of each task.
 
-    Args:
-        job: The job.
-        training: Whether the ranks are started for the training, and not for ``srunddp check``.
+    They are the same for ``srunddp check`` and for the training, because the check reads the
+    options with which it was started.
     """
-    if training and job.outlives_nodes:
+    if job.outlives_nodes:
         # srun would end the other tasks when a node is lost, when a task fails, and WaitTime
         # (slurm.conf) after the first task has ended. Each option here prevents one of the three.
         ending = "--no-kill --kill-on-bad-exit=0 --wait=0"
@@ -482,8 +481,6 @@ def _run_options(job: SlurmJob, *, result: str | None, monitor_dir: str | None) 
     own = [
         ("offline", job.offline),
         ("restarts", job.restarts),
-        ("spare-nodes", job.spare_nodes),
-        ("min-nodes", job.min_nodes),
         ("result", result),
         ("log-dir", job.log_dir),
         ("monitor", job.monitor),
@@ -496,7 +493,15 @@ def _common_options(job: SlurmJob) -> list[str]:
     """Return the options that both ``srunddp run`` and ``srunddp check`` get, as words of a command
     line.
     """
-    return _words([("staged", job.stage), ("backend", job.backend), ("ifaces", job.ifaces)])
+    return _words(
+        [
+            ("staged", job.stage),
+            ("backend", job.backend),
+            ("ifaces", job.ifaces),
+            ("spare-nodes", job.spare_nodes),
+            ("min-nodes", job.min_nodes),
+        ]
+    )
 
 
 def _command(job: SlurmJob) -> str:

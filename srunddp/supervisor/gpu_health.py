@@ -7,11 +7,12 @@ This module has been tested only with a fake NVML, and not on a real GPU.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from srunddp.supervisor.failure import GpuFault, GpuFaultKind
+from srunddp.supervisor.gpu_messages import GpuFigures
 from srunddp.util.cuda_visible import VisibleDevice, visible
 from srunddp.util.nvml import instances
 from srunddp.util.quick_dataclass import dataclass
@@ -351,24 +352,48 @@ def _is_same(one: Any, other: Any) -> bool:
         return one is other
 
 
-def look(wanted: str | None, *, with_old: bool = False) -> list[GpuFault]:
+def figures(wanted: str | None) -> tuple[GpuFigures, ...]:
+    """Return what the GPUs that CUDA shows to a process count now; empty without NVML.
+
+    Args:
+        wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+    """
+    return tuple(
+        GpuFigures(gpu.index, gpu.uuid, state.errors, state.is_remap_pending)
+        for gpu, state in _states(wanted)
+    )
+
+
+def look(
+    wanted: str | None, at_start: Iterable[GpuFigures] = (), *, with_old: bool = False
+) -> list[GpuFault]:
     """Return the present faults of the GPUs that CUDA shows to a process; empty without NVML.
 
     Args:
         wanted: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        at_start: The GPUs' figures when the run began, as far as they are known.
         with_old: Whether to include the memory errors since the driver was loaded, which may be
             months old.
     """
+    before = {
+        (each.index, each.uuid): GpuState(
+            errors=each.errors, is_remap_pending=each.is_remap_pending
+        )
+        for each in at_start
+    }
+    return [
+        fault
+        for gpu, now in _states(wanted)
+        for fault in faults_of(gpu, now, before.get((gpu.index, gpu.uuid)), with_old=with_old)
+    ]
+
+
+def _states(wanted: str | None) -> list[tuple[Gpu, GpuState]]:
     nvml = load()
     if nvml is None:
         return []
     try:
-        gpus = find_gpus(nvml, wanted)
-        return [
-            fault
-            for gpu in gpus
-            for fault in faults_of(gpu, state_of(nvml, gpu), None, with_old=with_old)
-        ]
+        return [(gpu, state_of(nvml, gpu)) for gpu in find_gpus(nvml, wanted)]
     except nvml.NVMLError:
         return []
     finally:

@@ -12,6 +12,35 @@ class GpuMessage(Message):
 
 
 @dataclass(frozen=True)
+class GpuFigures:
+    """What NVML has told of a GPU when the run began.
+
+    Attributes:
+        index: NVML's index of the GPU.
+        uuid: Its UUID, or that of the MIG instance that CUDA shows; empty if it is not known.
+        errors: How many uncorrected memory errors there were since the driver was loaded; None if
+            the GPU does not count them.
+        is_remap_pending: Whether rows or pages of memory were to be retired at the next reset.
+    """
+
+    index: int
+    uuid: str
+    errors: int | None
+    is_remap_pending: bool
+
+
+@dataclass(frozen=True)
+class GpusAtStart(GpuMessage, kind="gpus_at_start"):
+    """The figures of this node's GPUs, with which a failure's are compared.
+
+    Attributes:
+        gpus: The figures of each GPU.
+    """
+
+    gpus: tuple[GpuFigures, ...]
+
+
+@dataclass(frozen=True)
 class GpusSay(GpuMessage, kind="gpus_say"):
     """The faults of this node's GPUs.
 

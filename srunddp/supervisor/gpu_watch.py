@@ -4,7 +4,8 @@
 NVML reports an Xid only to processes that had registered before it happened. So with ``--monitor``
 or ``--restarts`` the first rank of each node runs such a process until it ends. Without these
 options the process is forked only after a failure, and finds only faults that have lasted until
-then.
+then. Another process, forked at the start, reads the memory errors so far and ends; the errors
+after a failure are compared with these.
 
 The supervisor never asks NVML itself, so that only this process hangs if the driver does not answer
 after a fault. On a node without GPUs the supervisor does not even import this module.
@@ -18,14 +19,14 @@ import signal
 import socket
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import NoReturn
 
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.failure import GpuFault
-from srunddp.supervisor.gpu_messages import GpuMessage, GpusSay
+from srunddp.supervisor.gpu_messages import GpuFigures, GpuMessage, GpusAtStart, GpusSay
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.signals import die_with_parent
 from srunddp.supervisor.worker_process import wait_for_child
@@ -53,6 +54,8 @@ class NodeGpus:
     pid: int | None = None
     _socket: socket.socket | None = None
     _news: list[GpuFault] = field(default_factory=list)
+    _at_start: tuple[GpuFigures, ...] = ()
+    _answers: bool = False  # whether the process answers questions
     _answer: tuple[GpuFault, ...] | None = None
     _ends_at: float = 0.0
 
@@ -65,6 +68,12 @@ class NodeGpus:
         """
         self._fork(lambda end: _watch(end, record))
 
+    def note_start(self) -> None:
+        """Fork the process that reads the figures of the start and ends, instead of :meth:`watch`.
+        Nobody waits for it.
+        """
+        self._fork(_tell_figures, answers=False)
+
     def in_worker(self) -> None:
         """Close the socket. Call this in a process that the supervisor has forked."""
         if self._socket is not None:
@@ -75,8 +84,9 @@ class NodeGpus:
         self._read()  # notices a process that has ended
         self._answer = None
         self._ends_at = self.clock() + self.limits.gpus_answer_within
-        if self._socket is None:
-            self._fork(_answer_once)
+        if self._socket is None or not self._answers:
+            at_start = self._at_start
+            self._fork(lambda end: _answer_once(end, at_start))
         if self._socket is None:
             self._answer = ()
             return
@@ -124,21 +134,24 @@ class NodeGpus:
                 self._close()
                 self._answer = self._answer or ()
                 return
-            message = GpuMessage.decode(data)
-            if not isinstance(message, GpusSay):
-                continue
-            if message.is_answer:
-                self._answer = message.faults
-            else:
-                self._news += message.faults
+            match GpuMessage.decode(data):
+                case GpusAtStart(gpus):
+                    self._at_start = gpus
+                case GpusSay(faults, is_answer=True):
+                    self._answer = faults
+                case GpusSay(faults):
+                    self._news += faults
 
-    def _fork(self, serve: Callable[[socket.socket], None]) -> None:
+    def _fork(self, serve: Callable[[socket.socket], None], *, answers: bool = True) -> None:
         """Fork a process. If the kernel cannot create one now, do nothing.
 
         Args:
             serve: Does the work of the process, with its end of the socket.
+            answers: Whether the process answers questions.
         """
-        self._kill()  # reaps a process that has ended by itself
+        # Reaps a process that has ended by itself. One that still reads the figures of the start
+        # comes too late.
+        self._kill()
         supervisor = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -156,6 +169,7 @@ class NodeGpus:
         theirs.close()
         self.own.add(pid)
         self.pid = pid
+        self._answers = answers
         self._socket = ours
 
     def _close(self) -> None:
@@ -195,11 +209,17 @@ def _run(supervisor: int, end: socket.socket, serve: Callable[[socket.socket], N
         os._exit(0)
 
 
-def _answer_once(end: socket.socket) -> None:
+def _answer_once(end: socket.socket, at_start: Sequence[GpuFigures]) -> None:
     # Imported only in this process, because the supervisor needs nothing of it.
     from srunddp.supervisor import gpu_watcher
 
-    gpu_watcher.answer_once(end)
+    gpu_watcher.answer_once(end, at_start)
+
+
+def _tell_figures(end: socket.socket) -> None:
+    from srunddp.supervisor import gpu_watcher
+
+    gpu_watcher.tell_figures(end)
 
 
 def _watch(end: socket.socket, record: Path | None) -> None:

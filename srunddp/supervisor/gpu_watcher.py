@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from srunddp.supervisor.gpu_health import (
     Gpu,
     fault_of_event,
     faults_of,
+    figures,
     find_gpus,
     load,
     look,
     state_of,
 )
-from srunddp.supervisor.gpu_messages import GpusSay
+from srunddp.supervisor.gpu_messages import GpuFigures, GpusAtStart, GpusSay
 from srunddp.util.sample_files import GPU_FAULTS
 
+_LEAST = 19  # the lowest priority: the scripts import torch meanwhile
 _MOST_FAULTS = 32  # in one message, which has to fit into one packet
 _WAIT = 60_000  # milliseconds that NVML waits for an event; the process can be ended meanwhile
 _PAUSE = 1.0  # seconds after an error of NVML, which may come again at once
@@ -33,14 +36,27 @@ _PAUSE = 1.0  # seconds after an error of NVML, which may come again at once
 _RECENT = 60.0
 
 
-def answer_once(end: socket.socket) -> None:
-    """Answer one question with the faults that NVML shows now.
+def tell_figures(end: socket.socket) -> None:
+    """Tell the supervisor what the GPUs count now, at the start of the run.
 
     Args:
         end: The socket to the supervisor.
     """
+    os.nice(_LEAST)
+    message = GpusAtStart(figures(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    with contextlib.suppress(OSError):
+        end.send(message.encode())
+
+
+def answer_once(end: socket.socket, at_start: Sequence[GpuFigures]) -> None:
+    """Answer one question with the faults that NVML shows now.
+
+    Args:
+        end: The socket to the supervisor.
+        at_start: What :func:`tell_figures` has told; empty if it has told nothing.
+    """
     if end.recv(1):
-        _send(end, look(os.environ.get("CUDA_VISIBLE_DEVICES")), is_answer=True)
+        _send(end, look(os.environ.get("CUDA_VISIBLE_DEVICES"), at_start), is_answer=True)
 
 
 def watch(end: socket.socket, record: Path | None) -> None:

@@ -4,11 +4,10 @@ have as many samples as before.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from srunddp.bootstrap.environment.world_sizes import accumulation_for, world_sizes
 from srunddp.bootstrap.process_group.store import current_context
 from srunddp.errors import ConfigError, Scope, one_of
 from srunddp.train.config import Config
@@ -42,25 +41,6 @@ def world_sizes_of_run() -> WorldSizes | None:
     )
 
 
-def world_sizes(node_sizes: Sequence[int], min_nodes: int) -> tuple[int, ...]:
-    """Return the numbers of ranks that the remaining nodes may have, the greatest first.
-
-    Args:
-        node_sizes: How many ranks each node has.
-        min_nodes: How many nodes remain at least.
-    """
-    # Collect the numbers of ranks, not the combinations of nodes that have them: with nodes of many
-    # sizes there are too many combinations to list, but many have the same number of ranks.
-    left = {(0, 0)}  # pairs of a number of nodes and their number of ranks
-    for size, most in Counter(node_sizes).items():
-        left = {
-            (nodes + count, ranks + count * size)
-            for nodes, ranks in left
-            for count in range(most + 1)
-        }
-    return tuple(sorted({ranks for nodes, ranks in left if nodes >= min_nodes}, reverse=True))
-
-
 def with_batch_kept(config: Config, sizes: WorldSizes | None) -> Config:
     """Return settings with which a step has as many samples on fewer ranks as in the first start.
 
@@ -80,7 +60,7 @@ def with_batch_kept(config: Config, sizes: WorldSizes | None) -> Config:
     micro_batches = sizes.first * config.gradient_accumulation_steps
     changing = _changing(config, sizes)
     if changing and config.scale_lr == "no":
-        multiple = math.lcm(*(size // math.gcd(size, sizes.first) for size in sizes.later))
+        multiple = accumulation_for(sizes.first, sizes.later)
         raise ConfigError(
             f"--min-nodes, and a step of {micro_batches * config.batch_size} samples on"
             f" {sizes.first} ranks, which {one_of(map(str, changing))} ranks cannot make of"

@@ -100,4 +100,4 @@ def test_the_slowest_link_counts(
         here,
         {rank: CollectedFacts("", facts={"interface": facts}, failed={}) for rank, facts in ranks},
     )
-    assert slowest_link(report, backend) == gigabytes * 1e9
+    assert slowest_link(report, backend, here) == gigabytes * 1e9

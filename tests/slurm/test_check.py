@@ -183,6 +183,16 @@ def test_one_slow_link_alone_is_named(runner: SlurmJobRunner) -> None:
     assert tells(done.text, "gloo", "32 KiB")
 
 
+def test_the_smallest_world_of_a_run_is_tested_alone_too(runner: SlurmJobRunner) -> None:
+    """By an all-reduce over the first two nodes; srun has what a run needs to lose a node."""
+    enough = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+    srun = ("-N3", "--ntasks-per-node=2", *enough)
+    done = checked(runner, "--collective", "--min-nodes=2", srun=srun)
+    assert (done.code, done.named()) == (0, set()), done.text
+    (line,) = [each for each in done.text.splitlines() if each.startswith("ok  fewer-nodes ")]
+    assert tells(line, "4 of 6 ranks", "2 of 3 nodes", "first 2 nodes", "gloo", "32 KiB")
+
+
 def test_a_check_without_srun_in_an_allocation_says_so(runner: SlurmJobRunner) -> None:
     done = runner.batch(
         f"{SRUNDDP} check --output-dir=$SLURM_SUBMIT_DIR/..; echo code $?",

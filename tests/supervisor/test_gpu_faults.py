@@ -45,6 +45,11 @@ def wait_for_watch():
             except OSError:
                 pass
         time.sleep(0.01)
+
+def wait_for_figures():
+    # Until the first rank's other process has read those of the start.
+    while not Path(NVML + ".shut").exists():
+        time.sleep(0.01)
 """
 
 
@@ -64,6 +69,7 @@ def fault_lines(text: str) -> list[str]:
     return re.findall(r"^srunddp: (GPU \d+ \(.*)$", text, re.MULTILINE)
 
 
+PATIENT = {"gpus_answer_within": 30.0, "gpus_told_within": 31.0}  # for a busy machine
 WATCHED = [("--restarts", "1"), ("--monitor=1s",)]
 
 
@@ -129,14 +135,21 @@ def test_what_stays_is_found_at_a_failure(
     assert ended.codes == [9] * size
 
 
-def test_memory_errors_count_from_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "noted"), [(("--monitor=1s",), "wait_for_watch"), ((), "wait_for_figures")]
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_memory_errors_count_from_the_start(
+    tmp_path: Path, size: int, options: tuple[str, ...], noted: str
+) -> None:
+    """GPU 3 has had an error before. Without a watch, a process has read that at the start."""
     script = (
-        f"{HELPERS}\nif RANK == 1:\n    wait_for_watch()\n    becomes(2, errors=3)\n"
+        f"{HELPERS}\nif RANK == SIZE - 1:\n    {noted}()\n    becomes(2, errors=3)\n"
         "    raise RuntimeError('CUDA error')\nrest()"
     )
-    ended = run(tmp_path, script, "--monitor=1s", size=2, variables=nvml(tmp_path))
+    ended = run(tmp_path, script, *options, size=size, variables=nvml(tmp_path), limits=PATIENT)
     what = "2 uncorrected memory errors (ECC) since the start of the run"
-    assert f"GPU 2 (GPU-c) of {NODE}: {what}" in fault_lines(ended.text), ended.text
+    assert fault_lines(ended.text) == [f"GPU 2 (GPU-c) of {NODE}: {what}"], ended.text
 
 
 def test_a_driver_that_does_not_answer_delays_the_end_for_three_seconds(tmp_path: Path) -> None:
@@ -151,6 +164,19 @@ def test_a_driver_that_does_not_answer_delays_the_end_for_three_seconds(tmp_path
     assert fault_lines(ended.text) == []
     # 3 s, and what the end of a run may take on a busy machine.
     assert time.monotonic() - began < 3 + 15
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_driver_that_does_not_answer_at_the_start_delays_nothing(
+    tmp_path: Path, size: int
+) -> None:
+    """Its process is ended with the run."""
+    variables = nvml(tmp_path, {"uuid": "GPU-a", "hangs": True})
+    began = time.monotonic()
+    ended = run(tmp_path, "Path('done').touch()", size=size, variables=variables)
+    assert ended.codes == [0] * size
+    assert "GPU" not in ended.text
+    assert time.monotonic() - began < 60  # the driver hangs for 600 s
 
 
 def test_a_fault_of_another_jobs_gpu_is_not_named(tmp_path: Path) -> None:

@@ -10,27 +10,8 @@ from srunddp.train.fewer_ranks import (
     WorldSizes,
     what_cannot_follow,
     with_batch_kept,
-    world_sizes,
 )
 from srunddp.train.optimizer import lr_factor
-
-
-@pytest.mark.parametrize(
-    ("nodes", "fewest", "expected"),
-    [
-        ((1, 1, 1), 2, (3, 2)),
-        ((8, 8, 8, 8), 2, (32, 24, 16)),
-        ((2, 1, 3), 2, (6, 5, 4, 3)),
-        ((4, 4), 2, (8,)),
-        ((8,) * 2000, 1999, (16000, 15992)),
-        # As many combinations as 16 ** 8.
-        (tuple(range(1, 9)) * 15, 119, (540, *range(539, 531, -1))),
-    ],
-)
-def test_how_many_ranks_may_be_left(
-    nodes: tuple[int, ...], fewest: int, expected: tuple[int, ...]
-) -> None:
-    assert world_sizes(nodes, fewest) == expected
 
 
 @pytest.mark.parametrize(

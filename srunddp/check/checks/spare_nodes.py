@@ -1,5 +1,6 @@
-"""Checks for a run with spare nodes whether Slurm lets the job continue after a node is lost, as
-far as rank 0 can read the options of srun and sbatch.
+"""Checks for a run with ``--spare-nodes`` or ``--min-nodes`` whether it can continue after a node
+is lost: whether Slurm lets the job continue, as far as rank 0 can read the options of srun and
+sbatch, and whether enough tasks remain.
 """
 
 import re
@@ -22,28 +23,33 @@ _NEEDED = [("srun", option) for option in _SRUN] + [("sbatch", "--no-kill")]
 
 @dataclass(frozen=True, kw_only=True)
 class SpareNodeFacts:
-    """What one rank found that prevents or endangers a run with spare nodes.
+    """What one rank found that prevents or endangers a run with ``--spare-nodes`` or
+    ``--min-nodes`` after the loss of a node.
 
     Attributes:
-        refused: Why ``srunddp run`` would refuse ``--spare-nodes``; empty if it would not.
+        refused: Why ``srunddp run`` would refuse ``--spare-nodes`` or ``--min-nodes``; empty if it
+            would not.
         lacking: The needed options that srun or the batch script lacks. It is empty on all ranks
             but rank 0, and has no option of an srun or a batch script that rank 0 cannot read.
+        decisive: The nodes that have half of the tasks or more. It is empty on all ranks but
+            rank 0.
     """
 
     refused: str = ""
     lacking: list[str] = field(default_factory=list)
+    decisive: list[str] = field(default_factory=list)
 
 
 def collect(context: CheckContext) -> SpareNodeFacts:
-    """Collect whether a run would accept the spare nodes, and on rank 0 the options of srun and
-    sbatch.
+    """Collect whether a run would accept the options, and on rank 0 the options of srun and sbatch,
+    and the nodes without which no majority of the tasks is left.
 
     srun's options can be read only if it runs on rank 0's node, as it does from a batch script.
     """
     environment = context.environment
     step = context.environment.step
     try:
-        set_spare_nodes(environment, context.spare_nodes)
+        set_spare_nodes(environment, context.spare_nodes, context.min_nodes)
     except ConfigError as error:
         return SpareNodeFacts(refused=str(error))
     if environment.rank or not step:
@@ -64,12 +70,20 @@ def collect(context: CheckContext) -> SpareNodeFacts:
         for name, each in _NEEDED
         if not re.search(rf" ({_SRUN[each]})(?!\S)", given[name])
     )
-    return SpareNodeFacts(lacking=[f"{name} {option}" for name, option in missing if given[name]])
+    tasks = sum(step.tasks_per_node)
+    return SpareNodeFacts(
+        lacking=[f"{name} {option}" for name, option in missing if given[name]],
+        decisive=[
+            node
+            for node, count in zip(step.nodes, step.tasks_per_node, strict=True)
+            if 2 * count >= tasks
+        ],
+    )
 
 
 def evaluate(seen: Ranks[SpareNodeFacts]) -> Iterator[Finding]:
-    """Judge the spare nodes: a number that a run refuses is a failure, a missing option a
-    warning.
+    """Judge the options: one that a run refuses is a failure. A missing one is a warning, and so is
+    a node whose loss the run cannot survive.
     """
     for one in seen:
         if one.facts.refused:
@@ -80,6 +94,14 @@ def evaluate(seen: Ranks[SpareNodeFacts]) -> Iterator[Finding]:
                 " had it"
             )
             yield one.finding(WARN, f"without {found}", "a job that outlives a lost node", hint)
+        if one.facts.decisive:
+            yield Finding(
+                WARN,
+                "half of the tasks or more are on one node: the run ends if it is lost",
+                "more than half of them on the other nodes",
+                "ask for more nodes with -N, with equal --ntasks-per-node",
+                nodes=tuple(one.facts.decisive),
+            )
 
 
 def summary(_: Ranks[SpareNodeFacts]) -> str:

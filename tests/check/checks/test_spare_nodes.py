@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from srunddp.check.checks.spare_nodes import CHECK, SpareNodeFacts, evaluate
+from srunddp.check.cli import check
 from srunddp.check.finding import Severity
+from srunddp.run.options import OPTIONS
 from tests.support.facts import tells
 from tests.support.made_up_site import changed, reported, seen, subject, travelled
 from tests.support.starting import slurm, srunddp, write
@@ -32,6 +34,7 @@ def facts(
     script: str = SCRIPT,
     host: str = "node01",
     spare_nodes: int = 1,
+    min_nodes: int = 0,
     rank: int = 0,
     **variables: str,
 ) -> SpareNodeFacts:
@@ -45,9 +48,8 @@ def facts(
     for name, text in texts.items():
         write(folder / name, f"#!/bin/sh\necho {name} >>{folder}/asked\n{text}").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return travelled(
-        CHECK, replace(subject(slurm(rank, 6) | STEP | variables), spare_nodes=spare_nodes)
-    )
+    context = subject(slurm(rank, 6) | STEP | variables)
+    return travelled(CHECK, replace(context, spare_nodes=spare_nodes, min_nodes=min_nodes))
 
 
 @pytest.mark.parametrize(
@@ -102,10 +104,11 @@ def test_one_rank_asks_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_the_check_is_made_with_the_option_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--spare-nodes=1", "--min-nodes=1"])
+def test_the_check_is_made_with_an_option_alone(option: str, tmp_path: Path) -> None:
     done = srunddp("check", folder=tmp_path)
     assert "spare-nodes" not in done.stdout + (tmp_path / "preflight.local.json").read_text()
-    done = srunddp("check", "--spare-nodes=1", folder=tmp_path)
+    done = srunddp("check", option, folder=tmp_path)
     assert done.returncode == 69
     assert "FAIL  spare-nodes" in done.stdout
     assert tells(done.stdout, "FAIL  spare-nodes", "; expected ", "Slurm", " -> ", "srun")
@@ -114,14 +117,41 @@ def test_the_check_is_made_with_the_option_alone(tmp_path: Path) -> None:
     assert tells(done.stdout, "sbatch", "salloc", "--no-kill")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"spare_nodes": 3}, "--spare-nodes=3 of 3 nodes"),
+        ({"spare_nodes": 1, "min_nodes": 3}, "--min-nodes=3 of 2 nodes with ranks"),
+    ],
+    ids=str,
+)
 def test_what_run_would_refuse_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, int], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = facts(tmp_path, monkeypatch, spare_nodes=3)
-    assert (
-        reported(evaluate(seen([known, known])))
-        == [(Severity.FAIL, "--spare-nodes=3 of 3 nodes", ("node01",), ())] * 2
-    )
+    known = facts(tmp_path, monkeypatch, **options)  # type: ignore[arg-type]
+    assert reported(evaluate(seen([known, known]))) == [(Severity.FAIL, said, ("node01",), ())] * 2
+
+
+@pytest.mark.parametrize(
+    ("tasks", "decisive"),
+    [
+        ("2(x3)", []),
+        ("1,3,2", ["node02"]),
+        ("4,1(x2)", ["node01"]),
+        ("2,2,1", []),  # two of five tasks are lost, and three go on
+    ],
+)
+def test_a_node_without_which_no_majority_is_left_is_warned_of(
+    tasks: str, decisive: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = "5" if tasks == "2,2,1" else "6"
+    step = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_STEP_NUM_TASKS": count, "SLURM_GTIDS": "0"}
+    known = facts(tmp_path, monkeypatch, spare_nodes=0, min_nodes=2, **step)  # type: ignore[arg-type]
+    assert known.decisive == decisive
+    warned = reported(evaluate(seen([known])))
+    assert [(level, nodes) for level, _, nodes, _ in warned] == [
+        (Severity.WARN, (node,)) for node in decisive
+    ]
 
 
 def test_what_is_lacking_is_warned_of_where_rank_zero_is() -> None:
@@ -130,3 +160,12 @@ def test_what_is_lacking_is_warned_of_where_rank_zero_is() -> None:
         (Severity.WARN, "without srun --wait=0, sbatch --no-kill", ("node01",), ()),
     ]
     assert reported(evaluate(changed(SpareNodeFacts(), {}))) == []
+
+
+def test_the_options_are_those_of_a_run() -> None:
+    own = {option.name: option for option in check.params}
+    for name in ("spare_nodes", "min_nodes"):
+        of_run = OPTIONS[name]
+        assert (own[name].opts, own[name].default) == (of_run.opts, of_run.default)
+        assert repr(own[name].type) == repr(of_run.type)
+        assert own[name].metavar == of_run.metavar

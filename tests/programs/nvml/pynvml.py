@@ -21,7 +21,8 @@ are received and sent.
 the file named by ``FAKE_NVML`` and ``.now`` may say something else of a GPU, by its index, and that
 with ``.xids`` has an event in each line: ``{"gpu": 0, "xid": 79, "instance": 1}``.
 
-With ``hangs`` the driver does not answer for this GPU.
+With ``hangs`` the driver does not answer for this GPU. The file with ``.hangs`` is there once a
+process waits for it, and that with ``.shut`` once one has called nvmlShutdown.
 
 ``error`` is what nvmlInit raises, ``failing`` what a function raises for this GPU, ``separate`` the
 indices of GPUs without P2P to it. Without the variable there is no NVML here.
@@ -150,6 +151,7 @@ def nvmlInit():
 
 def nvmlShutdown():
     _machine.clear()
+    Path(os.environ["FAKE_NVML"] + ".shut").touch()
 
 
 def nvmlSystemGetDriverVersion():
@@ -167,6 +169,7 @@ def nvmlDeviceGetCount():
 def nvmlDeviceGetHandleByIndex(index):
     handle = _changed(_machine["gpus"][index])
     if handle.get("hangs"):
+        Path(os.environ["FAKE_NVML"] + ".hangs").touch()
         time.sleep(600)
     _asked(handle, "nvmlDeviceGetHandleByIndex")
     return handle

@@ -1,0 +1,63 @@
+"""Says of a run with ``--min-nodes`` how small its world may become."""
+
+from srunddp.bootstrap.environment.world_sizes import accumulation_for, world_sizes
+from srunddp.check.finding import CheckContext
+from srunddp.errors import ConfigError
+from srunddp.spare_nodes.layout import set_spare_nodes
+from srunddp.util.quick_dataclass import dataclass
+
+NAME = "fewer-nodes"
+# More micro-batches for each step than anybody would set.
+_MOST_ACCUMULATION = 1000
+
+
+@dataclass(frozen=True)
+class FewerNodes:
+    """The worlds of a run that may go on with fewer nodes.
+
+    Attributes:
+        node_sizes: how many ranks each node has in the first start, without spare nodes.
+        min_nodes: the number of ``--min-nodes``.
+    """
+
+    node_sizes: tuple[int, ...]
+    min_nodes: int
+
+    @property
+    def first_ranks(self) -> int:
+        """How many ranks the first ``min_nodes`` nodes have: the world that the check tests."""
+        return sum(self.node_sizes[: self.min_nodes])
+
+    def summary(self) -> str:
+        """Write in one line how small the world may become, and when a step of ``Trainer`` keeps
+        its samples.
+        """
+        sizes = world_sizes(self.node_sizes, self.min_nodes)
+        multiple = accumulation_for(sum(self.node_sizes), sizes)
+        if multiple == 1:
+            steps = "keeps its samples"
+        elif multiple <= _MOST_ACCUMULATION:
+            steps = f"keeps its samples if gradient_accumulation_steps is a multiple of {multiple}"
+        else:
+            steps = "cannot keep its samples with all numbers of ranks between, see scale_lr"
+        return (
+            f"down to {sizes[-1]} of {sizes[0]} ranks, on {self.min_nodes} of"
+            f" {len(self.node_sizes)} nodes: a step of Trainer {steps}"
+        )
+
+
+def fewer_nodes(context: CheckContext) -> FewerNodes | None:
+    """Return how a run may shrink; None if it may not, or would be refused.
+
+    Args:
+        context: what the checks know about rank 0.
+    """
+    if not context.min_nodes:
+        return None
+    try:
+        environment = set_spare_nodes(context.environment, context.spare_nodes, context.min_nodes)
+    except ConfigError:
+        return None  # the check of spare nodes reports it
+    if not environment.may_shrink:
+        return None
+    return FewerNodes(environment.node_sizes, environment.min_nodes)
