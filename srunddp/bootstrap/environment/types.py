@@ -225,9 +225,11 @@ class Environment(Identity):
 
     @property
     def leads_node(self) -> bool:
-        """Whether this is the first rank of its node, not counting rank 0."""
-        # On rank 0's node, the first other rank is most often rank 1. Where rank 1 is on another
-        # node, this is false for all ranks of rank 0's node.
+        """Whether this is the first rank of its node, not counting rank 0.
+
+        On rank 0's node only rank 1 can be it: where rank 1 is on another node, this is false for
+        all ranks of rank 0's node.
+        """
         return self.rank == 1 or (self.rank > 0 and self.local_rank == 0)
 
     @property
