@@ -74,7 +74,7 @@ _NEXT_ROUND_AFTER = 1.0  # seconds between two rounds, in which the task tries a
 _ACCEPTED_AFTER = 2.0
 # Seconds after which the task makes its connection anew, because no poll() can wait for ever.
 _LONGEST_STAY = 7 * 86400.0
-# While the task waits at one address, it tries every so many seconds whether a likelier one answers.
+# While the task waits at one address, it tries every so many seconds whether a likelier answers.
 _LOOKS_BACK_EVERY = 5.0
 # With spare nodes: if no process listens at any address for this many seconds, a rank gives up.
 _NOBODY_AFTER = 5.0
