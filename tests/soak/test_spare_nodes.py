@@ -36,7 +36,8 @@ TIMES = 5
 CAMPAIGNS = 60
 # A folder; campaigns that are in it are not run again.
 RESULTS = os.environ.get("SRUNDDP_SOAK_RESULTS")
-ENDS_WITHIN = 60.0
+# A task that was cut off looks for rank 0 for a minute, after it has tried to meet the others.
+ENDS_WITHIN = 150.0
 SRUN_MAY_WAIT = "srun may wait until Slurm has marked the lost node down"
 HARMS = ("lose", "cut", "step", "supervisor", "worker", "cancel")
 
