@@ -368,7 +368,7 @@ def _training(job: SlurmJob) -> list[list[str]]:
         ]
     elif job.min_nodes:
         why = ["# srunddp itself ends and restarts ranks, without a lost node: srun must end none."]
-    step = [*_srun(job), *_run(job)]
+    step = [*_srun(job, training=True), *_run(job)]
     if not (job.requeue or job.monitor or job.restarts_ranks):
         return [[*why, *_continued(step)]]
     # Without `|| code=$?`, `set -e` would end the script if the step fails, and the lines after the
@@ -403,13 +403,16 @@ def _absolute(path: str) -> str:
     return f'"$PWD"/{word(path)}'
 
 
-def _srun(job: SlurmJob) -> list[str]:
+def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
     """Return the lines with srun, its options and the container, up to the command of each task.
 
-    They are the same for ``srunddp check`` and for the training, because the check reads the
-    options with which it was started.
+    Args:
+        job: The job.
+        training: Whether the ranks are started for the training, and not for ``srunddp check``.
+            srun ends the check as soon as one task has failed: otherwise it would wait for a task
+            that hangs until the job's time limit.
     """
-    if job.outlives_nodes:
+    if training and job.outlives_nodes:
         # srun would end the other tasks when a node is lost, when a task fails, and WaitTime
         # (slurm.conf) after the first task has ended. Each option here prevents one of the three.
         ending = "--no-kill --kill-on-bad-exit=0 --wait=0"
@@ -481,6 +484,8 @@ def _run_options(job: SlurmJob, *, result: str | None, monitor_dir: str | None) 
     own = [
         ("offline", job.offline),
         ("restarts", job.restarts),
+        ("spare-nodes", job.spare_nodes),
+        ("min-nodes", job.min_nodes),
         ("result", result),
         ("log-dir", job.log_dir),
         ("monitor", job.monitor),
@@ -493,15 +498,7 @@ def _common_options(job: SlurmJob) -> list[str]:
     """Return the options that both ``srunddp run`` and ``srunddp check`` get, as words of a command
     line.
     """
-    return _words(
-        [
-            ("staged", job.stage),
-            ("backend", job.backend),
-            ("ifaces", job.ifaces),
-            ("spare-nodes", job.spare_nodes),
-            ("min-nodes", job.min_nodes),
-        ]
-    )
+    return _words([("staged", job.stage), ("backend", job.backend), ("ifaces", job.ifaces)])
 
 
 def _command(job: SlurmJob) -> str:

@@ -375,8 +375,9 @@ def look(
         with_old: Whether to include the memory errors since the driver was loaded, which may be
             months old.
     """
+    # By UUID, because NVML numbers the other GPUs anew if one leaves its list.
     before = {
-        (each.index, each.uuid): GpuState(
+        each.uuid or each.index: GpuState(
             errors=each.errors, is_remap_pending=each.is_remap_pending
         )
         for each in at_start
@@ -384,7 +385,7 @@ def look(
     return [
         fault
         for gpu, now in _states(wanted)
-        for fault in faults_of(gpu, now, before.get((gpu.index, gpu.uuid)), with_old=with_old)
+        for fault in faults_of(gpu, now, before.get(gpu.uuid or gpu.index), with_old=with_old)
     ]
 
 

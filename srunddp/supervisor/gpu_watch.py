@@ -55,7 +55,7 @@ class NodeGpus:
     _socket: socket.socket | None = None
     _news: list[GpuFault] = field(default_factory=list)
     _at_start: tuple[GpuFigures, ...] = ()
-    _answers: bool = False  # whether the process answers questions
+    _answers: bool = False  # whether the process answers any number of questions
     _answer: tuple[GpuFault, ...] | None = None
     _ends_at: float = 0.0
 
@@ -86,7 +86,7 @@ class NodeGpus:
         self._ends_at = self.clock() + self.limits.gpus_answer_within
         if self._socket is None or not self._answers:
             at_start = self._at_start
-            self._fork(lambda end: _answer_once(end, at_start))
+            self._fork(lambda end: _answer_once(end, at_start), answers=False)
         if self._socket is None:
             self._answer = ()
             return
@@ -147,7 +147,7 @@ class NodeGpus:
 
         Args:
             serve: Does the work of the process, with its end of the socket.
-            answers: Whether the process answers questions.
+            answers: Whether the process answers any number of questions.
         """
         # Reaps a process that has ended by itself. One that still reads the figures of the start
         # comes too late.

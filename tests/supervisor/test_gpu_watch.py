@@ -132,3 +132,27 @@ def test_a_process_that_still_reads_the_start_does_not_keep_a_failure_waiting(
     assert [fault.what for fault in answer(gpus)] == ["it does not answer any more"]
     with pytest.raises(ProcessLookupError):
         os.kill(hanging, 0)
+
+
+def test_each_question_has_an_answer_of_its_own(gpus: NodeGpus, noted: Callable[..., None]) -> None:
+    """Also the next one, which comes before the process of the first has ended."""
+    noted(errors=3)
+    for _ in range(3):
+        gpus.ask()
+        assert [fault.what for fault in answer(gpus)] == [NEW_ERRORS]
+
+
+def test_a_gpu_with_another_number_is_compared_with_itself(
+    gpus: NodeGpus, fake_nvml: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML gives the others new numbers if one GPU leaves its list."""
+    first = {"uuid": "GPU-0", "errors": 0}
+    fake_nvml(first, OLD)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    gpus.note_start()
+    pid = gpus.pid
+    assert pid is not None
+    until(lambda: has_ended(pid))
+    fake_nvml(OLD | {"errors": 3})
+    gpus.ask()
+    assert [fault.what for fault in answer(gpus)] == [NEW_ERRORS]
