@@ -1,7 +1,6 @@
 """The numbers of ranks that a run with ``--min-nodes`` may have."""
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
 
 
@@ -12,16 +11,17 @@ def world_sizes(node_sizes: Sequence[int], min_nodes: int) -> tuple[int, ...]:
         node_sizes: How many ranks each node has.
         min_nodes: How many nodes remain at least.
     """
-    # Collect the numbers of ranks, not the combinations of nodes that have them: with nodes of many
-    # sizes there are too many combinations to list, but many have the same number of ranks.
-    left = {(0, 0)}  # pairs of a number of nodes and their number of ranks
-    for size, most in Counter(node_sizes).items():
-        left = {
-            (nodes + count, ranks + count * size)
-            for nodes, ranks in left
-            for count in range(most + 1)
-        }
-    return tuple(sorted({ranks for nodes, ranks in left if nodes >= min_nodes}, reverse=True))
+    # Bit r of possible[n] says whether n nodes may have r ranks in all. With nodes of many sizes
+    # there are too many combinations of nodes to list, but few numbers of ranks.
+    possible = [1, *(0 for _ in node_sizes)]
+    for size in node_sizes:
+        # From the most nodes to the fewest, so that no node is counted twice.
+        for nodes in range(len(node_sizes), 0, -1):
+            possible[nodes] |= possible[nodes - 1] << size
+    found = 0
+    for each in possible[min_nodes:]:
+        found |= each
+    return tuple(ranks for ranks in range(sum(node_sizes), -1, -1) if found >> ranks & 1)
 
 
 def accumulation_for(first: int, later: Collection[int]) -> int:
