@@ -44,6 +44,9 @@ if "restarts" in sys.argv and start == "0":
     import srunddp
     srunddp.heartbeat()
     if os.environ["RANK"] == "0":
+        # Not before the other rank has written, too.
+        while len(list(folder.glob("state0.*"))) < 2:
+            time.sleep(0.05)
         sys.exit(3)
     time.sleep(600)
 """

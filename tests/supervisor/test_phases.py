@@ -324,11 +324,13 @@ class Play:
     alive: bool = True
     told: list[Action] = field(default_factory=list)
     coming: list[tuple[float, int, Event]] = field(default_factory=list)
+    count: int = 0
 
     def happens(self, event: Event, after: float = 0.0) -> None:
         at = self.now + after
-        entry = (at, len(self.coming) + len(self.told), replace(event, at=at))
-        heapq.heappush(self.coming, entry)
+        # What comes at the same time comes in this order; events themselves have none.
+        self.count += 1
+        heapq.heappush(self.coming, (at, self.count, replace(event, at=at)))
 
     def run(self, until: float) -> None:
         """Let time pass, as a supervisor's loop does."""
