@@ -330,13 +330,14 @@ def _all_reduce(
 def slowest_link(report: Report, backend: str, ranks: Collection[int]) -> float:
     """Return how many bytes per second the slowest node's network can carry.
 
-    With NCCL and RDMA devices (InfiniBand, RoCE), a node counts as many of its devices as it has
-    ranks, at most all. Otherwise the speed of its interface counts.
+    With NCCL and RDMA devices (InfiniBand, RoCE), the speed of a node is the sum over as many of
+    its devices as it has ranks, or over all its devices if it has more ranks than devices.
+    Otherwise it is the speed of the node's interface.
 
     Args:
         report: Has the facts of the interface check.
         backend: ``nccl`` or ``gloo``.
-        ranks: the ranks that use the network; other nodes do not count.
+        ranks: The ranks that use the network. Nodes without any of them do not count.
 
     Returns:
         0 if there is only one node, or if the speed of some node is not known.

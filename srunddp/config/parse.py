@@ -299,7 +299,7 @@ def _pairs(
         seen: The names found in the file so far. This function adds the names that it finds.
 
     Raises:
-        ConfigError: A key is unknown or occurs twice, or a group of keys is no mapping.
+        ConfigError: A key is unknown or occurs twice, or a group of keys is not a mapping.
     """
     if not isinstance(group.node, yaml.MappingNode):
         raise group.error(

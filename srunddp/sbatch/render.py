@@ -258,8 +258,10 @@ def _lenient(lines: Sequence[str]) -> list[str]:
 
 
 def _environment(job: SlurmJob) -> list[str]:
-    """Return the lines that activate the job's conda or virtual environment; without one in a
-    container, a line so that no virtual environment counts as active.
+    """Return the lines that activate the job's conda or virtual environment.
+
+    For a job in a container that has no environment of these, return a line that makes sure that no
+    virtual environment counts as active.
     """
     if job.conda:
         # In a batch script, `conda activate` works only after conda's hook has defined the shell

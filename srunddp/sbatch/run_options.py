@@ -26,7 +26,7 @@ TAKE_NONE = ("bind", "show_ranks")
 
 def key_of(option: click.Option) -> ConfigField:
     """Return the key that an option has in a YAML file. Unless the option is a flag, the key's
-    value is a text: :func:`check` validates it, but does not convert it.
+    value is a string: :func:`check` validates it, but does not convert it.
     """
     text = option.help or ""
     if option.is_flag:

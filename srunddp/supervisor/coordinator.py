@@ -117,7 +117,8 @@ class Coordinator(FailureMonitor):
                 context.restarts.history, context.stall_timeout, context.limits
             )
         self._stall = StallDetector(context.stall_timeout, first_step_within)
-        # Whether the user has chosen --stall-timeout, and still has to be told if no step counts.
+        # Whether to say once that --stall-timeout, which the user has set, has no effect as long as
+        # no step is counted.
         self._explains_steps = context.asks_for_stall_timeout
         # Whether a rank has made a step in this start.
         self._has_steps = False

@@ -335,11 +335,13 @@ class Facts:
 
 
 class Decision:
-    """The state of rank 0's decision. Only :meth:`apply` changes it, by :data:`TRANSITIONS`.
+    """The state of rank 0's decision. Only :meth:`apply` changes it, by :data:`TRANSITIONS`, except
+    for ``finished_before``, which the caller sets.
 
     Attributes:
         state: How far the decision has come.
-        ends_at: When the state's time is over, by ``now``; None if the state has no limit.
+        ends_at: The time at which the state ends, on the clock of :meth:`apply`'s ``now``; None if
+            the state has no limit.
         failures: All failures in the order of their arrival, including those after the decision.
         finished_before: The node of each rank whose script was over, without an error, before the
             first failure. The caller sets it before it hands in the first failure.
@@ -458,6 +460,6 @@ class Decision:
 
     @property
     def _may_be_a_hang(self) -> bool:
-        # If a rank had finished before the first failure, the others may miss that rank, and need
-        # not miss one that hangs.
+        # If a rank had finished before the first failure, the others may have failed because they
+        # waited for that rank. Then their failures do not show that some rank hangs.
         return not self.finished_before and may_be_of_a_hang(self.failures)

@@ -333,8 +333,8 @@ def _own_weight(error: BaseException) -> FailureKind:
 
 
 def _is_raised_by_python(error: BaseException) -> bool:
-    """Return whether a ``raise`` statement has raised an error. If C++ code has raised it, the last
-    instruction in the traceback is a call.
+    """Return whether a ``raise`` statement raised the error. If C++ code raised it, the last
+    instruction in the traceback is a call, of that code.
     """
     trace = error.__traceback__
     if trace is None:

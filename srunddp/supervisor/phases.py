@@ -419,7 +419,7 @@ def _name_lingering(state: State, event: TimeIsOver, times: Times) -> Step:
 
 @_on(TimeIsOver, Phase.LINGERING, to=Phase.LINGERING)
 def _fail_lingering(state: State, _: TimeIsOver, __: Times) -> Step:
-    """Make a failure whose cause says where the worker hangs."""
+    """Report a failure whose cause says where the worker hangs."""
     return _enter(state, Phase.LINGERING), [ReportLingering(state.leaves_since)]
 
 

@@ -409,8 +409,8 @@ class RendezvousClient:
                 if not self._wait_at(address):
                     break
             # A round lasts this long only if a process has accepted a connection and kept it. A
-            # connection that is accepted and closed at once does not count: with such connections
-            # the task would look for rank 0 for ever.
+            # connection that is accepted and closed at once does not count: if it did, the task
+            # would look for rank 0 for ever.
             accepted = time.monotonic() - began > _ACCEPTED_AFTER * max(1, len(self.candidates))
             found = Round(are_all_closed=self._are_all_closed, has_waited=accepted)
             self.interrupt.wait(time.monotonic() + _NEXT_ROUND_AFTER)

@@ -245,7 +245,8 @@ class NotMet(RendezvousMessage, kind="not_met"):
 
     Attributes:
         text: The text of rank 0's error.
-        is_cut_off: Whether others may go on without the rank.
+        is_cut_off: Whether the rank that gets this message is cut off from the others, which may go
+            on without it.
     """
 
     text: str

@@ -1,7 +1,9 @@
 """A module that multiprocessing's fork server imports if it is started for loader workers.
 
-Then the server blocks the signals that Slurm sends to a job step, and so do the processes that it
-starts. But the script may start other processes by the same server, which must end on SIGTERM.
+Such a server has inherited that the signals which Slurm sends to a job step are blocked, and each
+process that it starts inherits it, too. But the script may start other processes by the same
+server, and these must end on SIGTERM. So each process unblocks the signals after its start, unless
+it is a loader worker.
 """
 
 import signal
