@@ -102,7 +102,7 @@ def answer(prober: Prober, question: CheckMessage) -> CheckMessage:
 
 
 def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
-    """Try the ways between nodes, and try those that fail once more.
+    """Try the connections between nodes, and retry once each one that fails.
 
     Args:
         session: The connections from rank 0 to all ranks that have connected.

@@ -89,8 +89,8 @@ class Findings:
     def text(self) -> str:
         """The cuts in words; empty if no node is named."""
         named = [str(cut) for cut in self.cuts[:_MOST_NAMED]]
-        if len(self.cuts) > _MOST_NAMED:
-            named.append(f"and {len(self.cuts) - _MOST_NAMED} more nodes")
+        if (more := len(self.cuts) - _MOST_NAMED) > 0:
+            named.append(f"and {more} more node" + ("s" if more > 1 else ""))
         return ", ".join(named)
 
     @property

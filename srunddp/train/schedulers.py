@@ -1,4 +1,4 @@
-"""The learning rate schedules of a run: by ``config.schedule``, or by schedulers of torch."""
+"""The learning rate schedules of a run: set by ``config.schedule``, or torch's schedulers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

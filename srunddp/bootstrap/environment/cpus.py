@@ -151,8 +151,9 @@ def _of_mpirun(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
     # Slurm may have given the job only a part of the machine.
     there = min(cpus.machine, _number(environ, "SLURM_CPUS_ON_NODE") or cpus.machine)
     ranks = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    # If a rank has more than one core, somebody chose the binding. If the ranks fill the node, no
-    # CPU is idle. In both cases there is nothing to advise.
+    # If a rank has more than one core, this is not the default for one or two ranks, and loader
+    # workers have room. If the ranks fill the node, no CPU is idle. In both cases there is nothing
+    # to advise.
     if cpus.allowed > cpus.core or ranks * cpus.allowed >= there:
         return []
     return [

@@ -397,7 +397,7 @@ def _exported(variables: Mapping[str, str], links: Links) -> list[_Exported]:
     nccl = variables.get(NCCL, "")
     if not nccl or nccl.startswith("^"):  # ^ excludes interfaces, and selects none
         return found
-    # In NCCL's syntax `=ib0,ib1` are exact names; `ib` without the sign is a beginning of names.
+    # In NCCL's syntax, `=ib0,ib1` lists exact names; `ib` without the sign is a prefix of names.
     is_exact = nccl.startswith("=")
     wanted = nccl.removeprefix("=").split(",")
     usable = [link.name for link in links if link.up and link.addresses]
