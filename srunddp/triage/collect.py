@@ -363,8 +363,8 @@ class _LogReader:
         # Files whose names differ only by the rank belong to one job.
         job = self._index if self._rank is None else "ranks"
         observed.add_line(text, job, rank, self._overall.count)
-        # A line that srunddp itself wrote, for example that another start begins, does not show that
-        # the rank has written anything.
+        # A line that srunddp itself wrote, for example that another start begins, does not show
+        # that the rank has written anything.
         if not text.startswith("srunddp: "):
             observed.add_rank(owner, node)
         self._read(number, text, rank, owner, node)

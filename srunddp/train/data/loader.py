@@ -395,8 +395,8 @@ class DistributedDataLoader:
         if self._reads_ahead:
             sent = _one_ahead(sent)
         for step in sent:
-            # Wait for the event of this step: if the next step was read ahead, the GPU need not wait
-            # for the copy of the next step.
+            # Wait for the event of this step: if the next step was read ahead, the GPU need not
+            # wait for the copy of the next step.
             self._transfer.arrived(step.batches, step.copied)
             yield step
         self.set_epoch(self._epoch + 1)
