@@ -114,7 +114,7 @@ def commands(text: str) -> Iterator[Command]:
         kind = token.lastgroup
         if kind == Kind.WORD:
             words.append(Word(token[0], token.start()))
-        # The pattern of a here-document takes the rest of the line on which it begins, so it ends
+        # The tokenizer's pattern of a here-document matches the rest of the line, too, so it ends
         # the command.
         elif words and kind in (Kind.SEPARATOR, Kind.HERE_DOCUMENT, Kind.REDIRECTED):
             loops += _opened_loops(words)

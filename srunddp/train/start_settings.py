@@ -77,7 +77,7 @@ class StartSettings:
                 yield f"{name} was {old}, and is {new} from here on"
 
     def keep(self, before: StartSettings, *, same_schedule: bool) -> None:
-        """Replace settings by those of the checkpoint if the checkpoint's are used, so that later
+        """Take over the settings of the checkpoint that the run goes on with, so that later
         checkpoints contain the settings in use.
 
         Args:

@@ -126,7 +126,7 @@ def read(kind: OwnFile, log: Log, file: int, own: OwnWords) -> None:
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError: srunddp
-            has not written the file, or it is cut off.
+            did not write the file, or the file is cut off.
     """
     match kind:
         case OwnFile.FAILURE:

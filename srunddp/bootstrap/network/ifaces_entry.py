@@ -78,7 +78,7 @@ class IfacesEntry:
     @property
     def file(self) -> str:
         """The path of the file that has the entry: :attr:`where` without line and column."""
-        # A position reads `/etc/srunddp/ifaces.conf:12:3`.
+        # `where` is a position such as `/etc/srunddp/ifaces.conf:12:3`.
         return self.where.rsplit(":", 2)[0]
 
     @cached_property

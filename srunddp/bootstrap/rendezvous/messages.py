@@ -18,8 +18,8 @@ from srunddp.util.quick_dataclass import dataclass
 # Rank, address and port of each deputy, a rank that may act for rank 0 when rank 0 is gone.
 Deputies = tuple[tuple[int, str, int], ...]
 
-# Bytes of a text as JSON. A message with such a text and a proof is still shorter than the longest
-# line that rank 0 reads.
+# How many bytes a text may have as JSON. A message with such a text and a proof is still shorter
+# than the longest line that rank 0 reads.
 _LONGEST_TEXT = 3000
 
 

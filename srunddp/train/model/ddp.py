@@ -212,7 +212,7 @@ class DDPModel:
         return self._ddp.no_sync()
 
     def static_graph_recorded(self) -> None:
-        """Note that torch recorded a static graph, in a backward pass that shared gradients."""
+        """Remember that torch recorded a static graph, in a backward pass that shared gradients."""
         self._unknown = False
 
     def share_buffers(self) -> bool:
