@@ -1,4 +1,6 @@
-"""Makes the sections of the page that have charts, with a sentence on what could not be drawn."""
+"""Makes the sections of the page that have charts. Each section says which of its charts could not
+be drawn.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +21,11 @@ from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _MIB = 2.0**-20
 _GIB = 2.0**-30
-# Up to this many series have a line each in a chart; more share one band.
-_MOST_LINES = 8
-_MOST_NODES = 4
-_MOST_FIGURES = 12  # most charts of what the training logged
-_MOST_NAMED = 4  # outliers that a title names
+# If a chart has at most this many series, each has its own line; more series share one band.
+_MOST_LINES = 8  # series of GPUs, or of values that the training logged
+_MOST_NODES = 4  # series of nodes
+_MOST_FIGURES = 12  # the most charts of what the training logged
+_MOST_NAMED = 4  # the most outliers that a title names
 _FEW = 0.25  # if a larger share of GPUs than this differs, no GPU counts as an outlier
 # How far from the median a GPU must be to stand out.
 _LESS_USED = 10.0  # per cent
@@ -33,7 +35,14 @@ _WAITING_CPUS = 0.1
 
 
 class _Gauge(NamedTuple):
-    """A chart of GPU values: title, unit, column of the readings, and a factor for the values."""
+    """A chart of one value of the GPUs.
+
+    Attributes:
+        title: The title of the chart.
+        unit: The unit of the values in the chart.
+        column: The column of the readings with the values.
+        by: The factor that converts the values of the readings to ``unit``.
+    """
 
     title: str
     unit: str
@@ -70,8 +79,8 @@ class Section:
 
 def sections(run: RunData, summary: Summary) -> list[Section]:
     """Draw all charts of a run, in the order of the page."""
-    # Make each column of the axis hold whole groups of samples, because long series were thinned
-    # to one point for each group.
+    # Long series were thinned to one point for each group of readings. Make the columns of the axis
+    # span whole groups, so that every column has a point.
     group = max((math.ceil(each.count / len(each.time)) for each in run.series), default=1)
     epochs = [
         (each.begin_s, "" if each.number is None else str(each.number)) for each in summary.epochs
@@ -91,14 +100,18 @@ def sections(run: RunData, summary: Summary) -> list[Section]:
 
 
 def _section(title: str, charts: Mapping[str, Figure | None]) -> Section:
-    """Make a section from charts by name; its sentence names those that could not be drawn."""
+    """Make a section from charts by name. A chart that is None could not be drawn; the section says
+    the names of these.
+    """
     unknown = [name for name, figure in charts.items() if not figure]
     missing = f"Not known: {', '.join(unknown)}." if unknown else ""
     return Section(title, [figure for figure in charts.values() if figure], missing)
 
 
 def _alone(title: str, figure: Figure | None, missing: str) -> Section:
-    """Make a section with one chart, or with a sentence on why there is none."""
+    """Make a section with one chart; if ``figure`` is None, with the sentence ``missing``, which
+    says why there is no chart.
+    """
     if figure:
         return Section(title, [figure])
     return Section(title, [], missing)
@@ -110,7 +123,9 @@ def _rates(samples: TimeSeries, name: str) -> list[tuple[float, float]]:
 
 
 def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
-    """Add up series with the same times; a time at which one of them has no value is left out."""
+    """Add up series with the same times. A series without any value is ignored; a time at which one
+    of the other series has no value is left out.
+    """
     every = [known for known in map(dict, series) if known]
     if not every:
         return []
@@ -124,8 +139,8 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         (f"rank {rank}", each.ratios("step_s", "steps")) for rank, each in run.steps.items()
     )
     waits = ((f"rank {rank}", each.ratios("data_s", "step_s")) for rank, each in run.steps.items())
-    # The legends show the summary's means: the medians of the drawn values would be different
-    # numbers for the same figure.
+    # The legends show the means of the summary, as the rest of the page does. The medians of the
+    # drawn values would be different numbers for the same figure.
     throughput = Chart(
         "Throughput",
         axis,
@@ -155,7 +170,8 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     pauses = Chart("Evaluations and checkpoints", axis).bars(
         _pauses(run, summary), ("evaluation", "checkpoint")
     )
-    if pauses:  # if there are none, nothing is missing
+    # A run without a pause is not a run whose pauses are unknown, so do not add None here.
+    if pauses:
         charts["pauses"] = pauses
     return _section("Time line", charts)
 
@@ -182,9 +198,10 @@ def _throughput(run: RunData, summary: Summary) -> list[tuple[float, float]]:
 
 
 def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]:
-    """Collect the evaluations, and the checkpoints of the rank that paused longest for them.
+    """Return when the training paused, by ``evaluation`` and ``checkpoint``.
 
-    One rank stands for all, because every rank takes part in a checkpoint.
+    The pauses for checkpoints are those of the rank that paused longest in total. One rank stands
+    for all, because every rank takes part in a checkpoint.
     """
     stood = [
         ("evaluation", (each.begin_s, each.end_s or summary.seconds))
@@ -199,8 +216,8 @@ def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]
 
 
 def _training(run: RunData, axis: TimeAxis) -> Section:
-    """Draw what the training logged; names that end alike (``loss``, ``val/loss``) share a
-    chart.
+    """Draw the values that the training logged. Names with the same last part, such as ``loss`` and
+    ``val/loss``, share a chart.
     """
     kinds = group_by_key((name.rpartition("/")[2], name) for name in run.metrics)
     first = run.not_finite
@@ -284,16 +301,17 @@ def _named(what: str, outliers: Sequence[str]) -> str:
 
 
 def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -> list[str]:
-    """Find names whose value is above the median by more than ``by``; below it if ``by`` is
-    negative.
+    """Return the names whose value is above the median by more than ``by``; if ``by`` is negative,
+    the names whose value is below the median by more than its absolute value.
 
-    The farthest come first. If more than a quarter differ, none is returned.
+    The name with the farthest value comes first. If more than a quarter of the values are this far
+    from the median, no name is returned.
     """
     known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     usual = median(known.values()) if known else 0.0
     distances = {name: (value - usual) / by for name, value in known.items()}
-    # If ``by`` is negative, values below the median have positive distances: above 1 always means
-    # far on the side that was asked for.
+    # If ``by`` is negative, values below the median have positive distances. A distance above 1
+    # therefore always means far from the median in the direction of ``by``.
     far = [name for name, distance in distances.items() if distance > 1]
     if len(far) > _FEW * len(known):
         return []
@@ -326,7 +344,9 @@ def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 
 
 def _traffic(run: RunData) -> Iterator[tuple[str, Points]]:
-    """Yield the bytes per second of each node, over the chosen links and RDMA."""
+    """Yield for each node the bytes per second that it received and sent, together, over the chosen
+    links and over RDMA.
+    """
     carrying = group_by_key(
         (each.node, each.samples)
         for each in run.links
@@ -338,7 +358,7 @@ def _traffic(run: RunData) -> Iterator[tuple[str, Points]]:
 
 
 def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
-    """Draw each rank's own time per step; if that is unknown, its step time."""
+    """Draw each rank's own time per step; if no rank's own time is known, its step time."""
     if any(each.own_s is not None for each in summary.ranks):
         title = "Own time per step, all but the backward pass"
         part = "own_s"
