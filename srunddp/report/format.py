@@ -12,7 +12,7 @@ from srunddp.report.summary import median_or_none
 from srunddp.util.hostlist import fold
 
 UNKNOWN = "?"
-_FEW = 4  # a table with at most this many rows is not folded
+_FEW = 4  # a table with at most this many rows is shown with all of them
 _MOST = 8  # the most outliers that a folded table shows
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -20,7 +20,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 def format_number(value: float) -> str:
     """Write a number with about three significant digits: 0.0123, 1.23, 12.3, 123, 12345."""
     size = abs(value)
-    # The limits are where rounding would add a digit: 99.96 must give 100, not 100.0.
+    # The limits are the values from which rounding would add a digit: 99.96 gives 100, not 100.0.
     if size >= 99.95 or size == 0:
         return f"{value:.0f}"
     if size >= 9.995:
@@ -100,7 +100,7 @@ def moment(unix: float) -> str:
     """Write a Unix time as date and time in this machine's time zone; ``?`` if out of range."""
     try:
         return datetime.datetime.fromtimestamp(unix).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
-    # Catch these errors, because a damaged file may contain any number as its time.
+    # A damaged file may contain any number as a time.
     except (OverflowError, OSError, ValueError):
         return UNKNOWN
 
@@ -116,10 +116,10 @@ def nodes(names: Iterable[str]) -> str:
 
 
 def exclude(names: Iterable[str]) -> str:
-    """Write the option that excludes nodes, as one word for a shell.
+    """Write Slurm's option that excludes these nodes, as one word for a shell.
 
-    The names come from the files of a run, perhaps another user's, so unusual ones are quoted.
-    Slurm's notation for node names needs no quotes.
+    The names come from the files of a run, which may be another user's. A name with characters that
+    a shell could obey is therefore quoted.
     """
     word = f"--exclude={nodes(names)}"
     return word if re.fullmatch(r"[\w.,=\[\]-]+", word, re.ASCII) else shlex.quote(word)
@@ -147,9 +147,9 @@ def cell(value: float | None, shown: Callable[[float], str], apart: float = math
     """Make a cell from a figure.
 
     Args:
-        value: The figure; None if unknown.
+        value: The figure; None if unknown, which is shown as ``?``.
         shown: Converts the figure to text.
-        apart: See :class:`Cell`.
+        apart: The difference from the column's median above which the row is an outlier.
     """
     return Cell(UNKNOWN if value is None else shown(value), value, apart)
 
@@ -161,17 +161,18 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
-    """Fold a table to the columns in which its rows differ, and to few rows.
+    """Shorten a table: leave out the columns in which all rows are equal, and if there are more
+    than four rows, show one row for all that are not outliers.
 
     Args:
-        noun: What a row is about, for the title.
+        noun: What a row is about, for the title, such as ``rank``.
         rows: The rows; at least one.
 
     Returns:
         A title with the values that all rows share, and the remaining table with its header. The
         table is empty if it has no figures.
     """
-    # A single row keeps all its columns, because there is no other row to share them with.
+    # Keep all columns of a single row: it would otherwise be equal to itself in every column.
     same = [name for name in rows[0] if len({row[name].words for row in rows}) == 1 < len(rows)]
     alike = ", ".join(
         f"{name} {rows[0][name].words}" for name in same if rows[0][name].words != UNKNOWN
@@ -184,9 +185,8 @@ def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
 
 
 def _outliers(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the outliers, and one row for all others with the range of each figure.
-
-    A table with few rows is returned as it is.
+    """Return the rows that are outliers, at most eight, and one row for all others, which has the
+    range of each figure. At most four rows are returned as they are.
     """
     if len(rows) <= _FEW:
         return rows
@@ -221,7 +221,7 @@ def _span(found: Sequence[Cell]) -> Cell:
     if least.words == most.words:
         return least
     # "90 %" and "92 %" become "90–92 %". A duration such as "4 min 5 s" has more than one unit, so
-    # both ends are written out.
+    # the range is written as "4 min 5 s to 6 min".
     (figure, *unit) = least.words.split()
     (_, *other) = most.words.split()
     if unit == other and len(unit) < 2:

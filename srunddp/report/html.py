@@ -31,7 +31,13 @@ _TEMPLATES = "templates"
 
 @dataclass(frozen=True)
 class _Table:
-    """A table that the page shows collapsed, under a title with what all rows share."""
+    """A table, of which the page shows only the title until the reader opens it.
+
+    Attributes:
+        title: How many rows there are, and the values that they all share.
+        head: The names of the columns.
+        rows: The texts of the cells, row by row.
+    """
 
     title: str
     head: Sequence[str]
@@ -44,7 +50,7 @@ def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section])
     Args:
         summary: The figures of the run.
         notes: The advice on what to change next.
-        sections: The parts with charts.
+        sections: The parts of the page with charts.
 
     Raises:
         ConfigError: jinja2 is not installed.
@@ -80,7 +86,7 @@ def chart(figure: Figure) -> str:
         ConfigError: jinja2 is not installed.
     """
     macros = _environment().get_template("chart.html").module
-    return str(macros.draw(figure))  # type: ignore[attr-defined]  # by the template
+    return str(macros.draw(figure))  # type: ignore[attr-defined]  # chart.html defines draw
 
 
 def _tables(summary: Summary) -> Iterator[_Table]:
@@ -95,7 +101,13 @@ def _tables(summary: Summary) -> Iterator[_Table]:
 
 
 def _flat(prefix: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings with their groups before their names."""
+    """Yield the full name and the value of each setting, as texts.
+
+    Args:
+        prefix: The names of the groups that contain ``settings``, such as ``optimizer.``. With
+            ``--`` the names are written as options of the command line.
+        settings: The values by name; a dict is a group of settings.
+    """
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from _flat(f"{prefix}{name}.", value)
@@ -119,7 +131,12 @@ def _style() -> Any:
 
 @functools.cache
 def _environment() -> Environment:
-    """Set up jinja2. It is imported only here, because few commands write the page."""
+    """Return jinja2's environment with the templates of the page. jinja2 is imported only here,
+    because few commands write the page.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
     try:
         import jinja2
         from markupsafe import Markup
@@ -131,13 +148,15 @@ def _environment() -> Environment:
         ) from None
 
     def shown(value: object) -> object:
-        """Replace the control characters that a terminal would obey, before jinja2 escapes HTML."""
+        """Replace control characters in a text, before jinja2 escapes its HTML. Other values and
+        finished HTML are returned as they are.
+        """
         if isinstance(value, str) and not isinstance(value, Markup):
             return one_line(value)
         return value
 
     def lines(each: Iterable[str]) -> Markup:
-        # Join by Markup and not by str, because Markup.join() escapes HTML in the lines.
+        # Use Markup.join() instead of str.join(), because it escapes HTML in the lines.
         return Markup("\n").join(map(one_line, each))
 
     environment = jinja2.Environment(
