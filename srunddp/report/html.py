@@ -148,7 +148,7 @@ def _environment() -> Environment:
         ) from None
 
     def shown(value: object) -> object:
-        """Replace control characters in a text, before jinja2 escapes its HTML. Other values and
+        """Escape the control characters of a text; jinja2 then escapes its HTML. Numbers and
         finished HTML are returned as they are.
         """
         if isinstance(value, str) and not isinstance(value, Markup):

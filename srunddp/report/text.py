@@ -27,9 +27,7 @@ _BEFORE_UNIT = re.compile(
 
 
 def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
-    """Return the lines of the whole summary. Control characters in texts from the run's files are
-    replaced.
-    """
+    """Return the lines of the whole summary, with the control characters in them escaped."""
     return [
         *(part for line in heading(summary) for part in wrapped(line)),
         *_tiles(summary),
