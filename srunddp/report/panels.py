@@ -191,8 +191,9 @@ def _throughput(run: RunData, summary: Summary) -> list[tuple[float, float]]:
     rates = _rates(counted, "samples")
     if not summary.ending.codes:
         return rates
-    # Leave out what follows the last step. Also leave out the last interval with steps, because it
-    # is only partly filled, unless there are just a few intervals.
+    # The run has ended: leave out the intervals after the last step. If there are more than a few
+    # intervals, also leave out the interval of the last step, because the steps fill only a part of
+    # it and its rate would be too low.
     last = max((at for at, (_, value) in enumerate(rates) if value > 0), default=0)
     return rates[: last if last > 2 else last + 1]
 
@@ -376,8 +377,8 @@ def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 def _launch(summary: Summary) -> Section:
     rows = {str(rank): list(phases.items()) for rank, phases in summary.launches.items()}
     ends = [end for phases in summary.launches.values() for _, end in phases.values()]
-    # Give this chart a separate axis, because the few seconds of a launch would not be visible on
-    # the axis of a run of hours.
+    # Give this chart an axis that ends with the launch, because a few seconds would not be visible
+    # on the axis of the other charts if the run takes hours.
     axis = TimeAxis(max([*ends, 1e-3]) if ends else 1.0)
     figure = Chart("Launch phases by rank", axis).bars(rows, NAMES)
     return _alone("Launch", figure, "No phases of the start were marked.")

@@ -96,12 +96,12 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """The mean traffic of one link of a node, from the first step to the last.
+    """The mean traffic of the whole node over one link, from the first step to the last.
 
     Attributes:
-        name: The name of the network interface or of the RDMA port.
-        kind: The kind of the link, ``rdma`` for an RDMA port.
-        chosen: Whether it is the interface that srunddp selected for the run.
+        name: The name of the network interface, or of the InfiniBand or RoCE port.
+        kind: ``net`` for a network interface; ``rdma`` for an InfiniBand or RoCE port.
+        chosen: Whether it is the run's network interface, or a port of this interface's device.
         received_bytes_per_s: Bytes received per second; 0 if unknown.
         sent_bytes_per_s: Bytes sent per second; 0 if unknown.
     """
