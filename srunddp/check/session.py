@@ -101,7 +101,7 @@ class CheckSession:
         self.connections[hello.rank] = connection
 
     def forget(self, rank: int, connection: socket.socket) -> None:
-        """Remove a rank whose connection was closed, unless it has connected again since."""
+        """Remove a rank whose connection was closed. The rank may connect again later."""
         if self.connections.get(rank) is connection:
             del self.connections[rank]
             del self.here[rank]
@@ -232,7 +232,7 @@ class CheckSession:
             complete yet.
         """
         piece = b""
-        with contextlib.suppress(OSError):  # treat a reset connection like a closed one
+        with contextlib.suppress(OSError):  # a reset connection ends like a closed one
             piece = self.connections[rank].recv(_PIECE)
         lines = received.feed(piece)
         if piece and not lines and len(received) <= _LONGEST:
@@ -311,8 +311,7 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
     """
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
         return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
-    # Accept a second connection of the same process: it connects again if its first connection has
-    # broken.
+    # The same process may come twice: it connects again when its first connection has broken.
     if before and (before.node, before.pid) != (hello.node, hello.pid):
         return f"rank {hello.rank} came twice, from {before.node} and from {hello.node}"
     return ""
@@ -355,8 +354,7 @@ def _answer(handle: Handler, question: CheckMessage | None) -> CheckMessage:
         return CannotAnswer("rank 0 asks a question that this srunddp does not know")
     try:
         return handle(question)
-    # Whatever goes wrong, answer with it: if this rank ended instead, rank 0 would not know why.
-    except Exception as error:
+    except Exception as error:  # a rank's failure to answer must not hide the answers of others
         return CannotAnswer(f"{type(error).__name__}: {error}")
 
 
@@ -454,7 +452,7 @@ def _find(
             )[0]
         except RendezvousError as error:
             if time.monotonic() < until:
-                raise  # an error before the time is over: rank 0 has refused this rank
+                raise  # rank 0 itself has refused this rank
             if until == deadline:
                 raise RendezvousError(
                     error.found,
@@ -509,8 +507,8 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     found = []
     wrong = []
     entries = context.loaded.entries
-    # The address that ifaces.conf gives for rank 0's node may be the very mistake that the check
-    # has to find. Therefore look for addresses without it too.
+    # An entry's address for rank 0's node may be just the mistake that the check has to find, so
+    # also try without it.
     by_own_name = (*(replace(entry, address="") for entry in entries), DEFAULT)
     for known in (entries, by_own_name):
         try:

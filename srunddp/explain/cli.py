@@ -81,8 +81,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain.explain import ExplainOptions, explain
 
-    # Look for staged copies only without --env: this node's copies say nothing about the nodes of
-    # the ranks in the file.
+    # The staged copies are on this node, so they say nothing about a rank of another node.
     if given["staged"] and env_file is None:
         staged = enter()
     else:
@@ -102,8 +101,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     else:
         found = [explain(variables, asked, None) for variables in read_environments(env_file)]
     records = json_text(*(one.record for one in found), indent=None)
-    # Write everything at once: under srun each rank prints its own table to the same output, and
-    # lines that are written one by one would mix.
+    # Write all lines at once, so that the tables of several ranks do not mix.
     click.echo(
         f"{records}\n" if given.get("as_json") else "".join(one.text for one in found), nl=False
     )
@@ -181,8 +179,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
 
 def _split(items: Iterable[str]) -> list[dict[str, str]]:
     environments: list[dict[str, str]] = []
-    # Skip an item without `=`: it is no variable, but for example a line that a task printed before
-    # it started `env`.
+    # Skip an item without `=`: it is not a variable, but something that the task printed before.
     for name, equals, value in (item.partition("=") for item in items):
         if equals and (not environments or name in environments[-1]):
             environments.append({})

@@ -202,7 +202,7 @@ class Explanation:
         yield from self._offline_and_staged()
 
     def _set(self, *names: str) -> list[str]:
-        """Return ``NAME=value`` for each of these variables that the rank's environment has."""
+        """Return ``NAME=value`` for each of these variables that is set."""
         return [f"{name}={self.variables[name]}" for name in names if name in self.variables]
 
     def _detect(self) -> Environment:
@@ -435,7 +435,7 @@ class Explanation:
         exported = offline(self.variables)
         staged = self.asked.staged
         if self.asked.offline:
-            # List all variables that --offline exports, even those that the user has already set.
+            # List all variables of --offline, even those that the user has already set.
             for name in offline({}):
                 value = exported.get(name) or self.variables[name]
                 yield Row(name, value, "--offline" if name in exported else "exported")

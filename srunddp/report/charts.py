@@ -282,7 +282,7 @@ class Chart:
         marked: Collection[str],
         height: int,
     ) -> Figure:
-        """Draw rows of cells in at most ``height`` pixels, with the rows in ``marked`` marked."""
+        """Draw rows of cells, with some rows marked; ``height`` is the most in pixels."""
         pixels = min(_ROW * len(rows), height)
         places = [number for number, row in enumerate(rows) if row.name in marked]
         # One path for each colour, because a browser is slow with thousands of paths.
@@ -308,9 +308,7 @@ class Chart:
         grid: Sequence[float] = (),
         limit: float | None = None,
     ) -> Figure:
-        """Return a figure of the given parts, with the parts that all charts have in common: title,
-        epochs and time axis.
-        """
+        """Return a figure with what all charts have in common: title, epochs and time axis."""
         unit = f" ({self.unit})" if self.unit else ""
         return Figure(
             name=f"{self.title}{unit}{self.note}",
@@ -371,7 +369,7 @@ class _Colours:
         if limits:
             return cls(*limits)
         # The range does not end at the highest value: a single stall would make all other values
-        # look alike. If most values are 0, the median is 0 too: use the highest value after all.
+        # look alike. If the median is 0 because most values are, use the highest value after all.
         return cls(0.0, 2 * median(known) or max(known))
 
     def colour(self, value: float) -> str:

@@ -120,9 +120,7 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
 
 
 def record(summary: Summary) -> dict[str, Any]:
-    """Return the object that ``--json`` prints: the figures, the failure, the notes and the
-    remarks.
-    """
+    """Collect the figures, notes and remarks that ``--json`` prints."""
     computed = ("step_s", "data_share", "slowest_rank", "energy_j")
     found = {"version": JSON_VERSION, **asdict(summary)}
     found |= {name: getattr(summary, name) for name in computed}

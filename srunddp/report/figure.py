@@ -147,9 +147,7 @@ class Figure:
 
 
 def short_label(words: str) -> str:
-    """Return a label with at most 11 characters: a longer one has ``…`` in place of its middle,
-    because labels often differ only at the end.
-    """
+    """Shorten a label in the middle to 11 characters, because labels often differ at the end."""
     if len(words) <= _LABEL_LETTERS:
         return words
     # Keep the first three characters and the last seven: node names differ at the end.

@@ -12,7 +12,7 @@ from srunddp.report.summary import median_or_none
 from srunddp.util.hostlist import fold
 
 UNKNOWN = "?"
-_FEW = 4  # a table with at most this many rows is shown with all of them
+_FEW = 4  # a table with at most this many rows is not folded
 _MOST = 8  # the most outliers that a folded table shows
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -20,7 +20,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 def format_number(value: float) -> str:
     """Write a number with about three significant digits: 0.0123, 1.23, 12.3, 123, 12345."""
     size = abs(value)
-    # The limits are the values from which rounding would add a digit: 99.96 gives 100, not 100.0.
+    # The limits are where rounding would add a digit: 99.96 must give 100, not 100.0.
     if size >= 99.95 or size == 0:
         return f"{value:.0f}"
     if size >= 9.995:
@@ -100,7 +100,7 @@ def moment(unix: float) -> str:
     """Write a Unix time as date and time in this machine's time zone; ``?`` if out of range."""
     try:
         return datetime.datetime.fromtimestamp(unix).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
-    # A damaged file may contain any number as a time.
+    # Catch these errors, because a damaged file may contain any number as its time.
     except (OverflowError, OSError, ValueError):
         return UNKNOWN
 
@@ -116,10 +116,10 @@ def nodes(names: Iterable[str]) -> str:
 
 
 def exclude(names: Iterable[str]) -> str:
-    """Write Slurm's option that excludes these nodes, as one word for a shell.
+    """Write the option that excludes nodes, as one word for a shell.
 
-    The names come from the files of a run, which may be another user's. A name with characters that
-    a shell could obey is therefore quoted.
+    The names come from the files of a run, perhaps another user's, so unusual ones are quoted.
+    Slurm's notation for node names needs no quotes.
     """
     word = f"--exclude={nodes(names)}"
     return word if re.fullmatch(r"[\w.,=\[\]-]+", word, re.ASCII) else shlex.quote(word)
@@ -172,7 +172,7 @@ def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
         A title with the values that all rows share, and the remaining table with its header. The
         table is empty if it has no figures.
     """
-    # Keep all columns of a single row: it would otherwise be equal to itself in every column.
+    # A single row keeps all its columns, because there is no other row to share them with.
     same = [name for name in rows[0] if len({row[name].words for row in rows}) == 1 < len(rows)]
     alike = ", ".join(
         f"{name} {rows[0][name].words}" for name in same if rows[0][name].words != UNKNOWN

@@ -50,7 +50,7 @@ def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section])
     Args:
         summary: The figures of the run.
         notes: The advice on what to change next.
-        sections: The parts of the page with charts.
+        sections: The parts with charts.
 
     Raises:
         ConfigError: jinja2 is not installed.
@@ -156,7 +156,7 @@ def _environment() -> Environment:
         return value
 
     def lines(each: Iterable[str]) -> Markup:
-        # Use Markup.join() instead of str.join(), because it escapes HTML in the lines.
+        # Join by Markup and not by str, because Markup.join() escapes HTML in the lines.
         return Markup("\n").join(map(one_line, each))
 
     environment = jinja2.Environment(

@@ -1,6 +1,4 @@
-"""Makes the sections of the page that have charts. Each section says which of its charts could not
-be drawn.
-"""
+"""Makes the sections of the page that have charts, with a sentence on what could not be drawn."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,9 +107,7 @@ def _section(title: str, charts: Mapping[str, Figure | None]) -> Section:
 
 
 def _alone(title: str, figure: Figure | None, missing: str) -> Section:
-    """Make a section with one chart; if ``figure`` is None, with the sentence ``missing``, which
-    says why there is no chart.
-    """
+    """Make a section with one chart, or with a sentence on why there is none."""
     if figure:
         return Section(title, [figure])
     return Section(title, [], missing)
@@ -217,8 +213,8 @@ def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]
 
 
 def _training(run: RunData, axis: TimeAxis) -> Section:
-    """Draw the values that the training logged. Names with the same last part, such as ``loss`` and
-    ``val/loss``, share a chart.
+    """Draw what the training logged; names that end alike (``loss``, ``val/loss``) share a
+    chart.
     """
     kinds = group_by_key((name.rpartition("/")[2], name) for name in run.metrics)
     first = run.not_finite
@@ -311,8 +307,8 @@ def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -
     known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     usual = median(known.values()) if known else 0.0
     distances = {name: (value - usual) / by for name, value in known.items()}
-    # If ``by`` is negative, values below the median have positive distances. A distance above 1
-    # therefore always means far from the median in the direction of ``by``.
+    # If ``by`` is negative, values below the median have positive distances: above 1 always means
+    # far on the side that was asked for.
     far = [name for name, distance in distances.items() if distance > 1]
     if len(far) > _FEW * len(known):
         return []
@@ -359,7 +355,7 @@ def _traffic(run: RunData) -> Iterator[tuple[str, Points]]:
 
 
 def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
-    """Draw each rank's own time per step; if no rank's own time is known, its step time."""
+    """Draw each rank's own time per step; if that is unknown, its step time."""
     if any(each.own_s is not None for each in summary.ranks):
         title = "Own time per step, all but the backward pass"
         part = "own_s"
@@ -377,8 +373,8 @@ def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 def _launch(summary: Summary) -> Section:
     rows = {str(rank): list(phases.items()) for rank, phases in summary.launches.items()}
     ends = [end for phases in summary.launches.values() for _, end in phases.values()]
-    # Give this chart an axis that ends with the launch, because a few seconds would not be visible
-    # on the axis of the other charts if the run takes hours.
+    # Give this chart a separate axis, because the few seconds of a launch would not be visible on
+    # the axis of a run of hours.
     axis = TimeAxis(max([*ends, 1e-3]) if ends else 1.0)
     figure = Chart("Launch phases by rank", axis).bars(rows, NAMES)
     return _alone("Launch", figure, "No phases of the start were marked.")

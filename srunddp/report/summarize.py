@@ -106,8 +106,8 @@ def training(run: RunData) -> tuple[float | None, float | None]:
 
     Returns:
         The time when every rank had made its first step; and the time at which the last step was
-        counted, or the end of that step's epoch if it is earlier. Both are None if no step was
-        made.
+        counted, or at which that step's epoch ended if this was earlier. Both are None if no step
+        was made.
     """
     marked = [mark.time for mark in run.marked("step").values()]
     counted = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-_LEAST = 1e-9  # a smaller divisor counts as 0, because the ratio would have no meaning
+_LEAST = 1e-9  # no measured figure is smaller; dividing by less would give a ratio without meaning
 
 
 @dataclass(frozen=True)
