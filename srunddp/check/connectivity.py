@@ -1,9 +1,12 @@
 """Finds out which nodes reach each other by TCP, over the interfaces that the training will use.
 
 NCCL and Gloo connect all ranks on ports that the kernel chooses, so an open MASTER_PORT alone is
-not enough. If a connection is not answered, the kernel of the listening node shows in which
-direction packets get lost: if it holds the connection half open, the SYN has arrived and the answer
-got lost; if it does not know the connection, the SYN got lost.
+not enough.
+
+A way leads from one endpoint to another, and may be broken in one direction only. If a connection
+gets no answer, the kernel of the listening node shows in which direction packets get lost: if it
+holds the connection half open, the SYN has arrived and the answer got lost; if it does not know the
+connection, the SYN got lost.
 """
 
 from collections import Counter
@@ -29,9 +32,10 @@ from srunddp.check.session import CheckSession, UnknownQuestionError
 from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
-_SLACK = 15.0  # extra seconds for a busy node; after that its rank counts as lost
-# Up to _ALL_PAIRS endpoints try all ways. With more, each tries only its next _NEIGHBOURS in a
-# ring, because all ways of thousands of endpoints would be millions of connections.
+_SLACK = 15.0  # seconds that a busy node may take longer to answer; then its rank counts as lost
+# If there are at most _ALL_PAIRS endpoints, each connects to all others. If there are more, each
+# connects only to its next _NEIGHBOURS in a ring, because thousands of endpoints would otherwise
+# make millions of connections.
 _ALL_PAIRS = 64
 _NEIGHBOURS = 32
 
@@ -52,9 +56,10 @@ class Endpoint:
     """An address of a node, at which one rank listens.
 
     Attributes:
-        rank: The lowest rank that uses the address.
+        rank: The lowest rank that uses the address; this rank listens.
+        interface: The interface that has the address.
         host: The address.
-        port: The port on which ``rank`` listens; 0 until it listens, and if the address cannot be
+        port: The port on which ``rank`` listens; 0 before it listens, or if the address cannot be
             bound.
     """
 
@@ -66,14 +71,14 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectivityMatrix:
-    """The ways between endpoints that were tried, and those that are broken. An endpoint has the
-    name of its node, with ``:INTERFACE`` if the node has several endpoints.
+    """The ways between endpoints that were tried, and the ways that are broken.
 
     Attributes:
-        endpoints: The endpoints by name.
-        tried: The ways on which the first end was asked to connect to the second; a connection
-            needs packets in both directions.
-        broken: The ways on which packets get lost, each with the error of the connection.
+        endpoints: The endpoints by name: the name of the node, followed by ``:INTERFACE`` if the
+            node has several endpoints.
+        tried: The ways that were tried: the first endpoint was asked to connect to the second. A
+            connection needs packets in both directions.
+        broken: For each way on which packets get lost, the error of the connection.
     """
 
     endpoints: Mapping[str, Endpoint]
@@ -82,7 +87,8 @@ class ConnectivityMatrix:
 
 
 def answer(prober: Prober, question: CheckMessage) -> CheckMessage:
-    """Answer a question of rank 0 about the network; runs on each rank.
+    """Do on this rank what rank 0 asks for (listen, connect, or look for half-open connections),
+    and return the answer.
 
     Args:
         prober: This rank's prober, whose sockets continue to listen between questions.
@@ -106,13 +112,13 @@ def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> C
 
     Args:
         session: The connections from rank 0 to all ranks that have connected.
-        addresses: Interface and address of each rank that has one.
+        addresses: Interface and address of each rank that has a usable interface.
     """
     nodes = session.nodes
     ends = listening(session, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
-    # Try twice, so that a few lost packets do not count as a broken way: Linux sends a lost SYN
-    # again after 1 s, and an attempt lasts 2 s, so three packets in a row may get lost.
+    # Try a second time, so that a few lost packets do not count as a broken way. An attempt lasts
+    # 2 s, and Linux repeats a lost SYN only once in this time.
     failing = attempt(session, ends, pairs)
     failing = attempt(session, ends, failing)
     return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(session, ends, failing))
@@ -121,12 +127,14 @@ def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> C
 def endpoints_of(
     nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]
 ) -> dict[str, Endpoint]:
-    """Name the endpoints. Their ports are 0, because no rank listens yet.
+    """Return the endpoints by name, with port 0, because no rank listens yet.
+
+    Ranks of one node with the same interface share one endpoint, whose rank is the lowest of these
+    ranks.
 
     Args:
         nodes: The node of each rank.
-        addresses: Interface and address of each rank that has one. Ranks of one node with the same
-            interface share one endpoint, whose rank is the lowest of them.
+        addresses: Interface and address of each rank that has a usable interface.
     """
     first: dict[tuple[str, str], Endpoint] = {}
     for rank, (interface, host) in sorted(addresses.items()):
@@ -140,15 +148,17 @@ def endpoints_of(
 
 
 def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endpoint]:
-    """Have each endpoint's rank listen, with an empty queue, on a port that its kernel chooses.
+    """Have the rank of each endpoint listen at its address, on a port that the kernel chooses. If
+    the rank listens there already, it closes the old socket, which drops the connections in its
+    queue.
 
     Args:
         session: The connections from rank 0 to all ranks that have connected.
         ends: The endpoints; their ports are ignored.
 
     Returns:
-        The endpoints with their ports, 0 for an address that cannot be bound. Endpoints of ranks
-        that did not answer are left out.
+        The endpoints with their ports; the port is 0 if the address cannot be bound. Endpoints of
+        ranks that did not answer are left out.
     """
     hosts = group_by_key((end.rank, end.host) for end in ends.values())
     questions = {rank: Listen(tuple(theirs)) for rank, theirs in hosts.items()}
@@ -162,8 +172,8 @@ def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endp
 
 
 def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
-    """Choose the ways to try: all ways between two nodes, or with many endpoints only the ways to
-    the next ``_NEIGHBOURS`` in a ring.
+    """Return the ways to try, from each endpoint to all endpoints of other nodes. If there are many
+    endpoints, these are only the next ``_NEIGHBOURS`` in a ring.
 
     Args:
         nodes: The node of each endpoint.
@@ -192,16 +202,16 @@ def attempt(
 
     Args:
         session: The connections from rank 0 to all ranks that have connected.
-        ends: The endpoints, which listen.
-        pairs: Pairs of names of endpoints.
+        ends: The endpoints, which listen, by name.
+        pairs: The names of the first and the second endpoint of each pair.
         bound: Whether to bind each connection to the interface of the first endpoint. If not, the
-            kernel may route the connection over another interface.
-        brief: Whether to send without waiting for an answer, because the packets only have to
+            kernel may route the connection over a different interface.
+        brief: Whether to wait only for a moment for an answer, because the packets only have to
             arrive.
 
     Returns:
-        The pairs that did not connect, each with the reason. Pairs with a rank that was lost
-        meanwhile are left out, because they say nothing about the network.
+        For each pair that did not connect, the reason. Pairs with a rank that was lost meanwhile
+        are left out, because they say nothing about the network.
     """
     probes: dict[int, dict[tuple[K, K], Probe]] = {}
     for source, target in pairs:
@@ -229,11 +239,12 @@ def attempt(
 def _directed(
     session: CheckSession, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]
 ) -> dict[Way, str]:
-    """Find in which direction packets get lost, by the connections that the listeners' kernels hold
-    half open.
+    """Return the direction in which packets get lost, with the error, for each pair that did not
+    connect.
 
-    Each connection is tried again just before, because a kernel whose own firewall drops its
-    answers forgets a half-open connection after a second.
+    The kernel of the listening node tells the direction by its half-open connections. If its own
+    firewall drops its answers, it forgets a half-open connection after a second, so each connection
+    is tried once more just before the kernel is asked.
     """
     attempt(session, ends, failing, brief=True)
     asked = {ends[target].rank for _, target in failing}
@@ -244,7 +255,7 @@ def _directed(
         # A half-open connection has received its SYN, so the SYN-ACK got lost.
         answer_lost = why == NO_ANSWER and ends[source].host in half_open.addresses
         way = (target, source) if answer_lost else (source, target)
-        # Keep the first reason: a pair may be tried from both ends and give the same way twice.
+        # Keep the first reason: if a pair was tried from both ends, both may lead to the same way.
         broken.setdefault(way, why)
     return broken
 
@@ -252,17 +263,18 @@ def _directed(
 def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
     """Report the broken ways in as few findings as possible.
 
-    If all tried ways are broken, there is one finding. Otherwise there is one for each node that
-    cannot send to any other node, or cannot receive from any, and one for each other broken way.
+    If all tried ways are broken, there is one finding. Otherwise there is one finding for each
+    endpoint that reaches no other node or is reached by none, and one for each further broken way.
     """
     left = dict(ways.broken)
-    # With two endpoints, the single way gets its own finding, which also names the direction.
+    # With only two endpoints, report the ways themselves, because this also names the direction.
     if len(ways.endpoints) > 2 and left and all(_either(way, left) for way in ways.tried):
         yield _all_broken(ways)
         return
     alone = list(_isolated(ways, left))
     for name, words, why in alone:
-        # With many isolated nodes, leave out the address: then equal findings become one row.
+        # If many endpoints are isolated, do not name their addresses: their findings are then equal
+        # and become one row of the report.
         at = ways.endpoints[name].host if len(alone) <= ROWS else "its address"
         yield _finding(f"{words.format(at)}: {why}", nodes=(name,))
     hosts = {name: end.host for name, end in ways.endpoints.items()}
@@ -291,12 +303,12 @@ def _either(way: Way, broken: Mapping[Way, str]) -> bool:
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
     """Find the endpoints whose ways are all broken, and remove these ways from ``left``.
 
-    The endpoints with the most broken ways come first. Once an endpoint is named, its ways are not
-    counted for the endpoints at their other ends, because those may work.
+    The endpoint with the most broken ways comes first. Once an endpoint was found, its ways are no
+    longer counted for the endpoints at their other ends, which may be working well.
 
     Yields:
-        The endpoint's name, what is broken as a text with ``{}`` for the address, and the reason of
-        one way.
+        The name of the endpoint; a text on what is broken, with ``{}`` for the address; and why a
+        connection on one of its ways failed.
     """
     tried = group_by_key((name, way) for way in ways.tried for name in way)
     named: set[str] = set()
@@ -304,7 +316,8 @@ def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[
         own = [way for way in tried[name] if named.isdisjoint(way)]
         words = _how(name, own, left)
         reached = {*chain(*own)}
-        if not words or len(reached) <= 2:  # if there is only one way, either end may be the cause
+        # If the endpoint has ways to one other endpoint only, either of the two may be the cause.
+        if not words or len(reached) <= 2:
             continue
         named.add(name)
         directions = [each for way in tried[name] for each in (way, way[::-1])]
@@ -313,8 +326,13 @@ def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[
 
 
 def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
-    """Describe in which direction all ways of an endpoint are broken, with ``{}`` for the address;
-    empty if at least one way works in both directions.
+    """Return a text on the direction in which all ways of an endpoint are broken, with ``{}`` for
+    its address; empty if at least one way works in both directions.
+
+    Args:
+        name: The name of the endpoint.
+        own: The ways from the endpoint or to it that are counted.
+        left: The broken ways that have not been reported yet.
     """
     out = [way for way in own if way[0] == name]
     back = [way for way in own if way[1] == name]
@@ -330,7 +348,7 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
 
 
 def summary(ways: ConnectivityMatrix) -> str:
-    """Write how many ways were tried and how many are broken."""
+    """Return one line on how many ways were tried and how many are broken."""
     if not ways.tried:
         return "not tried: no two nodes with a usable interface"
     lost = f", {len(ways.broken)} broken" if ways.broken else ""

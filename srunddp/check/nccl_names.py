@@ -1,11 +1,11 @@
-"""Finds misspelt names among NCCL's variables. NCCL silently ignores a variable that it does not
-know.
+"""Finds environment variables that are most likely misspelt variables of NCCL, because NCCL
+silently ignores a variable that it does not know.
 """
 
 import difflib
 
-# The environment variables that sites and jobs set, without the leading NCCL_, from
-# docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
+# Environment variables of NCCL, without the leading NCCL_: the ones that clusters and jobs usually
+# set, from docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
 _NAMES = """
 ALGO BUFFSIZE COLLNET_ENABLE COMM_ID CONF_FILE CROSS_NIC CUMEM_ENABLE CUMEM_HOST_ENABLE DEBUG
 DEBUG_FILE DEBUG_SUBSYS DMABUF_ENABLE ENV_PLUGIN GRAPH_DUMP_FILE GRAPH_DUMP_FILE_RANK GRAPH_FILE
@@ -22,8 +22,8 @@ _KNOWN = frozenset(f"NCCL_{name}" for name in _NAMES.split())
 
 
 def misspelt(name: str) -> str:
-    """Return the NCCL variable that a misspelt name most likely means; empty if the name is a known
-    one or resembles none.
+    """Return the variable of NCCL for which ``name`` is most likely a misspelling; empty if
+    ``name`` is a variable of NCCL itself, or resembles none.
     """
     if not name.startswith("NCCL_") or name in _KNOWN:
         return ""

@@ -1,5 +1,5 @@
-"""Writes a check's report for people and for programs: one table, failures first, with a hint in
-each row that names a problem.
+"""Writes the report of a check: for people a table, in which failures come first and each problem
+has a hint, and for programs JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from srunddp.util.hostlist import fold, fold_ranks, group_by_key
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge equal findings of several nodes or ranks into one. Failures come first; otherwise the
-    order stays.
+    """Merge findings that differ only in their nodes and ranks into one finding. Return failures
+    first, then warnings, each in the given order.
     """
     # The key is the finding without its nodes and ranks, so a fault that a thousand nodes share is
     # one row.
@@ -37,11 +37,11 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def lines(report: Report) -> list[str]:
-    """Write the table: the findings as :func:`merged` orders them, then what each check saw, then
-    the checks that were skipped.
+    """Return the rows of the table: the findings in the order of :func:`merged`, then one row on
+    what each check saw, then the checks that were skipped and why.
 
-    Paths and variables may contain control characters, which a terminal would obey. All text of
-    this module has them escaped.
+    Paths and variables may contain control characters, which a terminal would obey; they are
+    escaped in findings and in what the checks saw.
     """
     findings = merged(report.findings)
     rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
@@ -50,7 +50,8 @@ def lines(report: Report) -> list[str]:
         ("" if name in bad else "ok", name, "", one_line(text))
         for name, text in report.summaries.items()
     ]
-    # In reverse order, the "ok" rows come before the rows of checks that have findings above.
+    # Sort "ok" before "": what a check without findings saw comes first, and then what a check with
+    # findings saw, which is not ok.
     rows += sorted(seen, key=lambda row: row[0], reverse=True)
     rows += [("--", name, "", why) for name, why in report.skipped.items()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
@@ -58,24 +59,27 @@ def lines(report: Report) -> list[str]:
 
 
 def where(finding: Finding) -> str:
-    """Name the finding's ranks and its nodes, folded like ``node[01-04]``; or the way between two
-    nodes.
+    """Return where the problem is: the finding's ranks and nodes, folded like ``node[01-04]``, or
+    the way between two nodes, as ``node01 -> node02``.
     """
     parts = (fold_ranks(finding.ranks, {}), fold(finding.nodes))
     return one_line(finding.between or " on ".join(filter(None, parts)))
 
 
 def said(finding: Finding) -> str:
-    """Write a finding in one line, in the form of srunddp's errors."""
+    """Return a finding in one line: what was found, what was expected, and a hint, in the form of
+    srunddp's errors.
+    """
     return one_line(f"{finding.found}; expected {finding.expected} -> {finding.hint}")
 
 
 def verdict(report: Report, world_size: int, job: str) -> str:
-    """Write in one line how many ranks came, from how many nodes, and how many problems there are.
+    """Return one line on how many ranks have connected, from how many nodes, and how many failures
+    and warnings there are.
 
     Args:
         report: The check's report.
-        world_size: How many ranks there should be.
+        world_size: How many ranks should have connected.
         job: The number of the Slurm job; empty outside a job.
     """
     nodes = len({hello.node for hello in report.here.values()})
@@ -96,13 +100,13 @@ def verdict(report: Report, world_size: int, job: str) -> str:
 
 
 def node_lines(report: Report) -> list[str]:
-    """Write one line for each node, with the worst result of each check there: ``node01 launch=ok
-    limits=FAIL``.
+    """Return one line for each node, with the worst result of each check there, such as
+    ``node01 launch=ok limits=FAIL``.
     """
     found = {
         (node, each.check): each.level.name
-        # `merged` puts the worst first. In reverse order the worst comes last, and the dict keeps
-        # the last one.
+        # `merged` puts failures first. Reverse the order, because for equal keys the dict keeps the
+        # last value, which is then the worst.
         for each in reversed(merged(report.findings))
         for node in each.hosts
     }
@@ -140,7 +144,7 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
             json.dumps(as_json(report, job, code), indent=1),
         )
         for path, each in zip(paths, texts, strict=True):
-            # A path need not be valid UTF-8.
+            # The report may contain a path that is not valid UTF-8.
             replace_file(path, f"{each}\n".encode(errors="backslashreplace"))
     return list(map(str, paths))
 
@@ -174,7 +178,9 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
 
 
 def _checks(collected: CollectedFacts | None) -> dict[str, Any]:
-    """Return for each check of a rank the facts that it collected, or why it failed."""
+    """Return, by the name of the check, the facts that a rank collected or why it could not; empty
+    if the rank sent none.
+    """
     if collected is None:
         return {}
     facts = {name: {"facts": each} for name, each in collected.facts.items()}
@@ -187,9 +193,10 @@ class Report:
 
     Attributes:
         here: The hello of each rank that has connected, by rank.
-        facts: What each rank in ``here`` collected, by rank.
-        findings: What is wrong, in the order in which it was found.
-        summaries: For each check one line on what it saw, in the order of the table.
+        facts: What each rank collected, by rank. Ranks that did not answer, or that have a
+            different version of srunddp, are left out.
+        findings: The problems, in the order in which they were found.
+        summaries: One line on what each check saw, by its name, in the order of the table.
         skipped: For each check that was not made, the reason.
     """
 
@@ -209,7 +216,7 @@ class Report:
 
         Args:
             name: The name of the check.
-            findings: What is wrong.
+            findings: The problems that the check found.
             summary: One line on what the check saw; if empty, none is added.
         """
         self.findings += [replace(each, check=name) for each in findings]
@@ -217,8 +224,11 @@ class Report:
             self.summaries[name] = summary
 
     def take(self, answers: Mapping[int, CollectedFacts]) -> None:
-        """Add the facts that ranks collected. Facts from another version of srunddp may have
-        another meaning: they are left out, and the version is a failure.
+        """Add the facts that ranks collected, and a failure for each check whose facts a rank could
+        not collect.
+
+        Facts from a different version of srunddp may have a different meaning. They are left out,
+        and the different version is reported as a failure.
         """
         for rank, answer in sorted(answers.items()):
             failed = partial(Finding, FAIL, nodes=(self.here[rank].node,), ranks=(rank,))
@@ -236,13 +246,13 @@ class Report:
     def evaluate(self, checks: Iterable[Check[Any]]) -> None:
         """Have each check judge the facts that were collected for it."""
         for check in checks:
-            # A check can rely on the facts of at least one rank: checks take minima and medians,
-            # and compare with the first rank. Missing facts are reported by `take` and `lost`.
+            # Call a check only if at least one rank has facts for it, because checks take minima
+            # and medians, and compare with the first rank. `take` and `lost` report missing facts.
             if seen := self.seen(check):
                 self.add(check.name, check.evaluate(seen), check.summary(seen))
 
     def seen(self, check: Check[F]) -> Ranks[F]:
-        """Return the facts of a check, for each rank that collected them."""
+        """Return the facts that ranks collected for a check, in the order of the ranks."""
         seen: Ranks[F] = Ranks()
         for rank, collected in sorted(self.facts.items()):
             values = collected.facts.get(check.name)

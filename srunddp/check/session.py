@@ -1,9 +1,9 @@
 """Connects the ranks of a check to rank 0, which then asks questions that each rank answers.
 
-The connections need not use the interface of the training, because a check has to work even when a
-rendezvous over that interface would fail. So rank 0 listens on every address of its node. The other
-ranks try each address that the channel gives or to which rank 0's names resolve. At the time limit,
-rank 0 goes on with the ranks that have come.
+A check has to work even when a rendezvous over the interface of the training would fail. Therefore
+rank 0 listens on every address of its node. The other ranks try each address that rank 0 has
+published over the channel; if the channel publishes none, they try the addresses to which the names
+of rank 0's node resolve. At the time limit, rank 0 goes on with the ranks that have connected.
 """
 
 import contextlib
@@ -40,14 +40,20 @@ A = TypeVar("A", bound=CheckMessage)
 _LONGEST = 1 << 24  # bytes of an answer; a longer one counts as invalid
 _PIECE = 1 << 16  # bytes per read
 _LATEST = 600.0  # seconds without a question, after which a rank considers rank 0 lost
-_SEND_WITHIN = 5.0  # seconds: a rank that does not read its questions must not hold up the others
-_A_HOST = 1.0  # seconds for each of rank 0's hosts in turn 1; twice that in turn 2, and so on
+# Seconds for which rank 0 tries to send a question to a rank that does not read it. Meanwhile the
+# other ranks wait for their questions.
+_SEND_WITHIN = 5.0
+# Seconds for which a rank tries each host of rank 0 at first. In the second round it tries each
+# host for twice as long, in the third for three times as long, and so on.
+_A_HOST = 1.0
 _NO_ANSWER = "it sent something that is no answer"
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
 class UnknownQuestionError(Exception):
-    """This rank does not know the question, perhaps because rank 0 has another srunddp version."""
+    """This rank does not know the kind of question that rank 0 asks, perhaps because rank 0 has a
+    different version of srunddp.
+    """
 
 
 class RankZeroLostError(RendezvousError):
@@ -56,15 +62,17 @@ class RankZeroLostError(RendezvousError):
 
 @dataclass
 class CheckSession:
-    """Rank 0's side of a check, after the time limit for the other ranks to come.
+    """Rank 0's connections to the other ranks of a check, over which it asks them questions.
 
     Attributes:
-        here: The hello of each rank that has connected, rank 0 included, by rank.
-        handle: Answers the questions to rank 0 itself.
-        connections: A connection to each other rank that still answers.
-        objections: The reason for each rank that was refused although it belongs to the run.
+        here: The hello of each rank that has connected, by rank. Rank 0 is included.
+        handle: Returns the answer of rank 0 itself to a question.
+        connections: The connection to each other rank that has answered all questions so far.
+        objections: For each rank that was refused although it proved that it belongs to the run,
+            the reason.
         refused: A line for each process that could not prove that it belongs to the run.
-        errors: For each rank that is lost, late or could not answer, the first reason.
+        errors: For each rank that was lost, answered too late or could not answer, the first
+            reason.
     """
 
     here: dict[int, Hello]
@@ -76,18 +84,20 @@ class CheckSession:
 
     @property
     def nodes(self) -> dict[int, str]:
-        """The node of each rank that came."""
+        """The node of each rank that has connected."""
         return {rank: hello.node for rank, hello in sorted(self.here.items())}
 
     def take(self, hello: Hello, connection: socket.socket) -> None:
-        """Let a rank take part, unless :func:`_objection` finds something wrong with it."""
+        """Add a rank that has connected. If :func:`_objection` gives a reason to refuse it, add
+        this reason to :attr:`objections` instead.
+        """
         objection = _objection(hello, self.here[0], self.here.get(hello.rank))
         if objection:
             self.objections.append(objection)
             return
         self.here[hello.rank] = hello
-        # This connection may replace a broken one of the same rank. `forget` then ignores the end
-        # of the broken connection.
+        # The rank may have connected before, over a connection that broke. When rank 0 notices the
+        # end of that connection later, `forget` ignores it.
         self.connections[hello.rank] = connection
 
     def forget(self, rank: int, connection: socket.socket) -> None:
@@ -98,7 +108,7 @@ class CheckSession:
 
     @property
     def node_leaders(self) -> dict[str, int]:
-        """For each node, the lowest of its ranks that still answer."""
+        """For each node, the lowest of its ranks that have answered all questions so far."""
         answering = (
             (node, rank)
             for rank, node in self.nodes.items()
@@ -109,22 +119,23 @@ class CheckSession:
     def ask(
         self, questions: Mapping[int, CheckMessage], within: float, wanted: type[A]
     ) -> dict[int, A]:
-        """Ask several ranks at once, each its own question. Rank 0 may be among them.
+        """Ask several ranks at once, and wait for their answers.
 
         Args:
-            questions: The question for each rank; a rank without a connection is skipped.
-            within: Seconds. A rank that does not answer in time is dropped like a lost one: it is
-                not asked again.
-            wanted: The type of the answers; CheckMessage if the questions have answers of several
-                types.
+            questions: The question for each rank; rank 0 may be among them. A rank without a
+                connection is skipped.
+            within: Seconds in which a rank has to answer. A rank that takes longer is not asked
+                again, just like a rank that was lost.
+            wanted: The type of the answers; an answer of a different type counts as none.
+                ``CheckMessage`` allows all types.
 
         Returns:
             The answers by rank, without ranks that did not or could not answer.
         """
         deadline = time.monotonic() + within
         waiting = {rank for rank in questions if rank in self.connections}
-        # Ignore whether a question was sent completely: if it was not, its rank is lost or does not
-        # answer in time, and is dropped below.
+        # send() does not tell whether a question was sent completely. If it was not, its rank does
+        # not answer it, and is dropped below.
         for rank in waiting:
             self.connections[rank].settimeout(_SEND_WITHIN)
             send(self.connections[rank], questions[rank])
@@ -147,8 +158,8 @@ class CheckSession:
         return self._wanted(answers, wanted)
 
     def _wanted(self, answers: Mapping[int, CheckMessage], wanted: type[A]) -> dict[int, A]:
-        """Return the answers of type ``wanted``, and note in :attr:`errors` why the other ranks
-        have none.
+        """Return the answers of type ``wanted``. For each other answer, add the reason to
+        :attr:`errors`.
         """
         found: dict[int, A] = {}
         for rank, answer in sorted(answers.items()):
@@ -172,9 +183,9 @@ class CheckSession:
 
         Args:
             question: The question.
-            within: Seconds, as in :meth:`ask`.
-            wanted: The type of the answers.
-            ranks: The ranks to ask; None for every rank that came.
+            within: Seconds in which a rank has to answer, as in :meth:`ask`.
+            wanted: The type of the answers, as in :meth:`ask`.
+            ranks: The ranks to ask; None for every rank that has connected.
 
         Returns:
             The answers by rank, without ranks that did not or could not answer.
@@ -183,8 +194,11 @@ class CheckSession:
         return self.ask(dict.fromkeys(asked, question), within, wanted)
 
     def _collect(self, waiting: set[int], deadline: float) -> dict[int, CheckMessage]:
-        """Read the answers until all have come or time is over. Ranks that answer or are lost are
-        removed from ``waiting``.
+        """Read the answers of the ranks in ``waiting``, until all have answered or ``deadline`` is
+        reached. Return the answers by rank.
+
+        A rank that has answered or was lost is removed from ``waiting``. The ranks that are too
+        late remain.
         """
         answers: dict[int, CheckMessage] = {}
         received = {rank: LineBuffer() for rank in waiting}
@@ -248,21 +262,23 @@ def gather(
     handle: Handler,
     deadline: float,
 ) -> CheckSession:
-    """Accept the other ranks on rank 0, until all have come or the time is over.
+    """Accept the connections of the other ranks on rank 0, until all ranks have connected or the
+    time is over.
 
     Args:
         own: Rank 0's hello.
-        listening: The sockets on which rank 0 listens; they are closed at the end.
+        listening: The sockets on which rank 0 listens; this function closes them.
         trust: Checks the proof of each process that connects.
-        handle: Answers the questions to rank 0 itself.
-        deadline: A time of :func:`time.monotonic`; a rank that has not come by then is missing.
+        handle: Returns the answer of rank 0 itself to a question.
+        deadline: A time of :func:`time.monotonic`; a rank that has not connected by then takes no
+            part in the check.
     """
     session = CheckSession({0: own}, handle)
     with AuthenticatedListener(
         listening=listening, own=own, trust=trust, say=session.refused.append
     ) as listener:
-        # `take` gets only ranks that have proven to belong to the run; strangers are only noted in
-        # `refused`.
+        # The listener reports only processes that have proven that they belong to the run. For any
+        # other process it adds a line to `refused`.
         while len(session.here) < own.world_size:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -274,8 +290,8 @@ def gather(
                     session.forget(hello.rank, connection)
     for each in listening:
         each.close()
-    # Tell the ranks that they are accepted, because each rank's client waits for this message. A
-    # check does not use its content.
+    # Send each rank the message for which client.join() waits: it says that the rank is accepted.
+    # A check does not use the content of the message.
     accepted = RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
     for connection in session.connections.values():
         # The listener's selector needed non-blocking sockets; `ask` sets time limits of its own.
@@ -285,12 +301,13 @@ def gather(
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
-    """Return why a rank that comes is refused; empty if it is not.
+    """Return why a rank that connects is refused; empty if it is accepted.
 
     Args:
         hello: The hello of the rank.
         own: Rank 0's hello.
-        before: The hello of a process that came earlier as the same rank; None if none did.
+        before: The hello of the process that has connected before as the same rank; None if there
+            is none.
     """
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
         return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
@@ -311,10 +328,10 @@ def serve(connection: socket.socket, handle: Handler) -> int:
         The exit code that rank 0 tells this rank to end with.
 
     Raises:
-        RankZeroLostError: The connection ended, or brought no question for ``_LATEST`` seconds.
+        RankZeroLostError: The connection ended, or rank 0 asked nothing for ``_LATEST`` seconds.
     """
-    # A file object may be used although it cannot be read again after its socket timed out: the
-    # first time-out already means that rank 0 is lost.
+    # A file object of a socket cannot be read again after a time-out. Use one all the same, because
+    # the first time-out already means that rank 0 is lost.
     connection.settimeout(_LATEST)
     why = "its process ended"
     try:
@@ -344,13 +361,14 @@ def _answer(handle: Handler, question: CheckMessage | None) -> CheckMessage:
 def open_session(
     context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> CheckSession:
-    """Start a check on rank 0, with all ranks that come in time.
+    """Start a check on rank 0, with all ranks that connect in time.
 
     Args:
         context: What the checks know about rank 0.
-        handle: Answers the questions to rank 0 itself.
-        timeout: The seconds that the other ranks have to come.
-        ports: The ports to listen on; None for the ports of ifaces.conf, or any.
+        handle: Returns the answer of rank 0 itself to a question.
+        timeout: Seconds in which the other ranks have to connect.
+        ports: The ports on which rank 0 may listen; None for the ports of ifaces.conf, or for any
+            port if it names none.
 
     Raises:
         SrunddpError: No address can be bound, or nothing can be published over the channel.
@@ -375,19 +393,21 @@ def open_session(
 def join(
     command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> tuple[int, bool]:
-    """Find rank 0 from another rank, and answer its questions. If rank 0 is not found, print why.
+    """Connect to rank 0 from another rank, and answer its questions until the check is over. If
+    rank 0 is not found, print why.
 
     Args:
         command: The name of the command, for the message.
         context: What the checks know about this rank.
-        handle: Answers a question.
-        timeout: The seconds to find rank 0.
-        ports: The ports on which rank 0 may listen; None for the ports of ifaces.conf, or any.
+        handle: Returns this rank's answer to a question.
+        timeout: Seconds in which rank 0 has to be found.
+        ports: The ports on which rank 0 may listen; None for the ports of ifaces.conf, or for any
+            port if it names none.
 
     Returns:
-        This rank's exit code, and whether rank 0 was found. If it was not found, the code is 0,
-        because another code could make the launcher end rank 0 before it reports. Rank 0 reports
-        this rank as missing, and rank 0's exit code is then the job's.
+        This rank's exit code, and whether rank 0 was found. If it was not found, the exit code is
+        0, because with any other code the launcher could end rank 0 before it has written its
+        report. Rank 0 then reports this rank as missing, and the job ends with rank 0's exit code.
 
     Raises:
         RankZeroLostError: Rank 0 was found and then lost.
@@ -413,8 +433,13 @@ def join(
 def _find(
     candidates: Sequence[Address], hello: Hello, deadline: float, own: Authenticator
 ) -> socket.socket:
-    """Connect to rank 0, trying each of its hosts in turn for a limited time, because a host that
-    drops packets must not hold up the others.
+    """Connect to rank 0, and return the connection.
+
+    Each host at which rank 0 may listen is tried for a limited time, again and again until
+    ``deadline``: otherwise a host that drops packets would leave no time for the other hosts.
+
+    Raises:
+        RendezvousError: Rank 0 refused this rank, or was not found before ``deadline``.
     """
     hosts = dict.fromkeys(address.host for address in candidates)
     turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
@@ -440,8 +465,11 @@ def _find(
 
 
 def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
-    """Listen on all addresses at which other ranks may reach this node; the address of the
-    training's interface comes first.
+    """Return sockets that listen on all addresses of this node at which other ranks may reach it.
+    The socket on the address of the training's interface comes first.
+
+    Raises:
+        SrunddpError: The node has no address, or none can be bound.
     """
     environment = context.environment
     hosts = ["127.0.0.1"] if environment.one_node else _own_addresses(context)
@@ -470,8 +498,11 @@ def _unreachable(node: str) -> RendezvousError:
 
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
-    """Return where rank 0 may listen: at the addresses that ifaces.conf gives for its node, and at
-    those to which the node's own name resolves.
+    """Return the addresses and ports at which rank 0 may listen: first on the addresses that
+    ifaces.conf gives for its node, then on the addresses to which the node's own name resolves.
+
+    Raises:
+        SrunddpError: No address can be found in either way.
     """
     found = []
     wrong = []
@@ -490,12 +521,17 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
 
 
 def _published(context: CheckContext, message: str | None, timeout: float) -> str:
-    """Publish ``message`` on rank 0, and return on each rank what rank 0 published; empty if the
-    channel does not publish.
+    """Publish ``message`` over the channel on rank 0, and return on every rank what rank 0 has
+    published; empty if ranks do not publish anything over this channel.
+
+    Args:
+        context: What the checks know about this rank.
+        message: What rank 0 publishes; None on the other ranks.
+        timeout: Seconds in which rank 0's message has to be published.
 
     Raises:
-        RendezvousError: MPI_Init has taken ``timeout`` seconds. It would wait forever for a missing
-            rank.
+        RendezvousError: MPI_Init has not returned within ``timeout``, perhaps because it waits for
+            a rank that is missing.
     """
     environment = context.environment
     name = context.interface.name if context.interface else None

@@ -1,4 +1,4 @@
-"""The command ``srunddp explain``, which prints for the user and sets the exit code."""
+"""Provides the command ``srunddp explain``, and reads the files of its option ``--env``."""
 
 import os
 import re
@@ -109,7 +109,9 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """Return, by name, each time limit in seconds and the option or variable that set it."""
+    """Return by the names ``timeout`` and ``stall_timeout`` the limit in seconds, and the option or
+    variable that set it; ``the default`` if neither did.
+    """
     context = click.get_current_context()
     limits = {}
     for name in ("timeout", "stall_timeout"):
@@ -123,7 +125,7 @@ def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 
 
 def read_environments(path: str) -> list[dict[str, str]]:
-    """Read the environments of one or several processes from a file with the output of ``env``.
+    """Read a file with the output of ``env``, and return the environment of each process in it.
 
     Raises:
         ConfigError: The file cannot be read, or has no line with a variable.
@@ -139,18 +141,19 @@ def read_environments(path: str) -> list[dict[str, str]]:
 
 
 def parse_environments(text: str) -> list[dict[str, str]]:
-    """Read the environments of one or several processes from the output of ``env``.
+    """Return the environment of each process in the output of ``env``.
 
-    A variable that occurs again begins the next environment. If each line begins with a rank, as
-    after ``srun --label env``, the lines may have any order, and the result is sorted by rank.
+    If a variable occurs again, it begins the environment of the next process. In the output of
+    ``srun --label env`` each line begins with a rank: the lines of different ranks may then be
+    mixed, and the environments are returned in the order of the ranks.
     """
     if "\0" in text:
         return _split(text.split("\0"))
     # Not splitlines(), which also splits at other separators that a value may contain.
     lines = text.removesuffix("\n").split("\n")
     labelled = [_LABEL.fullmatch(line) for line in lines]
-    # Treat the numbers as labels only if every line has one: srun --label labels all lines, and a
-    # line of plain ``env`` may look labelled by chance.
+    # Numbers before lines are labels only if every line has one, because srun --label labels all
+    # lines. Without it, a line within a variable's value may look like a labelled one.
     if all(labelled):
         by_label = group_by_key((int(found[1]), found[2]) for found in labelled if found)
         return [
@@ -162,8 +165,8 @@ def parse_environments(text: str) -> list[dict[str, str]]:
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
-    """Join the lines of each variable: a line that does not begin a variable continues the previous
-    one.
+    """Return a text for each variable, in which the lines of a value with several lines are joined:
+    a line that does not look like the beginning of a variable belongs to the variable before it.
     """
     items: list[str] = []
     for line in lines:

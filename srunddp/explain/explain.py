@@ -1,7 +1,7 @@
 """Explain every value that srunddp decides for a rank: what decided it, and what was not chosen.
 
-The functions that decide in a run are called here too, so an explanation and a run agree. If a
-decision fails, the values that depend on it are left out.
+This module calls the same functions that decide these values in a run, so that an explanation
+agrees with the run. If a decision fails, the values that depend on it are left out.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ class Row:
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """The options of the command line; None for an option that was not given.
+    """The options of ``srunddp explain``; None for an option that was not given.
 
     Attributes:
         backend: The value of ``--backend``.
         bind: The value of ``--bind``, ``none`` or ``auto``.
         ifaces: The value of ``--ifaces``.
         channel: The value of ``--channel``.
-        ports: The ports of ``--port``.
-        limits: The seconds of each time limit, and the option or variable that set it, by name.
+        ports: The ports that ``--port`` allows.
+        limits: For the name of each time limit its seconds, and the option or variable that set it.
         offline: Whether ``--offline`` was given.
         staged: What ``stage push`` has copied to this node; None without ``--staged``.
     """
@@ -106,7 +106,7 @@ def explain(
 
     Args:
         variables: The rank's environment variables.
-        asked: The options of the command line.
+        asked: The options of ``srunddp explain``.
         links: The interfaces of the rank's node; None if the rank is on another machine.
     """
     # Guess the rank first, so that each line begins with the rank even if detect() fails.
@@ -123,10 +123,10 @@ class Explanation:
 
     Attributes:
         variables: The rank's environment variables.
-        asked: The options of the command line.
+        asked: The options of ``srunddp explain``.
         links: The interfaces of the rank's node; None if the rank is on another machine.
         rank: The rank's number; a guess until the launcher's variables have been read.
-        rows: All values that could be decided.
+        rows: The values of the rank, without those that depend on a failed decision.
         notes: Remarks for the user that are not errors.
         errors: The errors that would end the run.
     """
@@ -208,9 +208,9 @@ class Explanation:
     def _detect(self) -> Environment:
         if self.links is not None:
             return detect(self.variables, channel=self.asked.channel)
-        # The variables are of a process on another machine. Leave out _PTY, because the terminal of
-        # that process cannot be looked at from here. Pass pid=0, which no process has, because it
-        # is not known whether srun itself started the process.
+        # The variables belong to a process on another machine. Leave out SLURM_PTY_PORT: with it,
+        # detect() would examine the process of this machine that has the id in SLURM_TASK_PID. Pass
+        # the impossible pid 0, because it is unknown whether srun itself started the process.
         known = {name: value for name, value in self.variables.items() if name != _PTY}
         self.notes += [
             f"{each}: treated as a step, not as a shell of srun --pty" for each in self._set(_PTY)
@@ -221,8 +221,8 @@ class Explanation:
         )
 
     def _identity(self, found: Environment) -> Iterator[Row]:
-        """Explain the launcher, the numbers that it gives the rank, the way to rank 0, the token
-        and the proof.
+        """Explain what the launcher tells the rank (its number, the size of the world, its node),
+        and the channel, the token and the proof with which it will find rank 0.
         """
         self.notes += found.notes
         values = {
@@ -250,8 +250,8 @@ class Explanation:
             yield Row("proof", kind, auth.CHOICE)
 
     def _network(self, found: Environment | None) -> Iterator[Row]:
-        """Explain the file of interface entries, the interface of the rank's node with what is
-        exported for it, and rank 0's address.
+        """Explain which ifaces.conf is used, which interface of the node it selects, which
+        variables are exported for this interface, and where rank 0 is found.
         """
         try:
             config = load(self.asked.ifaces, self.variables)
@@ -289,12 +289,14 @@ class Explanation:
     ) -> tuple[IfacesEntry | None, SelectedInterface | None]:
         """Return the entry of ifaces.conf for the rank's node, and the interface of the rank.
 
-        If the node is another machine, or the selection fails, return the interface that would be
-        selected if all interfaces that the entry names were up. The entry and the interface are
-        each None if unknown.
+        The interface is selected among those of this machine. If the rank is on another machine, or
+        nothing can be selected here, the interface is the one that would be selected if all
+        interfaces that the entry names were up. The entry and the interface are each None if
+        unknown.
         """
         alone = found.world_size == 1
-        # If the node's name is unknown, only a first entry for all nodes is certain to count.
+        # If the node's name is unknown, its entry is known only if the first entry is for all
+        # nodes: otherwise the name decides which entry counts.
         if config.entries[0].nodes == "*" and not found.node:
             entry = config.entries[0]
         else:
@@ -313,7 +315,7 @@ class Explanation:
     def _rank_zero(
         self, found: Environment, entries: Entries, chosen: SelectedInterface | None
     ) -> Iterator[Row]:
-        """Explain where the others look for rank 0, and which ports rank 0 tries.
+        """Explain at which addresses the other ranks look for rank 0, and which ports rank 0 tries.
 
         Args:
             found: The environment of the explained rank.
@@ -352,24 +354,24 @@ class Explanation:
         name: str,
         chosen: SelectedInterface | None,
     ) -> Sequence[object]:
-        """Return the addresses and ports at which the others look for rank 0; with rank 0's name
-        instead of its addresses if the explained rank is on another machine.
+        """Return the addresses and ports at which the other ranks look for rank 0. If the explained
+        rank is on another machine, rank 0's name is returned in place of its addresses.
 
         Args:
             found: The environment of the explained rank.
             entries: The entries of ifaces.conf.
             entry: The entry for rank 0's node.
-            name: The name by which the others look for rank 0.
+            name: The name by which the other ranks look for rank 0.
             chosen: The interface of the explained rank; None if it is unknown.
 
         Raises:
-            ConfigError: The others would not find rank 0 there.
+            ConfigError: The other ranks would not find rank 0 at these addresses.
         """
         forced = self.asked.ports
         if self.links is None:
             return [f"{name}:{port}" for port in discovery.rendezvous_ports(found, entry, forced)]
         interface = chosen if chosen and chosen.address != UNKNOWN else None
-        # A start makes the same check, in rank_setup.bind().
+        # Rank 0 makes the same check at the start of a run, in rank_setup.bind().
         if interface and found.rank == 0 and not found.one_node:
             discovery.check_reachable(found, interface, entry, self.links)
         return discovery.candidate_addresses(found, interface, entries, forced)
@@ -383,11 +385,11 @@ class Explanation:
         )
 
     def _ports_of_publisher(self, found: Environment, entries: Entries) -> Row:
-        """Explain the ports of a rank 0 that publishes its address: those that the entry for its
-        node allows.
+        """Explain on which ports rank 0 listens if it publishes its address: on those that the
+        entry of ifaces.conf for its node allows.
         """
-        # Rank 0 binds before it knows which way works. If the ranks may have to work out its ports,
-        # it uses the ports that they would try.
+        # Rank 0 binds its port before it knows whether it can publish its address. If the other
+        # ranks may have to work out the port themselves, rank 0 uses a port that they would try.
         if not discovery.working_out(found).publishes:
             with contextlib.suppress(ConfigError):
                 entry, _ = discovery.rank_zero_name(found, entries)
@@ -425,7 +427,7 @@ class Explanation:
                 self.asked.bind,
                 "the default" if self.asked.bind == "none" else f"--bind; {_ELSEWHERE}",
             )
-        # Only plan(): bind_near_gpu() would change the CPUs of this process.
+        # Call plan() instead of bind_near_gpu(), which would bind this process to these CPUs.
         binding = numa.plan(found, self.variables, os.sched_getaffinity(0))
         return Row("bind", binding.value, f"--bind=auto: {binding.why}", binding.not_chosen)
 
@@ -454,8 +456,9 @@ def _chosen_interface(
 
     Args:
         chosen: The interface of the rank.
-        others: Further entries of ifaces.conf that match the node, and why they do not count.
-        unsure: Why the address is unknown, if it is.
+        others: A text for each later entry of ifaces.conf that matches the node, with the reason
+            why it does not count.
+        unsure: Why the address is unknown; not used if ``chosen`` has an address.
     """
     if chosen.address == UNKNOWN:
         yield Row(

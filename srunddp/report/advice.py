@@ -478,7 +478,7 @@ def _memory(summary: Summary) -> Advice | None:
     """Make a note if the memory request is far above the highest use on any node."""
     known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
     # Judge only finished runs, because a run that was killed for its memory may have needed all of
-    # it between two samples.
+    # it between two readings.
     if not known or not summary.steps or not summary.ending.finished:
         return None
     worst = max(known, key=lambda each: each.memory_bytes or 0.0)

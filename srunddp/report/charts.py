@@ -26,25 +26,29 @@ from srunddp.report.figure import (
 )
 from srunddp.util.hostlist import group_by_key
 
-_WIDTH = 1000  # the width of a panel in its own units, before it is stretched
-# Heights in pixels: of a panel, the most for a heat map and for bars, and the most for one row.
-_HEIGHT = 110
-_HEAT_HEIGHT = 320
-_BARS_HEIGHT = 160
-_ROW = 16
-_FINEST = 400  # parts of the width; a narrower bar would not be visible
-_MOST_MARKS = 60
-_MOST_NUMBERS = 8
+_WIDTH = 1000  # the width of a panel in its own units, before it is stretched to the page
+_HEIGHT = 110  # pixels, of a panel
+_HEAT_HEIGHT = 320  # pixels; the most for a heat map
+_BARS_HEIGHT = 160  # pixels; the most for a chart of bars
+_ROW = 16  # pixels; the most for one row of a heat map or of bars
+_FINEST = 400  # a bar is at least 1/400 of the width: a narrower one would not be visible
+_MOST_MARKS = 60  # the most epochs that are marked in a chart
+_MOST_NUMBERS = 8  # the most of these marks that show the number of their epoch
 _ALIKE = 1e-6  # relative difference below which two ticks would have the same label
 _LABEL_PIXELS = 13  # smallest distance between the labels of two rows
 
-Lines = Iterable[tuple[str, Points]]  # by their names
-_Series = Mapping[str, Sequence[Range]]  # the values in each column, by name
+Lines = Iterable[tuple[str, Points]]  # the name of each series, and its points
+_Series = Mapping[str, Sequence[Range]]  # for each name, the range of the values in each column
 
 
 class _Cell(NamedTuple):
-    """A coloured part of a row: CSS class in page.css, number of the row, and begin and end
-    in s.
+    """A coloured part of a row.
+
+    Attributes:
+        colour: The CSS class of the colour in page.css.
+        row: The number of the row, counted from 0 at the top.
+        begin: The beginning, in seconds since the start of the run.
+        end: The end, in seconds since the start of the run.
     """
 
     colour: str
@@ -69,11 +73,12 @@ class Chart:
         title: What the chart shows.
         axis: The time axis.
         unit: The unit of the values.
-        by: A factor for all values.
-        most: The value axis ends at this value or above.
+        by: The factor that converts the values of a series to ``unit``.
+        most: A value that the value axis includes, even if all values are lower.
         from_zero: Whether the value axis includes 0; else it begins near the lowest value.
         limit: A value at which a line is drawn across the panel; 0 for none.
-        joined: Whether lines skip columns without a value instead of having a gap there.
+        joined: Whether a line connects its values across the columns that have none, instead of
+            having a gap there.
         figure: The figure of the summary that the legend shows. If it is empty, the legend shows
             the median and the range of the drawn values, which may differ from the summary's mean.
         note: A text that follows the title.
@@ -94,12 +99,12 @@ class Chart:
         """Draw a line of medians and a band from lowest to highest for each series.
 
         Args:
-            lines: The series.
+            lines: The series, by name.
             most: If there are more series than this, one line and one band stand for all.
             what: What the series are called together in the legend, for example ``ranks``.
 
         Returns:
-            None if no value is known.
+            The chart; None if no value is known.
         """
         grouped = {name: self.axis.grouped(points, self.by) for name, points in lines}
         known = {name: columns for name, columns in grouped.items() if any(columns)}
@@ -154,8 +159,8 @@ class Chart:
         """Yield the band and the line of one series. A new band and line begin after each gap."""
         middles = [self._x((begin + end) / 2) for begin, end in self.axis.columns]
         places = list(zip(middles, found, strict=True))
-        # A series with ``joined`` has fewer points than there are columns: with gaps, each point
-        # would stand alone.
+        # Lines are joined if their series have fewer points than there are columns: with a gap at
+        # each column without a value, every point would stand alone.
         if self.joined:
             places = [(x, each) for x, each in places if each.is_known]
         for is_known, group in groupby(places, key=lambda place: place[1].is_known):
@@ -173,7 +178,9 @@ class Chart:
             yield Shape(f"{kind} {colour}", path)
 
     def _hovers(self, series: _Series) -> Iterator[Hover]:
-        """Yield for each column its time and the known values."""
+        """Yield an area for each column that has a value: with the mouse over it, the page shows
+        the column's time, and the values of the series.
+        """
         for at, (begin, end) in enumerate(self.axis.columns):
             words = [
                 f"{name}: {_shown([found[at]])} {self.unit}"
@@ -195,15 +202,15 @@ class Chart:
         """Draw a row of coloured cells for each name.
 
         Args:
-            lines: The series.
-            marked: The names of rows to mark.
-            limits: The values of the first and the last colour; the last one is the most visible,
-                so 100 and 0 make idle GPUs stand out. Without limits the range is chosen from the
+            lines: The series, by name; each gets a row.
+            marked: The names of the rows to mark, because their values stand out.
+            limits: The values of the first and the last colour. The last colour is the most
+                visible, so ``(100, 0)`` makes idle GPUs stand out. None to choose a range by the
                 values: from 0 to twice the median.
             highest: Whether a cell shows the highest value of its column instead of the median.
 
         Returns:
-            None if no value is known.
+            The chart; None if no value is known.
         """
         rows: dict[str, list[float]] = {}
         for name, points in lines:
@@ -248,11 +255,11 @@ class Chart:
         """Draw the spans of each row as bars.
 
         Args:
-            rows: For each row, the names and times of its spans.
+            rows: For the name of each row, the names and times of its spans.
             names: All names that spans may have; each gets a colour.
 
         Returns:
-            None if there is no span.
+            The chart; None if there is no span.
         """
         shortest = self.axis.end / _FINEST
         cells = [
@@ -346,8 +353,11 @@ class _ValueAxis:
 
 @dataclass(frozen=True)
 class _Colours:
-    """The colours of a heat map, the first for ``low`` and the last for ``high``, which may be
-    lower.
+    """The colours of a heat map.
+
+    Attributes:
+        low: The value of the first colour.
+        high: The value of the last colour, which may be lower than ``low``.
     """
 
     low: float
@@ -409,7 +419,9 @@ def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
 
 
 def _shown(columns: Iterable[Range]) -> str:
-    """Return the median, followed by the range unless all values are equal."""
+    """Return the median as text, followed by the range unless all values are equal; ``?`` if no
+    value is known.
+    """
     known = [each for each in columns if each.is_known]
     if not known:
         return format.UNKNOWN

@@ -24,8 +24,10 @@ from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import DIR, json_option, json_text, logs_option
 from srunddp.util.console import coloured, say
 
-_REFRESH = 2.0  # seconds between two looks; a look takes at most a tenth of the time
-_AGAIN = 60.0  # seconds between two summaries that are printed one below the other
+# Seconds for which --follow waits before it reads the files again; if reading them takes long, it
+# waits ten times as long as that.
+_REFRESH = 2.0
+_AGAIN = 60.0  # seconds between two summaries of --follow if it does not print to a terminal
 _INDENT = 4  # columns before continuation lines, if the terminal is too narrow for a line
 # Move the cursor to the upper left corner, and erase everything after it.
 _CLEAR = "\x1b[H\x1b[J"
@@ -75,8 +77,8 @@ def report(**given: Any) -> None:
     if given["follow"] and not as_json and not _follow(folder, baseline):
         return
     run, summary = _summed(folder, baseline)
-    # Ask Slurm only here, not while following: otherwise every user who follows a run would
-    # query the controller at each look.
+    # Ask Slurm only once, and not in _follow(): otherwise each user who follows a run would query
+    # slurmctld every few seconds.
     summary = slurm.completed(summary)
     if as_json:
         lines = [json_text(record(summary))]
@@ -137,7 +139,8 @@ def record(summary: Summary) -> dict[str, Any]:
 
 
 def _follow(folder: Path, baseline: Summary | None) -> bool:
-    """Print the summary again and again until the run has ended; in a terminal, redraw it in place.
+    """Print the summary again and again until the run has ended. In a terminal each summary
+    replaces the one before; elsewhere one is printed each minute.
 
     Returns:
         False if the user pressed Ctrl-C before the run ended.

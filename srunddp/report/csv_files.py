@@ -1,4 +1,6 @@
-"""Reads the files of a monitored run. A last line without a line end was cut, and is left out."""
+"""Reads the files of a monitored run. A last line without a line end is left out, because its
+writer was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ class Mark:
 
 
 def samples(path: Path, kind: SampleFile) -> dict[str, TimeSeries]:
-    """Read a file of samples.
+    """Read a file of readings.
 
     Args:
         path: The file.
@@ -113,7 +115,7 @@ def _is_slowed(reasons: str) -> float:
 
 def _rising(times: Iterable[float]) -> Iterator[int]:
     """Yield the positions of the times that are later than all times before them. This skips the
-    samples that were taken after a clock was set back, until it has caught up.
+    readings that were taken after a clock was set back, until it has caught up.
     """
     latest = _EARLIEST
     for at, time in enumerate(times):
@@ -188,13 +190,13 @@ def _rows(path: Path) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """The samples of one rank, node, link or GPU, in the order of time.
+    """The readings of one rank, node, link or GPU, in the order of time.
 
     Attributes:
         time: Seconds since the start of the run.
         columns: The columns by name, each as long as ``time``; nan stands for an unknown value.
-        texts: The text of the last sample in each column, by column.
-        count: How many samples there were before thinning.
+        texts: The text of the last reading in each column, by column.
+        count: How many readings there were before thinning.
     """
 
     time: Sequence[float] = ()
@@ -233,7 +235,7 @@ class TimeSeries:
     def steps(
         self, name: str, begin: float = -math.inf, end: float = math.inf
     ) -> list[tuple[float, float, float]]:
-        """Compute how much a counter grew between neighbouring samples.
+        """Compute how much a counter grew between neighbouring readings.
 
         Args:
             name: The column.
@@ -319,7 +321,7 @@ class TimeSeries:
 
 
 def _thinned(samples: TimeSeries, kind: SampleFile) -> TimeSeries:
-    """Reduce a long series to groups of samples.
+    """Reduce a long series to groups of readings.
 
     A group keeps the last value of a counter, and the mean, the lowest and the highest value of a
     gauge.

@@ -18,7 +18,7 @@ class Key:
 
     Attributes:
         colour: A CSS class of page.css.
-        words: The name of the series or of the spans that have this colour.
+        words: The name of the series or spans that have this colour, and their value if known.
     """
 
     colour: str
@@ -83,7 +83,12 @@ class Canvas:
 
 @dataclass(frozen=True)
 class EpochMark:
-    """Where an epoch begins, in percent of the width, and its label; None hides the label."""
+    """A mark at the beginning of an epoch.
+
+    Attributes:
+        x: The position in percent of the width, such as ``12.50%``.
+        words: The label; None for a mark without a label.
+    """
 
     x: str
     words: str | None
@@ -94,9 +99,9 @@ class Tick:
     """A position on the time axis.
 
     Attributes:
-        x: The position in percent of the width.
+        x: The position in percent of the width, such as ``12.50%``.
         words: The label.
-        is_minor: Whether a narrow window hides the label, where labels would overlap.
+        is_minor: Whether the label is hidden in a narrow window, because the labels would overlap.
     """
 
     x: str
@@ -110,7 +115,7 @@ class Figure:
 
     Attributes:
         name: The title with the unit.
-        pixels: The height.
+        pixels: The height in pixels.
         legend: The entries of the legend, or the scale of a heat map.
         grid: The heights of horizontal lines, in pixels from the top.
         labels: The labels at the left.
@@ -150,7 +155,9 @@ def short_label(words: str) -> str:
 
 
 def box(left: float, right: float, top: float, height: float) -> str:
-    """Return the SVG path of a rectangle; ``top`` is counted from the canvas's upper edge."""
+    """Return the SVG path of a rectangle. All lengths are in units of the canvas; ``top`` is the
+    distance from the upper edge of the canvas.
+    """
     return f"M{left:.6g} {top:g}H{right:.6g}v{height:g}H{left:.6g}z"
 
 

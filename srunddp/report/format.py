@@ -147,9 +147,9 @@ def cell(value: float | None, shown: Callable[[float], str], apart: float = math
     """Make a cell from a figure.
 
     Args:
-        value: The figure; None if unknown.
+        value: The figure; None if unknown, which is shown as ``?``.
         shown: Converts the figure to text.
-        apart: See :class:`Cell`.
+        apart: The difference from the column's median above which the row is an outlier.
     """
     return Cell(UNKNOWN if value is None else shown(value), value, apart)
 
@@ -161,10 +161,11 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
-    """Fold a table to the columns in which its rows differ, and to few rows.
+    """Shorten a table: leave out the columns in which all rows are equal, and if there are more
+    than four rows, show one row for all that are not outliers.
 
     Args:
-        noun: What a row is about, for the title.
+        noun: What a row is about, for the title, such as ``rank``.
         rows: The rows; at least one.
 
     Returns:
@@ -184,9 +185,8 @@ def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
 
 
 def _outliers(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the outliers, and one row for all others with the range of each figure.
-
-    A table with few rows is returned as it is.
+    """Return the rows that are outliers, at most eight, and one row for all others, which has the
+    range of each figure. At most four rows are returned as they are.
     """
     if len(rows) <= _FEW:
         return rows
@@ -221,7 +221,7 @@ def _span(found: Sequence[Cell]) -> Cell:
     if least.words == most.words:
         return least
     # "90 %" and "92 %" become "90–92 %". A duration such as "4 min 5 s" has more than one unit, so
-    # both ends are written out.
+    # the range is written as "4 min 5 s to 6 min".
     (figure, *unit) = least.words.split()
     (_, *other) = most.words.split()
     if unit == other and len(unit) < 2:

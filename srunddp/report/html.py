@@ -31,7 +31,13 @@ _TEMPLATES = "templates"
 
 @dataclass(frozen=True)
 class _Table:
-    """A table that the page shows collapsed, under a title with what all rows share."""
+    """A table, of which the page shows only the title until the reader opens it.
+
+    Attributes:
+        title: How many rows there are, and the values that they all share.
+        head: The names of the columns.
+        rows: The texts of the cells, row by row.
+    """
 
     title: str
     head: Sequence[str]
@@ -80,7 +86,7 @@ def chart(figure: Figure) -> str:
         ConfigError: jinja2 is not installed.
     """
     macros = _environment().get_template("chart.html").module
-    return str(macros.draw(figure))  # type: ignore[attr-defined]  # by the template
+    return str(macros.draw(figure))  # type: ignore[attr-defined]  # chart.html defines draw
 
 
 def _tables(summary: Summary) -> Iterator[_Table]:
@@ -95,7 +101,13 @@ def _tables(summary: Summary) -> Iterator[_Table]:
 
 
 def _flat(prefix: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings with their groups before their names."""
+    """Yield the full name and the value of each setting, as texts.
+
+    Args:
+        prefix: The names of the groups that contain ``settings``, such as ``optimizer.``. With
+            ``--`` the names are written as options of the command line.
+        settings: The values by name; a dict is a group of settings.
+    """
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from _flat(f"{prefix}{name}.", value)
@@ -119,7 +131,12 @@ def _style() -> Any:
 
 @functools.cache
 def _environment() -> Environment:
-    """Set up jinja2. It is imported only here, because few commands write the page."""
+    """Return jinja2's environment with the templates of the page. jinja2 is imported only here,
+    because few commands write the page.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
     try:
         import jinja2
         from markupsafe import Markup
@@ -131,7 +148,9 @@ def _environment() -> Environment:
         ) from None
 
     def shown(value: object) -> object:
-        """Replace the control characters that a terminal would obey, before jinja2 escapes HTML."""
+        """Escape the control characters of a text; jinja2 then escapes its HTML. Numbers and
+        finished HTML are returned as they are.
+        """
         if isinstance(value, str) and not isinstance(value, Markup):
             return one_line(value)
         return value

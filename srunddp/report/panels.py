@@ -19,11 +19,11 @@ from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _MIB = 2.0**-20
 _GIB = 2.0**-30
-# Up to this many series have a line each in a chart; more share one band.
-_MOST_LINES = 8
-_MOST_NODES = 4
-_MOST_FIGURES = 12  # most charts of what the training logged
-_MOST_NAMED = 4  # outliers that a title names
+# If a chart has at most this many series, each has its own line; more series share one band.
+_MOST_LINES = 8  # series of GPUs, or of values that the training logged
+_MOST_NODES = 4  # series of nodes
+_MOST_FIGURES = 12  # the most charts of what the training logged
+_MOST_NAMED = 4  # the most outliers that a title names
 _FEW = 0.25  # if a larger share of GPUs than this differs, no GPU counts as an outlier
 # How far from the median a GPU must be to stand out.
 _LESS_USED = 10.0  # per cent
@@ -33,7 +33,14 @@ _WAITING_CPUS = 0.1
 
 
 class _Gauge(NamedTuple):
-    """A chart of GPU values: title, unit, column of the readings, and a factor for the values."""
+    """A chart of one value of the GPUs.
+
+    Attributes:
+        title: The title of the chart.
+        unit: The unit of the values in the chart.
+        column: The column of the readings with the values.
+        by: The factor that converts the values of the readings to ``unit``.
+    """
 
     title: str
     unit: str
@@ -70,8 +77,8 @@ class Section:
 
 def sections(run: RunData, summary: Summary) -> list[Section]:
     """Draw all charts of a run, in the order of the page."""
-    # Make each column of the axis hold whole groups of samples, because long series were thinned
-    # to one point for each group.
+    # Long series were thinned to one point for each group of readings. Make the columns of the axis
+    # span whole groups, so that every column has a point.
     group = max((math.ceil(each.count / len(each.time)) for each in run.series), default=1)
     epochs = [
         (each.begin_s, "" if each.number is None else str(each.number)) for each in summary.epochs
@@ -91,7 +98,9 @@ def sections(run: RunData, summary: Summary) -> list[Section]:
 
 
 def _section(title: str, charts: Mapping[str, Figure | None]) -> Section:
-    """Make a section from charts by name; its sentence names those that could not be drawn."""
+    """Make a section from charts by name. A chart that is None could not be drawn; the section says
+    the names of these.
+    """
     unknown = [name for name, figure in charts.items() if not figure]
     missing = f"Not known: {', '.join(unknown)}." if unknown else ""
     return Section(title, [figure for figure in charts.values() if figure], missing)
@@ -110,7 +119,9 @@ def _rates(samples: TimeSeries, name: str) -> list[tuple[float, float]]:
 
 
 def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
-    """Add up series with the same times; a time at which one of them has no value is left out."""
+    """Add up series with the same times. A series without any value is ignored; a time at which one
+    of the other series has no value is left out.
+    """
     every = [known for known in map(dict, series) if known]
     if not every:
         return []
@@ -124,8 +135,8 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         (f"rank {rank}", each.ratios("step_s", "steps")) for rank, each in run.steps.items()
     )
     waits = ((f"rank {rank}", each.ratios("data_s", "step_s")) for rank, each in run.steps.items())
-    # The legends show the summary's means: the medians of the drawn values would be different
-    # numbers for the same figure.
+    # The legends show the means of the summary, as the rest of the page does. The medians of the
+    # drawn values would be different numbers for the same figure.
     throughput = Chart(
         "Throughput",
         axis,
@@ -155,7 +166,8 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     pauses = Chart("Evaluations and checkpoints", axis).bars(
         _pauses(run, summary), ("evaluation", "checkpoint")
     )
-    if pauses:  # if there are none, nothing is missing
+    # A run without a pause is not a run whose pauses are unknown, so do not add None here.
+    if pauses:
         charts["pauses"] = pauses
     return _section("Time line", charts)
 
@@ -175,16 +187,18 @@ def _throughput(run: RunData, summary: Summary) -> list[tuple[float, float]]:
     rates = _rates(counted, "samples")
     if not summary.ending.codes:
         return rates
-    # Leave out what follows the last step. Also leave out the last interval with steps, because it
-    # is only partly filled, unless there are just a few intervals.
+    # The run has ended: leave out the intervals after the last step. If there are more than a few
+    # intervals, also leave out the interval of the last step, because the steps fill only a part of
+    # it and its rate would be too low.
     last = max((at for at, (_, value) in enumerate(rates) if value > 0), default=0)
     return rates[: last if last > 2 else last + 1]
 
 
 def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]:
-    """Collect the evaluations, and the checkpoints of the rank that paused longest for them.
+    """Return when the training paused, by ``evaluation`` and ``checkpoint``.
 
-    One rank stands for all, because every rank takes part in a checkpoint.
+    The pauses for checkpoints are those of the rank that paused longest in total. One rank stands
+    for all, because every rank takes part in a checkpoint.
     """
     stood = [
         ("evaluation", (each.begin_s, each.end_s or summary.seconds))
@@ -284,10 +298,11 @@ def _named(what: str, outliers: Sequence[str]) -> str:
 
 
 def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -> list[str]:
-    """Find names whose value is above the median by more than ``by``; below it if ``by`` is
-    negative.
+    """Return the names whose value is above the median by more than ``by``; if ``by`` is negative,
+    the names whose value is below the median by more than its absolute value.
 
-    The farthest come first. If more than a quarter differ, none is returned.
+    The name with the farthest value comes first. If more than a quarter of the values are this far
+    from the median, no name is returned.
     """
     known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     usual = median(known.values()) if known else 0.0
@@ -326,7 +341,9 @@ def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 
 
 def _traffic(run: RunData) -> Iterator[tuple[str, Points]]:
-    """Yield the bytes per second of each node, over the chosen links and RDMA."""
+    """Yield for each node the bytes per second that it received and sent, together, over the chosen
+    links and over RDMA.
+    """
     carrying = group_by_key(
         (each.node, each.samples)
         for each in run.links

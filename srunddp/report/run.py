@@ -34,7 +34,7 @@ _CLOCK_TOLERANCE = 0.5
 # After this many intervals without a new line, a run without a recorded end is not running.
 _SILENT = 5
 _LONGEST_SETTINGS = 1 << 16  # bytes
-_SLOWEST = 15.0  # seconds that samples, or the record of a rank's exit, may take to be written
+_SLOWEST = 15.0  # seconds that readings, or the record of a rank's exit, may take to be written
 DEFAULT_INTERVAL = 5.0  # seconds; the value of --monitor if run.json is lost
 # The marks that begin and end each phase; of several, the first that exists counts.
 _PHASES = {
@@ -63,7 +63,7 @@ class Device:
     Attributes:
         node: The name of the node.
         key: The name of the interface or of the RDMA port, or the UUID of the GPU.
-        samples: The samples of the device.
+        samples: The readings of the device.
     """
 
     node: str
@@ -71,7 +71,7 @@ class Device:
     samples: TimeSeries
 
     def text(self, column: str) -> str:
-        """Return a column's text in the last sample; empty if there is no such column."""
+        """Return a column's text in the last reading; empty if there is no such column."""
         return self.samples.texts.get(column, "")
 
     @property

@@ -1,4 +1,4 @@
-"""Computes the figures of a run from its series."""
+"""Computes the figures of a run from its readings and marks."""
 
 import math
 import time
@@ -18,7 +18,8 @@ from srunddp.report.summary import (
     share,
 )
 
-# Shares of the intervals. A high value in fewer intervals is a stall, not a property of the run.
+# A rank is slow, or waits for data, only if it does so in more than this share of the intervals
+# between readings. In fewer intervals it is a single stall, and not a property of the run.
 _SLOW = 0.25
 _WAITING = 0.1
 
@@ -27,8 +28,8 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
     """Compute all figures of a run.
 
     Args:
-        run: The content of its files.
-        now: Unix time, to tell whether the run is still running; None for the present.
+        run: The content of the run's files.
+        now: The Unix time at which to tell whether the run is still running; None for the present.
     """
     begin, end = training(run)
     first = -math.inf if begin is None else begin
@@ -86,7 +87,9 @@ def _script(run: RunData) -> str:
 
 
 def with_baseline(summary: Summary, baseline: Summary) -> Summary:
-    """Add the scaling efficiency: this run's throughput per rank divided by the baseline's."""
+    """Return the summary with its scaling efficiency: this run's throughput per rank divided by the
+    throughput per rank of the baseline.
+    """
     ours = share(summary.throughput.per_s, summary.world_size)
     theirs = share(baseline.throughput.per_s, baseline.world_size)
     ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
@@ -123,8 +126,9 @@ def training(run: RunData) -> tuple[float | None, float | None]:
         if steps > 0
     ]
     stop, start = max(grown, default=(begin, begin))
-    # Counters are read every few seconds. If an epoch ended within the last interval, that time is
-    # closer to the last step than the end of the interval.
+    # Steps are counted at the end of an interval of a few seconds. If an epoch ended within the
+    # interval of the last step, the end of the epoch is closer to this step than the end of the
+    # interval.
     over = max((mark.time for mark in run.marks if mark.name == "epoch_end"), default=stop)
     return begin, max(begin, over if start <= over < stop else stop)
 
@@ -136,7 +140,8 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     step_s = share(_since(steps, "step_s", first, last), since)
     own_s = share(_since(steps, "own_s", first, last), since)
     data_s = share(_since(steps, "data_s", first, last), since)
-    if step_s is None:  # a script with a loop of its own, which only calls heartbeat()
+    # A script that does not use Trainer and only calls heartbeat() has steps without times.
+    if step_s is None:
         steps_per_second = steps.rate("steps", first, last)
         step_s = 1 / steps_per_second if steps_per_second else None
     waits = dict(steps.ratios("data_s", "steps", first, last))
@@ -163,16 +168,19 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
 
 
 def _steady(mean: float | None, values: list[float], above: float) -> float | None:
-    """Return the lower of the mean and the value that a share ``above`` of the values exceeds."""
+    """Return the lower of the mean and the value that a share ``above`` of the values exceeds; the
+    mean itself if there are no values or the mean is unknown.
+    """
     if mean is None or not values:
         return mean
     return min(mean, sorted(values)[int((1 - above) * len(values))])
 
 
 def _since(samples: TimeSeries, name: str, first: float, last: float) -> float | None:
-    """Return a counter's growth in the span of the training, from the first step on.
+    """Return how much a counter of a rank grew from the time ``first`` to the time ``last``.
 
-    If no steps were counted in that span, return its total instead.
+    If no steps were counted between these times, as in a very short run, return the counter's total
+    instead.
     """
     if samples.growth("steps", first, last):
         return samples.growth(name, first, last)
@@ -226,7 +234,9 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
 
 
 def _loader_workers(run: RunData) -> int | None:
-    """Return how many processes of a rank read data; if the ranks differ, the highest number."""
+    """Return how many processes of a rank read the training data; the highest number if the ranks
+    differ, and None if no rank recorded its number.
+    """
     known = [mark.value for mark in run.marked("fit").values() if mark.value >= 0]
     if known:
         return int(max(known))
@@ -246,13 +256,16 @@ def _throughput(
         run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries()
     )
     count = samples.total("samples")
-    # In a short run no interval may end before the last step.
+    # In a short run, perhaps no whole interval lies between the first and the last step: then take
+    # all intervals after the first step.
     rate = samples.rate("samples", first, last) or samples.rate("samples", first)
     return Throughput(count or None, rate if count else None, _own_share(ranks))
 
 
 def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
-    """Return the share of the step time that is neither waiting for data nor for slower ranks."""
+    """Return the share of the step time in which ranks wait neither for data nor for slower ranks;
+    None if the times are unknown.
+    """
     times = ((each.own_s, each.data_s, each.step_s) for each in ranks)
     known = [
         (own, data, step)

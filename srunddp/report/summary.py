@@ -1,4 +1,5 @@
-"""Defines the figures of a run, from which notes, text and page are made. None means unknown.
+"""Defines the figures of a run, which the report's notes, text and HTML page show. A figure that is
+None is unknown.
 
 The names of the fields are the keys of ``--json``.
 """
@@ -18,9 +19,11 @@ class RunEnd:
     Attributes:
         codes: The exit code of each rank that recorded one.
         missing: The ranks that recorded no exit code.
-        running: Whether the run still runs: ranks are missing, and the newest sample is recent.
-        last_s: Seconds from the start to the newest line in any file.
-        cause: The cause in failure.json; empty if there is none.
+        running: Whether the run is still running: ranks are missing, and the newest reading or mark
+            is recent.
+        last_s: Seconds from the start to the newest reading or mark in any file.
+        cause: The cause in failure.json, preceded by the rank and its node if one rank is at fault;
+            empty if the file is missing or is about another start.
     """
 
     codes: dict[int, int]
@@ -31,13 +34,19 @@ class RunEnd:
 
     @property
     def finished(self) -> bool:
-        """Whether all ranks ended with 0."""
+        """Whether all ranks have recorded exit code 0."""
         return not self.missing and bool(self.codes) and not any(self.codes.values())
 
 
 @dataclass(frozen=True)
 class Span:
-    """An epoch, an evaluation or the like; ``end_s`` is None if its end was not recorded."""
+    """An epoch or an evaluation.
+
+    Attributes:
+        number: The number of the epoch; None if its mark has no number.
+        begin_s: When it began, in seconds since the start.
+        end_s: When it ended, in seconds since the start; None if the end was not recorded.
+    """
 
     number: int | None
     begin_s: float
@@ -46,24 +55,28 @@ class Span:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """The figures of one rank, from its first step on.
+    """The figures of one rank. Means are taken from the time when all ranks had made their first
+    step to the last step.
 
     Attributes:
-        steps: The number of steps.
-        step_s: Mean seconds per step, including waits. If steps are only counted, pauses are
-            included.
+        rank: The number of the rank.
+        node: The name of its node.
+        steps: How many steps the rank made.
+        step_s: Mean seconds per step, including waits. If the script only calls ``heartbeat()``,
+            steps are counted but not timed; this is then the time from one step to the next, with
+            all pauses between steps.
         own_s: Mean seconds per step without the backward pass, in which a rank waits for others.
         data_s: Mean seconds per step of waiting for data, a part of ``own_s``.
-        steady_s: ``own_s``, or the time that a quarter of the intervals exceeds, whichever is less:
-            a single long stall does not make a slow rank.
-        steady_work_s: As ``steady_s``, but of ``own_s`` without ``data_s``.
-        steady_wait_share: The share of the step time spent waiting for data, or the share that a
-            tenth of the intervals exceeds, whichever is less.
+        steady_s: The lower of ``own_s`` and the time per step that is exceeded in a quarter of the
+            intervals between readings. Unlike ``own_s``, it stays low after a single long stall.
+        steady_work_s: As ``steady_s``, but for ``own_s`` without ``data_s``.
+        steady_wait_share: The lower of two shares of the step time: the mean share spent waiting
+            for data, and the share that is exceeded in a tenth of the intervals between readings.
         longest_s: Seconds of the longest step.
-        cpu_s: CPU seconds of the rank's processes since they began.
+        cpu_s: CPU seconds that the rank's processes have used since they began.
         rss_bytes: The highest resident set size of all the rank's processes together.
-        delay_share: The share of the time in which the main threads of the rank's processes waited
-            for a CPU.
+        delay_share: The share of the time for which the main thread of a process of the rank waited
+            for a CPU, on average over all its processes but the supervisor.
     """
 
     rank: int
@@ -83,7 +96,15 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Traffic of one link, from the first step to the last."""
+    """The mean traffic of the whole node over one link, from the first step to the last.
+
+    Attributes:
+        name: The name of the network interface, or of the InfiniBand or RoCE port.
+        kind: ``net`` for a network interface; ``rdma`` for an InfiniBand or RoCE port.
+        chosen: Whether it is the run's network interface, or a port of this interface's device.
+        received_bytes_per_s: Bytes received per second; 0 if unknown.
+        sent_bytes_per_s: Bytes sent per second; 0 if unknown.
+    """
 
     name: str
     kind: str
@@ -97,17 +118,20 @@ class NodeFigures:
     """The figures of one node.
 
     Attributes:
-        readings: How many samples of the node there are; 0 if the node wrote none.
-        cpus: The CPUs that the job may use.
-        used_cpus: The CPUs used on average from the first step on.
-        memory_bytes: The highest use of memory.
-        memory_limit_bytes: The job's memory limit.
-        read_bytes_per_s: Bytes per second that were read from storage.
-        written_bytes_per_s: Bytes per second that were written to storage.
-        iowait_cpus: The CPUs that waited for storage on average.
-        interface: The network interface that the run uses.
+        node: The name of the node.
+        readings: How many readings of the node there are; 0 if its sampler wrote none.
+        cpus: The number of CPUs that the job may use on the node.
+        used_cpus: The mean number of CPUs in use by the job, from the first step to the last.
+        memory_bytes: The highest amount of memory that the job used on the node.
+        memory_limit_bytes: The job's memory limit on the node.
+        read_bytes_per_s: Mean bytes per second that were read from storage, over the whole run.
+        written_bytes_per_s: Mean bytes per second that were written to storage, over the whole run.
+        iowait_cpus: The mean number of the node's CPUs that waited for storage, from the first step
+            to the last.
+        interface: The network interface that the run uses; empty if unknown.
         links: The traffic of each link.
-        clock_s: Seconds by which the node's clock was ahead of that of rank 0's node.
+        clock_s: Seconds by which the node's clock was ahead of the clock of rank 0's node; 0 if the
+            difference is too small to matter.
     """
 
     node: str
@@ -126,13 +150,15 @@ class NodeFigures:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """The figures of one GPU: means from the first step to the last, but the highest values of
-    memory and temperature.
+    """The figures of one GPU. The values in percent and the power are means from the first step to
+    the last. Memory and temperature are the highest values of the whole run.
 
     Attributes:
-        readings: The number of readings behind the means.
-        energy_j: Energy over all readings of the run.
-        slowed_share: The share of readings in which heat or the power brake kept the clock down.
+        readings: How many readings there are from the first step to the last.
+        energy_j: The energy in joules that the GPU used from the first reading of the run to the
+            last.
+        slowed_share: The share of these readings in which heat or the power brake kept the clock
+            down.
     """
 
     node: str
@@ -178,9 +204,11 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Attributes:
-        count: The number of checkpoints.
-        stood_s: Seconds for which the training paused to write checkpoints.
-        background_s: Seconds of writing while the training went on.
+        count: How many checkpoints were written.
+        stood_s: Seconds for which the training paused to write them, on the rank that paused
+            longest.
+        background_s: Seconds for which checkpoints were written while the training went on, on the
+            rank that wrote longest.
     """
 
     count: int
@@ -190,7 +218,14 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class NotFinite:
-    """The first loss that is not finite; ``value`` is ``nan``, ``inf`` or ``-inf``."""
+    """The first loss in metrics.jsonl that is not finite.
+
+    Attributes:
+        name: The name of the loss, with the prefix ``val/`` if it is from an evaluation.
+        value: ``nan``, ``inf`` or ``-inf``.
+        at_s: When it was logged, in seconds since the start.
+        step: The step for which it was logged; None if the line names no step.
+    """
 
     name: str
     value: str
@@ -205,9 +240,12 @@ class Throughput:
     Attributes:
         samples: The number of training samples that were processed.
         per_s: Samples per second, on average from the first step to the last.
-        own_share: The share of the step time that is neither waiting for data nor for slower ranks.
-        efficiency_share: The throughput per rank divided by that of the baseline.
-        baseline: The name of the baseline and its number of ranks.
+        own_share: The share of the step time in which ranks wait neither for data nor for slower
+            ranks.
+        efficiency_share: This run's throughput per rank divided by the throughput per rank of the
+            run named with ``--baseline``; None without one.
+        baseline: The name and the number of ranks of the run named with ``--baseline``; empty
+            without one.
     """
 
     samples: float | None
@@ -222,8 +260,14 @@ class Summary:
     """The figures of the whole run. Times are in seconds since the start.
 
     Attributes:
-        readings: How many readings the monitor took since the first step.
-        launches: Beginning and end of each launch phase, by rank and phase.
+        interval_s: Seconds between two readings.
+        seconds: How long the run lasted, or has lasted so far.
+        first_step_s: When all ranks had made their first step; None if no step was made.
+        steps: How many steps were made, by the rank that counted the most.
+        readings: How many readings were taken since the first step, of the rank, node or GPU that
+            has the most.
+        launches: For each rank, when each phase of its launch began and ended.
+        resumed: The step of the checkpoint that the run loaded; None if it loaded none.
         folder: The run's folder, which also holds its logs unless they have a folder of their own.
         moves: Sentences on lost nodes and on where their ranks went.
         loader_workers: How many processes of a rank read the training data; 0 if the rank itself
@@ -232,7 +276,8 @@ class Summary:
         settings: The settings of ``Trainer``, in their groups.
         git_commit: The commit of the script's folder; empty if git does not manage the folder.
         versions: The versions of the installed packages that matter, and of Python.
-        job_s: How long the job has lasted with all its steps; None if Slurm was not asked.
+        job_s: For how many seconds the Slurm job has been running, with all its job steps; None if
+            unknown, or if Slurm was not asked.
     """
 
     name: str
@@ -284,9 +329,10 @@ class Summary:
 
     @property
     def data_share(self) -> float | None:
-        """The share of the step time that is waiting for data, on average over the ranks.
+        """The share of the step time in which a rank waits for data, on average over the ranks;
+        None if it is unknown for all ranks.
 
-        Card, note, legend and JSON all show this figure.
+        The tile, the note, the legend of the chart and ``--json`` all show this value.
         """
         known = [part for part in self.data_shares if part is not None]
         if known:
@@ -295,7 +341,9 @@ class Summary:
 
     @property
     def data_shares(self) -> list[float | None]:
-        """The share of its step time that each rank waits for data."""
+        """For each rank in :attr:`ranks`, the share of its step time in which it waits for data;
+        None if unknown.
+        """
         return [share(each.data_s, each.step_s) for each in self.ranks]
 
     @property
@@ -310,13 +358,15 @@ class Summary:
 
     @property
     def energy_j(self) -> float | None:
-        """The energy of all GPUs for which it is known, in joules."""
+        """The energy in joules of all GPUs whose energy is known; None if there is none."""
         known = [each.energy_j for each in self.gpus if each.energy_j is not None]
         return sum(known) if known else None
 
 
 def median_or_none(values: list[float | None]) -> float | None:
-    """Return the median of the known values, the lower middle one if their number is even."""
+    """Return the median of the known values; None if there are none. If their number is even, it is
+    the lower of the two middle values.
+    """
     # The mean of the two middle values would be a time that no rank has had.
     known = sorted(value for value in values if value is not None)
     return known[(len(known) - 1) // 2] if known else None

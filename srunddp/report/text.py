@@ -14,12 +14,12 @@ from srunddp.report.run import NAMES
 from srunddp.report.summary import GpuFigures, NodeFigures, Summary, share
 from srunddp.util.hostlist import group_by_key
 
-# columns
-_WIDTH = 120
-_TITLE = 12
-_BAR = 20
-_NOTE = 13
-_MOST = 8  # most nodes whose clock difference is reported
+# Widths in columns of the terminal.
+_WIDTH = 120  # the most for a line
+_TITLE = 12  # the topic before a sentence of figures()
+_BAR = 20  # the bar of a tile
+_NOTE = 13  # what precedes a note: its level and its cost
+_MOST = 8  # the most nodes whose clock difference is reported
 # Matches the blank between a figure and its unit, as in "12 %" or "3.2 GiB".
 _BEFORE_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|ms|s|min|h|d|[KMGTP]?i?B|k?W|kWh|J|°C|GPUs?|CPUs?)(?!\w))"
@@ -27,7 +27,7 @@ _BEFORE_UNIT = re.compile(
 
 
 def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
-    """Return the lines of the whole summary; control characters in names of the run are removed."""
+    """Return the lines of the whole summary, with the control characters in them escaped."""
     return [
         *(part for line in heading(summary) for part in wrapped(line)),
         *_tiles(summary),
@@ -60,7 +60,9 @@ def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
 
 
 def figures(summary: Summary) -> dict[str, str]:
-    """Return sentences on the figures that are neither in a tile nor in a table, by their topic."""
+    """Return a sentence on each topic that has figures in no tile and in no table, by the topic.
+    A topic without known figures is left out.
+    """
     rate = summary.throughput
     scaling = (
         f"{format.percent(rate.efficiency_share)} of the throughput per rank of {rate.baseline}"
@@ -78,8 +80,8 @@ def figures(summary: Summary) -> dict[str, str]:
 
 
 def heading(summary: Summary) -> list[str]:
-    """Return the lines on what ran, where and when, and on how it ended, unless the failure is
-    shown separately.
+    """Return the lines that say what ran, where, when, and how it ended. A failure that the text
+    and the page show in a place of its own is left out.
     """
     if summary.script:
         script = f": {summary.script}"
@@ -175,8 +177,8 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return warnings on the figures: too few readings, nodes without readings, clocks that
-    differ.
+    """Return what the reader should know about the figures: that there are too few readings or
+    steps, which nodes have no readings, and which clocks differed from rank 0's.
     """
     silent = [each.node for each in summary.per_node if not each.readings]
     if silent:
@@ -228,7 +230,9 @@ def _steps(summary: Summary) -> str:
 
 
 def _launch(summary: Summary) -> str:
-    """Return the longest duration of each phase over all ranks."""
+    """Return a text with the duration of each launch phase, on the rank on which it lasted longest;
+    empty if no phase is known.
+    """
     phases = (each for launch in summary.launches.values() for each in launch.items())
     lasted = group_by_key((name, end - begin) for name, (begin, end) in phases)
     return ", ".join(

@@ -11,6 +11,7 @@ from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Rank
 from srunddp.util.cgroup import kills_whole_step
 
 NAME = "launch"
+# The program that prints the version of the MPI library of mpi4py, without calling MPI_Init.
 _LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;"
     " print(MPI.Get_library_version())"
@@ -23,16 +24,17 @@ class LaunchFacts:
     """How one rank was started, and what its script imports.
 
     Attributes:
-        launcher: See :class:`srunddp.bootstrap.environment.types.Environment`.
-        channel: The name of its :class:`srunddp.bootstrap.environment.types.Discovery`.
-        world_size: See :class:`srunddp.bootstrap.environment.types.Environment`.
-        allocated: If a single process runs in a Slurm job without srun, the job's number of tasks;
-            else 0.
+        launcher: What started the rank, as in
+            :class:`srunddp.bootstrap.environment.types.Environment`.
+        channel: The name of the channel over which the rank finds rank 0.
+        world_size: The number of ranks according to the launcher; 1 without a launcher.
+        allocated: The number of tasks of the Slurm job if this process was started in it without
+            srun or mpirun; else 0.
         script: Why the script cannot be parsed; empty if it can, or if there is none.
-        mpi: Why MPI cannot be used here. Only local rank 0 tries, and only if the script imports
-            mpi4py; else empty.
         uses_mpi: Whether the script imports mpi4py.
-        oom_kill_step: Whether srunddp is killed along with a script that runs out of memory.
+        mpi: Why MPI cannot be used here; empty if it can. This is tried only by local rank 0, and
+            only if the script imports mpi4py; otherwise it is empty too.
+        oom_kill_step: Whether Slurm kills srunddp along with a script that runs out of memory.
     """
 
     launcher: str
@@ -63,7 +65,7 @@ def collect(context: CheckContext) -> LaunchFacts:
 
 
 def _allocated(variables: Mapping[str, str]) -> int:
-    """Return how many tasks the Slurm job around this process has; 0 outside a job."""
+    """Return how many tasks srun would start in the Slurm job of this process; 0 outside a job."""
     # sbatch sets SLURM_NTASKS only if a number of tasks was asked for. Without a number, srun
     # starts one task on each node.
     counts = (variables.get(name, "") for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"))
@@ -75,8 +77,9 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
     """Parse the script.
 
     Returns:
-        The tree, None if there is none; and why the script cannot be parsed, empty if it can. A
-        script that cannot be read gives no reason here, because the check of paths reports it.
+        The syntax tree, or None if the script has none; and why the script cannot be parsed, empty
+        if it can. For a script that cannot be read, the tree is None and the reason is empty,
+        because the check of paths reports such a script.
     """
     if script is None:
         return None, ""
@@ -96,11 +99,11 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
 
 
 def imports(tree: ast.Module) -> set[str]:
-    """Return the packages that a script imports anywhere, except in ``try`` blocks and for type
-    checkers. Relative imports do not count.
+    """Return the names of the packages that a script imports, in functions too. Relative imports,
+    and imports in ``try`` blocks or under ``if TYPE_CHECKING``, do not count.
     """
     names: set[str] = set()
-    # Skip `try` blocks: a script that imports a package in one can most likely do without it.
+    # Skip `try` blocks: if a script imports a package there, it can most likely do without it.
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
@@ -116,8 +119,8 @@ def imports(tree: ast.Module) -> set[str]:
 
 
 def why_no_mpi(variables: Mapping[str, str]) -> str:
-    """Return why ``from mpi4py import MPI`` would have no world here; empty if it would have one.
-    Another process imports MPI, because MPI may end the process.
+    """Return why MPI would not know the ranks of this run if the script imported mpi4py; empty if
+    it would. mpi4py is imported in a separate process, because MPI may end the process.
     """
     printed, why = run_python(_LIBRARY, within=_LIBRARY_WITHIN)
     if why:
@@ -130,8 +133,11 @@ def why_no_mpi(variables: Mapping[str, str]) -> str:
 
 
 def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
-    """Judge the launch. Failures are a single process where many were asked for, a script that does
-    not parse, and MPI without a world.
+    """Report what is wrong with the launch.
+
+    Failures are a single process in a Slurm job of several tasks, a script that cannot be parsed,
+    and a script that needs MPI where MPI does not know the ranks. Warnings are MPI in ranks that
+    find each other over PMI, and Slurm's OOMKillStep.
     """
     for one in seen:
         facts = one.facts
@@ -169,7 +175,7 @@ def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
 
 
 def summary(seen: Ranks[LaunchFacts]) -> str:
-    """Write how many ranks came, with their launcher and channel."""
+    """Write how many ranks have connected, with their launcher and channel."""
     facts = seen[0].facts
     if facts.launcher == NO_LAUNCHER:
         return "a single process, as no launcher was found"
