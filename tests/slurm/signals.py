@@ -234,7 +234,7 @@ def _is_over(runner: SlurmJobRunner, job: Recorded) -> bool:
 # How many rows run at once. Most of it is waiting. But under User Mode Linux, which has one CPU,
 # each start of a Python takes seconds of it, and some rows ask for a signal 20 s after their job's
 # start.
-AT_ONCE = 2 if BED.endswith("uml") else len(ROWS)
+AT_ONCE = 1 if BED.endswith("uml") else len(ROWS)
 
 
 def record(runner: SlurmJobRunner) -> dict[str, dict[str, Recorded]]:
