@@ -1,4 +1,4 @@
-"""Says of a run with ``--min-nodes`` how small its world may become."""
+"""Finds out how small the world of a run with ``--min-nodes`` may become."""
 
 from srunddp.bootstrap.environment.world_sizes import accumulation_for, world_sizes
 from srunddp.check.finding import CheckContext
@@ -7,7 +7,7 @@ from srunddp.spare_nodes.layout import set_spare_nodes
 from srunddp.util.quick_dataclass import dataclass
 
 NAME = "fewer-nodes"
-# More micro-batches for each step than anybody would set.
+# If a step needs more micro-batches than this, the number is not shown: nobody would set it.
 _MOST_ACCUMULATION = 1000
 
 
@@ -16,8 +16,8 @@ class FewerNodes:
     """The worlds of a run that may go on with fewer nodes.
 
     Attributes:
-        node_sizes: how many ranks each node has in the first start, without spare nodes.
-        min_nodes: the number of ``--min-nodes``.
+        node_sizes: How many ranks each node has in the first start. Spare nodes are left out.
+        min_nodes: The number given with ``--min-nodes``.
     """
 
     node_sizes: tuple[int, ...]
@@ -25,7 +25,9 @@ class FewerNodes:
 
     @property
     def first_ranks(self) -> int:
-        """How many ranks the first ``min_nodes`` nodes have: the world that the check tests."""
+        """The number of ranks on the first ``min_nodes`` nodes, over which the check makes an
+        all-reduce. If nodes have different numbers of ranks, other nodes may make a smaller world.
+        """
         return sum(self.node_sizes[: self.min_nodes])
 
     def summary(self) -> str:
@@ -47,10 +49,11 @@ class FewerNodes:
 
 
 def fewer_nodes(context: CheckContext) -> FewerNodes | None:
-    """Return how a run may shrink; None if it may not, or would be refused.
+    """Return the worlds of the run that is checked; None if it always needs all its nodes, or if
+    ``srunddp run`` would refuse its options.
 
     Args:
-        context: what the checks know about rank 0.
+        context: What the checks know about rank 0.
     """
     if not context.min_nodes:
         return None

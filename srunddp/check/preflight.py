@@ -270,42 +270,57 @@ def _measure(
         return
     measured = bandwidth.survey(session, connectivity.listening(session, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
-    findings, summary = _measure_all_reduce(session, own, report, sorted(session.here))
-    report.add(allreduce.NAME, findings, summary)
+    shown = _measure_all_reduce(session, own, report, sorted(session.here))
+    report.add(allreduce.NAME, shown.findings, shown.summary)
 
 
 def _measure_fewer_nodes(
     session: CheckSession, own: Responder, report: Report, fewer: fewer_nodes.FewerNodes
 ) -> None:
-    """Measure an all-reduce over the first nodes alone, as many as the run may go on with. Without
-    the sum over all ranks, skip that.
+    """Measure an all-reduce over only the first nodes, as many as the run needs to go on. Skip it
+    if there is a failure already, for example of the all-reduce over all ranks.
     """
     if report.failed:
         return
-    ranks = range(fewer.first_ranks)
-    findings, summary = _measure_all_reduce(session, own, report, ranks)
+    shown = _measure_all_reduce(session, own, report, range(fewer.first_ranks))
     nodes = (
         f"over the first {fewer.min_nodes} nodes" if fewer.min_nodes > 1 else "on the first node"
     )
-    report.add(fewer_nodes.NAME, findings, f"{fewer.summary()}; {nodes}: {summary}")
+    report.add(fewer_nodes.NAME, shown.findings, f"{fewer.summary()}; {nodes}: {shown.summary}")
+
+
+@dataclass(frozen=True)
+class _AllReduceResult:
+    """What an all-reduce over some ranks has shown.
+
+    Attributes:
+        findings: What is wrong or slow; empty if nothing is.
+        summary: One line about the measurements.
+    """
+
+    findings: tuple[Finding, ...]
+    summary: str
 
 
 def _measure_all_reduce(
     session: CheckSession, own: Responder, report: Report, ranks: Collection[int]
-) -> tuple[list[Finding], str]:
-    """Measure an all-reduce, and return what is wrong and one line about the measurements.
+) -> _AllReduceResult:
+    """Measure an all-reduce, and judge it.
 
     Args:
-        session: connects rank 0 with all ranks that came.
-        own: rank 0's own responder.
-        report: has the facts of the interface check.
-        ranks: the ranks that take part, from 0 on.
+        session: The connections from rank 0 to all ranks that have connected.
+        own: Rank 0's responder.
+        report: Has the facts of the interface check.
+        ranks: The ranks that take part, from 0 on without a gap.
     """
     facts = dict.fromkeys(ranks, allreduce.AllReduceFacts(wrong="no answer"))
     facts |= _all_reduce(session, own, ranks)
     link = slowest_link(report, facts[0].backend, ranks)
     nodes = {rank: report.here[rank].node for rank in ranks}
-    return list(allreduce.evaluate(facts, nodes, link)), allreduce.summary(facts, link)
+    return _AllReduceResult(
+        findings=tuple(allreduce.evaluate(facts, nodes, link)),
+        summary=allreduce.summary(facts, link),
+    )
 
 
 def _all_reduce(

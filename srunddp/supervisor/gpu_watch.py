@@ -55,7 +55,9 @@ class NodeGpus:
     _socket: socket.socket | None = None
     _news: list[GpuFault] = field(default_factory=list)
     _at_start: tuple[GpuFigures, ...] = ()
-    _answers: bool = False  # whether the process answers any number of questions
+    # Whether the process watches the GPUs, and answers each question. The others end after one
+    # answer, or after the figures of the start.
+    _is_watching: bool = False
     _answer: tuple[GpuFault, ...] | None = None
     _ends_at: float = 0.0
 
@@ -66,13 +68,13 @@ class NodeGpus:
         Args:
             record: The file for the faults; None to write none.
         """
-        self._fork(lambda end: _watch(end, record))
+        self._fork(lambda end: _watch(end, record), is_watching=True)
 
     def note_start(self) -> None:
         """Fork the process that reads the figures of the start and ends, instead of :meth:`watch`.
         Nobody waits for it.
         """
-        self._fork(_tell_figures, answers=False)
+        self._fork(_tell_figures)
 
     def in_worker(self) -> None:
         """Close the socket. Call this in a process that the supervisor has forked."""
@@ -84,9 +86,9 @@ class NodeGpus:
         self._read()  # notices a process that has ended
         self._answer = None
         self._ends_at = self.clock() + self.limits.gpus_answer_within
-        if self._socket is None or not self._answers:
+        if self._socket is None or not self._is_watching:
             at_start = self._at_start
-            self._fork(lambda end: _answer_once(end, at_start), answers=False)
+            self._fork(lambda end: _answer_once(end, at_start))
         if self._socket is None:
             self._answer = ()
             return
@@ -142,12 +144,12 @@ class NodeGpus:
                 case GpusSay(faults):
                     self._news += faults
 
-    def _fork(self, serve: Callable[[socket.socket], None], *, answers: bool = True) -> None:
+    def _fork(self, serve: Callable[[socket.socket], None], *, is_watching: bool = False) -> None:
         """Fork a process. If the kernel cannot create one now, do nothing.
 
         Args:
             serve: Does the work of the process, with its end of the socket.
-            answers: Whether the process answers any number of questions.
+            is_watching: Whether the process watches the GPUs, and answers each question.
         """
         # Reaps a process that has ended by itself. One that still reads the figures of the start
         # comes too late.
@@ -169,7 +171,7 @@ class NodeGpus:
         theirs.close()
         self.own.add(pid)
         self.pid = pid
-        self._answers = answers
+        self._is_watching = is_watching
         self._socket = ours
 
     def _close(self) -> None:

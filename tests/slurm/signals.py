@@ -231,9 +231,8 @@ def _is_over(runner: SlurmJobRunner, job: Recorded) -> bool:
     ).stdout.strip()
 
 
-# How many rows run at once. Most of it is waiting. But under User Mode Linux, which has one CPU,
-# each start of a Python takes seconds of it, and some rows ask for a signal 20 s after their job's
-# start.
+# How many rows run at once. Most of it is waiting. But User Mode Linux has one CPU, of which each
+# start of a Python takes seconds: beside a slow row, another row's job would reach its time limit.
 AT_ONCE = 1 if BED.endswith("uml") else len(ROWS)
 
 
